@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, attention as attend, reduce, rowwise
-from codegen.shared import AttentionLaunch, RowLaunch
+from codegen.device import access, attention as attend, flat, reduce, rowwise, turned
+from codegen.shared import AttentionLaunch, Launch, RowLaunch
 
 SPEC = {
     "op": "causal_attention",
@@ -216,9 +216,9 @@ def causal_attention_backward_stage1_row_sum_(do, o):
 
 def causal_attention_backward_stage1_row(row_sum, row_sum_):
     """The row's own results, from its statistics."""
-    row_value1 = device.reciprocal(row_sum, False)
     delta = row_sum_
-    return row_value1, delta
+    row_value2 = device.reciprocal(row_sum, False)
+    return delta, row_value2
 
 
 @cute.kernel
@@ -226,8 +226,8 @@ def causal_attention_backward_stage1_kernel(
     mDo: cute.Tensor,  # (BQHG, E) T
     mO: cute.Tensor,  # (BQHG, E) T
     mRowSum: cute.Tensor,  # (BQHG) float32
-    mRowValue1: cute.Tensor,  # (BQHG) float32
     mDelta: cute.Tensor,  # (BQHG) float32
+    mRowValue2: cute.Tensor,  # (BQHG) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     BQHG, E = mDo.shape[0], mDo.shape[1]
@@ -235,14 +235,14 @@ def causal_attention_backward_stage1_kernel(
     rDo = access.registers(mDo, (vec, vectors, at_once))
     rO = access.registers(mO, (vec, vectors, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
-    rRowValue1 = access.registers(mRowValue1, (1, at_once))
     rDelta = access.registers(mDelta, (1, at_once))
+    rRowValue2 = access.registers(mRowValue2, (1, at_once))
     sRowSum_ = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BQHG, E)
     sORun = rowwise.fetch(how, mO, BQHG, E)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rDelta)
+    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2)
     rowwise.load_together(mDo, first_row, rDo, place)
     rowwise.load_together(mO, first_row, rO, place)
     for u in cutlass.range_constexpr(at_once):
@@ -268,90 +268,130 @@ def causal_attention_backward_stage1_kernel(
         row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
 
         if row.writes():
-            row_value1, delta = causal_attention_backward_stage1_row(
+            delta, row_value2 = causal_attention_backward_stage1_row(
                 device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, row_sum_),
             )
-            row.store_one(row_value1.to(mRowValue1.element_type), mRowValue1, (iBQHG,), rRowValue1[None, u])
             row.store_one(delta.to(mDelta.element_type), mDelta, (iBQHG,), rDelta[None, u])
-    rowwise.store_together(rRowValue1, mRowValue1, first_row, place)
+            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBQHG,), rRowValue2[None, u])
     rowwise.store_together(rDelta, mDelta, first_row, place)
+    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
 
 
 @cute.jit
 def causal_attention_backward_stage1_launch(
-    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor, mRowValue1: cute.Tensor,
-    mDelta: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor, mDelta: cute.Tensor,
+    mRowValue2: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BQHG = mDo.shape[0]
     causal_attention_backward_stage1_kernel(
-        mDo, mO, mRowSum, mRowValue1, mDelta, how,
+        mDo, mO, mRowSum, mDelta, mRowValue2, how,
     ).launch(**rowwise.grid(how, BQHG, stream))
 
 
 def causal_attention_backward_stage1_xla(do, o, row_sum):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    row_value1 = jnp.reciprocal(row_sum)
     delta = jnp.sum(do * o, axis=-1, keepdims=True)
-    return row_value1, delta
+    row_value2 = jnp.reciprocal(row_sum)
+    return delta, row_value2
 
 
-def causal_attention_backward_stage2_slope_chain(
-    acc, dp, dlse, lse, row_max, row_value1, delta, index_s, index_q, scale,
+def causal_attention_backward_stage2_chain(dlse, lse, row_max, row_sum, delta):
+    """The chain, on one vector of each operand: a row of a thread's tile."""
+    row_value3 = delta - dlse * device.exp(row_max - lse, False) * row_sum
+    return row_value3
+
+
+@cute.kernel
+def causal_attention_backward_stage2_kernel(
+    mDlse: cute.Tensor,  # (B, HG, Q) float32
+    mLse: cute.Tensor,  # (B, HG, Q) float32
+    mRowMax: cute.Tensor,  # (B, Q, HG) float32
+    mRowSum: cute.Tensor,  # (B, Q, HG) float32
+    mDelta: cute.Tensor,  # (B, Q, HG) float32
+    mRowValue3: cute.Tensor,  # (B, Q, HG) float32
+    how: cutlass.Constexpr[Launch],
 ):
+    at = turned.tile(how, mRowValue3.shape, 1)  # this thread's elements: several rows
+    iB, iQ, iHG = at.axes
+    if at.inside:
+        rows = at.load(
+            flat.read(mDlse, (iB, iHG, iQ)), flat.read(mLse, (iB, iHG, iQ)), flat.read(mRowMax, (iB, iQ, iHG)),
+            flat.read(mRowSum, (iB, iQ, iHG)), flat.read(mDelta, (iB, iQ, iHG)),
+        )
+        for i in cutlass.range_constexpr(how.vec):
+            rDlse, rLse, rRowMax, rRowSum, rDelta = rows[i]
+            row_value3 = causal_attention_backward_stage2_chain(
+                device.floats(rDlse), device.floats(rLse), device.floats(rRowMax), device.floats(rRowSum),
+                device.floats(rDelta),
+            )
+            at.store(i, row_value3.to(mRowValue3.element_type), mRowValue3, (iB, iQ, iHG))
+
+
+@cute.jit
+def causal_attention_backward_stage2_launch(
+    stream: cuda.CUstream, mDlse: cute.Tensor, mLse: cute.Tensor, mRowMax: cute.Tensor, mRowSum: cute.Tensor,
+    mDelta: cute.Tensor, mRowValue3: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    causal_attention_backward_stage2_kernel(
+        mDlse, mLse, mRowMax, mRowSum, mDelta, mRowValue3, how,
+    ).launch(**turned.grid(how, mRowValue3.shape, 1, stream))
+
+
+def causal_attention_backward_stage2_xla(dlse, lse, row_max, row_sum, delta):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    row_value3 = delta - dlse * jnp.exp(row_max - lse) * row_sum
+    return row_value3
+
+
+def causal_attention_backward_stage3_slope_chain(acc, dp, row_max, row_value2, row_value3, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
-    s = device.where(t0, acc * scale, -float("inf"))
-    t1 = device.exp(s - row_max, True) * row_value1
+    t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - row_max, True) * row_value2
     weights = t1
-    slopes = scale * device.where(t0, dlse * device.exp(s - lse, True) + weights * (dp - delta), 0.0)
+    slopes = scale * device.where(t0, weights * (dp - row_value3), 0.0)
     return weights, slopes
 
 
-def causal_attention_backward_stage2_full_chain(acc, dp, dlse, lse, row_max, row_value1, delta, scale):
+def causal_attention_backward_stage3_full_chain(acc, dp, row_max, row_value2, row_value3, scale):
     """The chain, on one vector of each operand."""
-    t0 = acc * scale
-    t1 = device.exp(t0 - row_max, True) * row_value1
-    weights = t1
-    slopes = scale * (dlse * device.exp(t0 - lse, True) + weights * (dp - delta))
+    t0 = device.exp(acc * scale - row_max, True) * row_value2
+    weights = t0
+    slopes = scale * (weights * (dp - row_value3))
     return weights, slopes
 
 
-def causal_attention_backward_stage2_slope(
+def causal_attention_backward_stage3_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
-    rDlse = device.full(at.vec, statistics[0][0])
-    rLse = device.full(at.vec, statistics[1][0])
-    rRowMax = device.full(at.vec, statistics[2][0])
-    rRowValue1 = device.full(at.vec, statistics[3][0])
-    rDelta = device.full(at.vec, statistics[4][0])
+    rRowMax = device.full(at.vec, statistics[0][0])
+    rRowValue2 = device.full(at.vec, statistics[1][0])
+    rRowValue3 = device.full(at.vec, statistics[2][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
-        return causal_attention_backward_stage2_full_chain(
-            acc, dp, rDlse, rLse, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale),
+        return causal_attention_backward_stage3_full_chain(
+            acc, dp, rRowMax, rRowValue2, rRowValue3, device.full(at.vec, scale),
         )
-    return causal_attention_backward_stage2_slope_chain(
-        acc, dp, rDlse, rLse, rRowMax, rRowValue1, rDelta, rIndexS.load().to(cutlass.Int32),
-        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+    return causal_attention_backward_stage3_slope_chain(
+        acc, dp, rRowMax, rRowValue2, rRowValue3, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        device.full(at.vec, scale),
     )
 
 
-def causal_attention_backward_stage2_tiles(at: attend.Tile, tensors: tuple, scale: float):
+def causal_attention_backward_stage3_tiles(at: attend.Tile, tensors: tuple, scale: float):
     """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     return attend.bounds.le(at.columns, at.rows)
 
 
 @cute.jit
-def causal_attention_backward_stage2_launch(
+def causal_attention_backward_stage3_launch(
     stream: cuda.CUstream,
     mDo: cute.Tensor,  # (B, Q, H, G, E) T
-    mDlse: cute.Tensor,  # (B, H, G, Q) float32
-    mLse: cute.Tensor,  # (B, H, G, Q) float32
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
-    mRowValue1: cute.Tensor,  # (B, Q, H, G) float32
-    mDelta: cute.Tensor,  # (B, Q, H, G) float32
+    mRowValue2: cute.Tensor,  # (B, Q, H, G) float32
+    mRowValue3: cute.Tensor,  # (B, Q, H, G) float32
     mQ: cute.Tensor,  # (B, Q, H, G, D) T
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, E) T
@@ -373,14 +413,13 @@ def causal_attention_backward_stage2_launch(
     along_columns = ()
     pairs = ()
     statistics = (
-        attend.by_row(mDlse, sizes, (2, 1, 0), 3), attend.by_row(mLse, sizes, (2, 1, 0), 3),
-        attend.by_row(mRowMax, sizes, (3, 2, 0), 1), attend.by_row(mRowValue1, sizes, (3, 2, 0), 1),
-        attend.by_row(mDelta, sizes, (3, 2, 0), 1),
+        attend.by_row(mRowMax, sizes, (3, 2, 0), 1), attend.by_row(mRowValue2, sizes, (3, 2, 0), 1),
+        attend.by_row(mRowValue3, sizes, (3, 2, 0), 1),
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
-        functools.partial(causal_attention_backward_stage2_slope, scale=scale),
-        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), how=how,
+        functools.partial(causal_attention_backward_stage3_slope, scale=scale),
+        functools.partial(causal_attention_backward_stage3_tiles, scale=scale), how=how,
     )
 
 
@@ -393,7 +432,9 @@ def causal_attention_backward_stage2_launch(
     backward_stage1_launch=causal_attention_backward_stage1_launch,
     backward_stage1_xla=causal_attention_backward_stage1_xla,
     backward_stage2_launch=causal_attention_backward_stage2_launch,
-    backward_stage2_kind="attention",
+    backward_stage2_xla=causal_attention_backward_stage2_xla,
+    backward_stage3_launch=causal_attention_backward_stage3_launch,
+    backward_stage3_kind="attention",
     result=CausalAttentionOutputs,
 )
 def causal_attention(

@@ -204,10 +204,10 @@ def sink_attention_backward_stage1_t0(do, o):
 
 def sink_attention_backward_stage1_row(row_add, t0):
     """The row's own results, from its statistics."""
-    row_value1 = device.reciprocal(row_add, False)
-    row_value2 = device.divide(t0, row_add, False)
     delta = t0
-    return row_value1, row_value2, delta
+    row_value2 = device.reciprocal(row_add, False)
+    row_value3 = device.divide(delta, row_add, False)
+    return delta, row_value2, row_value3
 
 
 @cute.kernel
@@ -215,9 +215,9 @@ def sink_attention_backward_stage1_kernel(
     mDo: cute.Tensor,  # (BHQ, D) T
     mO: cute.Tensor,  # (BHQ, D) T
     mRowAdd: cute.Tensor,  # (BHQ) float32
-    mRowValue1: cute.Tensor,  # (BHQ) float32
-    mRowValue2: cute.Tensor,  # (BHQ) float32
     mDelta: cute.Tensor,  # (BHQ) float32
+    mRowValue2: cute.Tensor,  # (BHQ) float32
+    mRowValue3: cute.Tensor,  # (BHQ) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     BHQ, D = mDo.shape[0], mDo.shape[1]
@@ -225,15 +225,15 @@ def sink_attention_backward_stage1_kernel(
     rDo = access.registers(mDo, (vec, vectors, at_once))
     rO = access.registers(mO, (vec, vectors, at_once))
     rRowAdd = access.registers(mRowAdd, (1, at_once))
-    rRowValue1 = access.registers(mRowValue1, (1, at_once))
-    rRowValue2 = access.registers(mRowValue2, (1, at_once))
     rDelta = access.registers(mDelta, (1, at_once))
+    rRowValue2 = access.registers(mRowValue2, (1, at_once))
+    rRowValue3 = access.registers(mRowValue3, (1, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
     sDoRun = rowwise.fetch(how, mDo, BHQ, D)
     sORun = rowwise.fetch(how, mO, BHQ, D)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rDo, rO, rRowValue1, rRowValue2, rDelta)
+    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2, rRowValue3)
     rowwise.load_together(mDo, first_row, rDo, place)
     rowwise.load_together(mO, first_row, rO, place)
     for u in cutlass.range_constexpr(at_once):
@@ -259,51 +259,51 @@ def sink_attention_backward_stage1_kernel(
         t0, = row.reduce([rT0], ("sum",), sT0)
 
         if row.writes():
-            row_value1, row_value2, delta = sink_attention_backward_stage1_row(
+            delta, row_value2, row_value3 = sink_attention_backward_stage1_row(
                 device.floats(device.full(1, rRowAdd[0, u], rRowAdd.element_type)), device.full(1, t0),
             )
-            row.store_one(row_value1.to(mRowValue1.element_type), mRowValue1, (iBHQ,), rRowValue1[None, u])
-            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBHQ,), rRowValue2[None, u])
             row.store_one(delta.to(mDelta.element_type), mDelta, (iBHQ,), rDelta[None, u])
-    rowwise.store_together(rRowValue1, mRowValue1, first_row, place)
-    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
+            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBHQ,), rRowValue2[None, u])
+            row.store_one(row_value3.to(mRowValue3.element_type), mRowValue3, (iBHQ,), rRowValue3[None, u])
     rowwise.store_together(rDelta, mDelta, first_row, place)
+    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
+    rowwise.store_together(rRowValue3, mRowValue3, first_row, place)
 
 
 @cute.jit
 def sink_attention_backward_stage1_launch(
-    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowAdd: cute.Tensor, mRowValue1: cute.Tensor,
-    mRowValue2: cute.Tensor, mDelta: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowAdd: cute.Tensor, mDelta: cute.Tensor,
+    mRowValue2: cute.Tensor, mRowValue3: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BHQ = mDo.shape[0]
     sink_attention_backward_stage1_kernel(
-        mDo, mO, mRowAdd, mRowValue1, mRowValue2, mDelta, how,
+        mDo, mO, mRowAdd, mDelta, mRowValue2, mRowValue3, how,
     ).launch(**rowwise.grid(how, BHQ, stream))
 
 
 def sink_attention_backward_stage1_xla(do, o, row_add):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    row_value1 = jnp.reciprocal(row_add)
     t0 = jnp.sum(do * o, axis=-1, keepdims=True)
-    row_value2 = t0 / row_add
     delta = t0
-    return row_value1, row_value2, delta
+    row_value2 = jnp.reciprocal(row_add)
+    row_value3 = delta / row_add
+    return delta, row_value2, row_value3
 
 
-def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value1, row_value2, index_s, index_q, scale):
+def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value2, row_value3, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
     t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - m, True)
-    weights = t1 * row_value1
-    slopes = scale * device.where(t0, (dp * row_value1 - row_value2) * t1, 0.0)
+    weights = t1 * row_value2
+    slopes = scale * device.where(t0, (dp * row_value2 - row_value3) * t1, 0.0)
     return weights, slopes
 
 
-def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value1, row_value2, scale):
+def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value2, row_value3, scale):
     """The chain, on one vector of each operand."""
     t0 = device.exp(acc * scale - m, True)
-    weights = t0 * row_value1
-    slopes = scale * ((dp * row_value1 - row_value2) * t0)
+    weights = t0 * row_value2
+    slopes = scale * ((dp * row_value2 - row_value3) * t0)
     return weights, slopes
 
 
@@ -313,16 +313,16 @@ def sink_attention_backward_stage2_slope(
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
     iQ = at.row
     rM = device.full(at.vec, statistics[0][0])
-    rRowValue1 = device.full(at.vec, statistics[1][0])
-    rRowValue2 = device.full(at.vec, statistics[2][0])
+    rRowValue2 = device.full(at.vec, statistics[1][0])
+    rRowValue3 = device.full(at.vec, statistics[2][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return sink_attention_backward_stage2_full_chain(
-            acc, dp, rM, rRowValue1, rRowValue2, device.full(at.vec, scale),
+            acc, dp, rM, rRowValue2, rRowValue3, device.full(at.vec, scale),
         )
     return sink_attention_backward_stage2_slope_chain(
-        acc, dp, rM, rRowValue1, rRowValue2, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
+        acc, dp, rM, rRowValue2, rRowValue3, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
         device.full(at.vec, scale),
     )
 
@@ -337,8 +337,8 @@ def sink_attention_backward_stage2_launch(
     stream: cuda.CUstream,
     mDo: cute.Tensor,  # (B, H, Q, D) T
     mM: cute.Tensor,  # (B, H, Q) float32
-    mRowValue1: cute.Tensor,  # (B, H, Q) float32
     mRowValue2: cute.Tensor,  # (B, H, Q) float32
+    mRowValue3: cute.Tensor,  # (B, H, Q) float32
     mQ: cute.Tensor,  # (B, H, Q, D) T
     mK: cute.Tensor,  # (B, H, S, D) T
     mV: cute.Tensor,  # (B, H, S, D) T
@@ -360,8 +360,8 @@ def sink_attention_backward_stage2_launch(
     along_columns = ()
     pairs = ()
     statistics = (
-        attend.by_row(mM, sizes, (1, 0), 2), attend.by_row(mRowValue1, sizes, (1, 0), 2),
-        attend.by_row(mRowValue2, sizes, (1, 0), 2),
+        attend.by_row(mM, sizes, (1, 0), 2), attend.by_row(mRowValue2, sizes, (1, 0), 2),
+        attend.by_row(mRowValue3, sizes, (1, 0), 2),
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
@@ -370,9 +370,9 @@ def sink_attention_backward_stage2_launch(
     )
 
 
-def sink_attention_backward_stage3_chain(m, row_value2, sink):
+def sink_attention_backward_stage3_chain(m, row_value3, sink):
     """The values to reduce into column_sum, from one vector of each operand."""
-    return row_value2 * device.exp(sink - m, False)
+    return row_value3 * device.exp(sink - m, False)
 
 
 def sink_attention_backward_stage3_columns(column_sum):
@@ -384,7 +384,7 @@ def sink_attention_backward_stage3_columns(column_sum):
 @cute.kernel
 def sink_attention_backward_stage3_kernel(
     mM: cute.Tensor,  # (B, H, Q) float32
-    mRowValue2: cute.Tensor,  # (B, H, Q) float32
+    mRowValue3: cute.Tensor,  # (B, H, Q) float32
     mSink: cute.Tensor,  # (H) float32
     mDsink: cute.Tensor,  # (H) float32
     mColumnSumParts: cute.Tensor,  # (parts, H * Q) column_sum of each part
@@ -404,7 +404,7 @@ def sink_attention_backward_stage3_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     rM = access.registers(mM, (vec, vectors, at_once))
-    rRowValue2 = access.registers(mRowValue2, (vec, vectors, at_once))
+    rRowValue3 = access.registers(mRowValue3, (vec, vectors, at_once))
     rSink = access.registers(mSink, (vec, vectors))
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
@@ -416,7 +416,7 @@ def sink_attention_backward_stage3_kernel(
         iB = row
         early = rowwise.walked(how, row < B, H * Q, first)
         early.load(mM, (iB, 0, 0), rM[None, None, u])
-        early.load(mRowValue2, (iB, 0, 0), rRowValue2[None, None, u])
+        early.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -426,7 +426,7 @@ def sink_attention_backward_stage3_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = sink_attention_backward_stage3_chain(
-                        device.floats(rM[None, v, u]), device.floats(rRowValue2[None, v, u]),
+                        device.floats(rM[None, v, u]), device.floats(rRowValue3[None, v, u]),
                         device.floats(rSink[None, v]),
                     )
                     inside = at.inside()
@@ -435,7 +435,7 @@ def sink_attention_backward_stage3_kernel(
             iB = row
             later = rowwise.walked(how, row < B, H * Q, first)
             later.load(mM, (iB, 0, 0), rM[None, None, u])
-            later.load(mRowValue2, (iB, 0, 0), rRowValue2[None, None, u])
+            later.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q // each, per_row,
@@ -461,7 +461,7 @@ def sink_attention_backward_stage3_finish(
 
 @cute.jit
 def sink_attention_backward_stage3_launch(
-    stream: cuda.CUstream, mM: cute.Tensor, mRowValue2: cute.Tensor, mSink: cute.Tensor, mDsink: cute.Tensor,
+    stream: cuda.CUstream, mM: cute.Tensor, mRowValue3: cute.Tensor, mSink: cute.Tensor, mDsink: cute.Tensor,
     mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     H, Q = mM.shape[1], mM.shape[2]
@@ -469,7 +469,7 @@ def sink_attention_backward_stage3_launch(
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         sink_attention_backward_stage3_kernel(
-            mM, mRowValue2, mSink, mDsink, mColumnSumParts, how,
+            mM, mRowValue3, mSink, mDsink, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = partials.blocks_of_results(mColumnSumParts, (H, Q // how.each,), (True, False), H)
     if blocks > 0:
@@ -478,9 +478,9 @@ def sink_attention_backward_stage3_launch(
         )
 
 
-def sink_attention_backward_stage3_xla(m, row_value2, sink):
+def sink_attention_backward_stage3_xla(m, row_value3, sink):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dsink = -jnp.sum(row_value2 * jnp.exp(sink - m), axis=(-3, -1), keepdims=True)
+    dsink = -jnp.sum(row_value3 * jnp.exp(sink - m), axis=(-3, -1), keepdims=True)
     return dsink
 
 

@@ -4,7 +4,9 @@ import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.checking.testing import check_gradient
+from codegen.graph.nodes import topological
 from codegen.pipeline import read_op
+from codegen.plan.attention import AttentionBackward
 from tests.making import make_op, spec_text
 
 TYPES = "{T: [float16, bfloat16]}"
@@ -62,3 +64,14 @@ def test_what_no_kernel_computes(chain, outputs, reason):
     gate = "gate: float32[..., Q]" if "gate" in chain else ""
     op = read_op("specs/made.yaml", attention(chain, "p = x; m = x.max(-1)", gate, outputs))
     assert reason in str(backward_of(op))
+
+
+def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
+    """Its weights are those of the softmax, up to a factor of the row, which the row's other numbers have."""
+    chain = "s = q @ k; l = logsumexp(s, axis=S); o = softmax(s, axis=S) @ v"
+    op = read_op("specs/made.yaml", attention(chain, "p = x; l = x", outputs="o: T[..., Q, E]; l: float32[..., Q]"))
+    found = backward_of(op)
+    assert isinstance(found, Derived)
+    (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
+    nodes = topological(s.value for s in plan.slope.statements)
+    assert [n.op for n in nodes].count("exp") == 1 and len(plan.statistics) == 3

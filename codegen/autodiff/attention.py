@@ -12,10 +12,10 @@ kernels for the other gradients.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from codegen.autodiff.exponentials import term_of, together
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
@@ -144,7 +144,7 @@ class _Cut:
                 known[id(node)] = self.made(
                     node, "mul", (self.rebuilt(self.weights, masked), self.rebuilt(ratio, masked))
                 )
-            elif node.op == "add" and (product := self.together(args)) is not None:
+            elif node.op == "add" and (product := together(self.graph, args, column)) is not None:
                 known[id(node)] = product
             elif node.op == "div" and column in args[0].dims and column not in args[1].dims and row in args[1].dims:
                 inverse = self.graph.node("reciprocal", (args[1],), kind="float", dims=args[1].dims)
@@ -159,10 +159,10 @@ class _Cut:
         """The factor of a row by which an exponential of the weights' scores differs from the weights: theirs is computed in any
         case. None for other values."""
         column = self.plan.column
-        found = self.term(node)
+        found = term_of(node, column)
         inner, powers = self.factored(self.weights)
         own = [n for n in topological([self.weights]) if id(n) in inner]
-        mine = self.term(own[0]) if len(own) == len(inner) == 1 else None
+        mine = term_of(own[0], column) if len(own) == len(inner) == 1 else None
         if found is None or mine is None or found[0] is not mine[0] or self.plan.row not in found[1].dims:
             return None
         if found[1] is mine[1] or column in found[1].dims:
@@ -173,32 +173,6 @@ class _Cut:
             for _ in range(abs(power)):
                 value = self.made(node, "div" if power > 0 else "mul", (value, other))
         return value
-
-    def term(self, node: Node) -> tuple[Node, Node] | None:
-        """The score and the shift of exp(score - shift)."""
-        if node.op != "exp" or node.args[0].op != "sub" or self.plan.column not in node.dims:
-            return None
-        score, shift = node.args[0].args
-        return score, shift
-
-    def together(self, terms: Sequence[Node]) -> Node | None:
-        """x * a + x * (b - c), of values a and c of rows, as x * (b - (c - a)); None for other sums."""
-        column = self.plan.column
-        for one, other in (terms, terms[::-1]):
-            left, right = multiplied(one), multiplied(other)
-            x, a = [n for n in left if n in right], [n for n in left if n not in right]
-            rest = [n for n in right if n not in left]
-            if not a or len(rest) != 1 or rest[0].op != "sub" or not any(column in n.dims for n in x):
-                continue
-            b, c = rest[0].args
-            if any(column in n.dims for n in (c, *a)):
-                continue
-            common, value = (functools.reduce(functools.partial(self.product, "mul"), some) for some in (x, a))
-            return self.product("mul", common, self.product("sub", b, self.product("sub", c, value)))
-        return None
-
-    def product(self, op: str, left: Node, right: Node) -> Node:
-        return self.graph.node(op, (left, right), kind="float", dims=(*left.dims, *right.dims))
 
     def made(self, like: Node, op: str, args: tuple[Node, ...]) -> Node:
         """A node like another one."""
@@ -491,11 +465,6 @@ class _Cut:
             along_columns=tuple(a for a in sums if a.name not in self.along_rows), pairs=tuple(pairs),
         )  # fmt: skip
         return Op(spec, spec.read.statements, Reference(()), found)
-
-
-def multiplied(value: Node) -> list[Node]:
-    """The factors of a value."""
-    return [n for a in value.args for n in multiplied(a)] if value.op == "mul" else [value]
 
 
 def _together(members: Iterable[int], kernel: Callable[[Sequence[int]], Op]) -> list[list[int]]:

@@ -1,0 +1,41 @@
+"""Exponentials of attention's scores, and sums of products with them: what a row's numbers can stand for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from codegen.graph.nodes import Graph, Node
+
+
+def term_of(node: Node, column: str) -> tuple[Node, Node] | None:
+    """The score and the shift of exp(score - shift), a value with columns; None for other values."""
+    if node.op != "exp" or node.args[0].op != "sub" or column not in node.dims:
+        return None
+    score, shift = node.args[0].args
+    return score, shift
+
+
+def together(graph: Graph, terms: Sequence[Node], column: str) -> Node | None:
+    """x * a + x * (b - c), of values a and c without columns, as x * (b - (c - a)); None for other sums."""
+
+    def product(op: str, left: Node, right: Node) -> Node:
+        return graph.node(op, (left, right), kind="float", dims=(*left.dims, *right.dims))
+
+    for one, other in (terms, terms[::-1]):
+        left, right = _factors(one), _factors(other)
+        x, a = [n for n in left if n in right], [n for n in left if n not in right]
+        rest = [n for n in right if n not in left]
+        if not a or len(rest) != 1 or rest[0].op != "sub" or not any(column in n.dims for n in x):
+            continue
+        b, c = rest[0].args
+        if any(column in n.dims for n in (c, *a)):
+            continue
+        common, value = (functools.reduce(functools.partial(product, "mul"), some) for some in (x, a))
+        return product("mul", common, product("sub", b, product("sub", c, value)))
+    return None
+
+
+def _factors(value: Node) -> list[Node]:
+    """The factors of a product; another value alone."""
+    return [n for a in value.args for n in _factors(a)] if value.op == "mul" else [value]

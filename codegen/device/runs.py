@@ -1,4 +1,4 @@
-"""Device functions by which rows come and go by way of shared memory, if N is not a multiple of the vector width.
+"""Device functions by which rows are loaded and stored through shared memory, if N is not a multiple of the vector width.
 
 A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors, and its threads
 read and write their columns in shared memory one by one. So no vector of a thread needs a mask or a shift. In a kernel that walks down

@@ -227,7 +227,7 @@ def ragged_words(op: Op) -> str:
     """How the kernel handles sizes that are not a multiple of the vector width."""
     op = launched(op)
     if any(DTYPES[d].packed for a in op.spec.arrays for d in op.spec.dtypes(a)):
-        return "vectors are as wide as fills the last axis: two 4-bit numbers share a byte. An odd number of them is left to XLA"
+        return "the vector width divides the last axis, since two 4-bit numbers share a byte; an odd number of them is left to XLA"
     if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
         return "one element per thread: all sizes are equally fast"
     return words(op.plan).ragged()
@@ -253,10 +253,10 @@ def saved(op: Op) -> dict[str, Any]:
     outputs, chosen = {a.name for a in op.spec.outputs}, [name for name in how.saved if name not in op.spec.save]
     reasons = []
     if taken := [name for name in chosen if name in outputs]:
-        reasons.append(f"with {', '.join(taken)} it reads fewer arrays or reduces less")
+        reasons.append(f"with {', '.join(taken)} the backward reads fewer arrays or reduces less")
     if more := [name for name in chosen if name not in outputs]:
         rows = all(how.spec.array(name).axes[:1] == op.plan.order[:1] for name in more)
-        what = "one value per row, which saves a pass over it" if rows else "which every row would wait for"
+        what = "one value per row, which saves a pass over it" if rows else "which every row needs"
         what = "so that no product is computed again" if products_in(op.plan) else what
         reasons.append(f"the forward writes {', '.join(more)}, {what}")
     if not reasons and how.saved:
@@ -306,7 +306,8 @@ def stages(op: Op) -> list[dict[str, Any]]:
         found.append(
             {
                 "kind": stage.plan.kind,
-                "why": words(stage.plan).kind() + ("; of a sample" if op.plan.sampled_axes(place) else ""),
+                "why": words(stage.plan).kind()
+                + (", on a sample of the elements" if op.plan.sampled_axes(place) else ""),
                 "waits_for": waits,
                 "inputs": {a.name: str(a) for a in stage.spec.inputs},
                 "outputs": {a.name: str(a) for a in stage.spec.outputs},

@@ -103,36 +103,36 @@ class SelectionWords:
 
     def kind(self) -> str:
         how = self.plan.selected
-        return f"selection: the largest {how.count} elements along {how.axis}, in order; a warp or a block has a row, which is read once"
+        return f"selection: the largest {how.count} elements along {how.axis}, in order; each warp or block has one row, which is read once"
 
     def groups(self) -> str:
         rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
-        return f"{rows or 'one row'}, of whose elements along {axis} some are written along {into}"
+        return f"{rows or 'one row'}, from whose elements along {axis} those along {into} are selected"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
         name = value_name(self.plan, access)
         if access in self.plan.loads:
-            return name, "whole vectors, in the order of memory", "whole vectors, put together from aligned ones"
+            return name, "whole vectors, in the order of memory", "whole vectors, each made from two aligned ones"
         return name, "one by one, at the place that an element has among the selected ones", "the same"
 
     def ragged(self) -> str:
-        return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are put together from aligned ones"
+        return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are each made from two aligned ones"
 
 
 class SortWords(SelectionWords):
     def kind(self) -> str:
-        return f"sort: the elements along {self.plan.selected.axis}, smallest first; a warp or a block has a row, which is read once"
+        return f"sort: the elements along {self.plan.selected.axis}, smallest first; each warp or block has one row, which is read once"
 
     def groups(self) -> str:
         rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
-        return f"{rows or 'one row'}, of whose elements along {axis} all are sorted"
+        return f"{rows or 'one row'}, whose elements along {axis} are sorted"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
         if access in self.plan.loads:
             return super().access(access)
-        return value_name(self.plan, access), "one by one, neighbours by neighbouring threads", "the same"
+        return value_name(self.plan, access), "one by one: neighbouring elements by neighbouring threads", "the same"
 
 
 class ThresholdWords(SelectionWords):
@@ -157,11 +157,11 @@ class ThresholdWords(SelectionWords):
 class PlacementWords(SelectionWords):
     def kind(self) -> str:
         how = self.plan.selected
-        return f"selection's derivative: {how.count} values along {how.axis}, and zeros elsewhere; a warp or a block writes a row"
+        return f"selection's derivative: {how.count} values along {how.axis}, and zeros elsewhere; each warp or block writes one row"
 
     def groups(self) -> str:
         rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
-        return f"{rows or 'one row'}, along whose {axis} the values along {into} are placed"
+        return f"{rows or 'one row'}, in which the values along {into} are written to positions along {axis}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
@@ -169,7 +169,7 @@ class PlacementWords(SelectionWords):
             return value_name(self.plan, access), *coordinate_words(access)
         name = value_name(self.plan, access)
         if access in self.plan.loads:
-            return name, "one by one, neighbours by neighbouring threads", "the same"
+            return name, "one by one: neighbouring elements by neighbouring threads", "the same"
         return name, "zeros in whole vectors, then one by one at the positions", "zeros one by one too"
 
     def ragged(self) -> str:
@@ -178,11 +178,11 @@ class PlacementWords(SelectionWords):
 
 class PermutationWords(PlacementWords):
     def kind(self) -> str:
-        return f"sort's derivative: the values along {self.plan.selected.axis} at other positions; a warp or a block has a row"
+        return f"sort's derivative: the values along {self.plan.selected.axis} at other positions; each warp or block has one row"
 
     def groups(self) -> str:
         rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
-        return f"{rows or 'one row'}, whose values along {axis} are placed"
+        return f"{rows or 'one row'}, whose values along {axis} are written to other positions"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
@@ -204,7 +204,7 @@ class ElementwiseWords:
     def kind(self) -> str:
         if isinstance(self.plan, Scan):
             way = f"{'from the end ' if self.plan.along.reverse else ''}along {self.plan.along.axis}"
-            text = f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with what is computed element by element"
+            text = f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with the element-wise formulas"
             if not self.plan.states:
                 return text
             sizes = listed(f"{axis} = {size}" for axis, size in self.plan.states)
@@ -222,7 +222,9 @@ class ElementwiseWords:
         if not plan.coordinates:
             return f"{' and '.join(groups)}; no access needs a coordinate"
         used = listed(groups[i] for i in plan.coordinates)
-        return f"{listed(groups)} (axes that all arrays have together are one); a thread needs its place in {used}"
+        return (
+            f"{listed(groups)} (axes that all arrays have together are one); a thread computes its position in {used}"
+        )
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
@@ -230,7 +232,7 @@ class ElementwiseWords:
         if array is None:
             return name, *coordinate_words(access)
         if access.mode == "table":
-            return name, "one by one, where the chain says: small tables lie in the L1 cache", "the same"
+            return name, "one by one, at the computed index: small tables stay in the L1 cache", "the same"
         if access.index_of:
             index, axis = access.index_of
             inner = {"tile": "whole vectors", "scalar": "one value for the whole vector"}.get(access.mode, "one by one")
@@ -298,7 +300,7 @@ class ReductionWords:
             listed(" x ".join(axis_word(a) for a in g.axes) for g in groups) or "nothing"
             for groups in (plan.row_groups, plan.column_groups)
         )
-        return f"a row's place: {kept}; its columns: {columns}"
+        return f"row index: {kept}; column index: {columns}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
         """The value's name; how it is accessed; how in a ragged call."""
@@ -313,11 +315,11 @@ class ReductionWords:
         if access.mode == "gather":
             return name, f"element by element{taken}: its neighbours are not neighbours in memory", "the same"
         rows = any(isinstance(t, int) and t < plan.leading for t in access.tokens) or plan.leading == 0
-        of = "of its row" if rows else "the same for every row"
+        of = " of each row" if rows else ", the same for every row"
         end = "except at the ends of a row"
         if plan.shifts and plan.aligned(access):
-            return name, f"whole vectors, {of}{taken}", f"whole vectors where memory is aligned, {end}"
-        return name, f"whole vectors, {of}{taken}", f"each vector from the two that contain it, {end}"
+            return name, f"whole vectors{of}{taken}", f"whole vectors where memory is aligned, {end}"
+        return name, f"whole vectors{of}{taken}", f"each vector from the two in memory that contain it, {end}"
 
     def ragged(self) -> str:
         if not self.plan.column_groups:
@@ -327,7 +329,7 @@ class ReductionWords:
             f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
-        return text + ("; short rows come and go by way of shared memory" if self.plan.by_runs else "")
+        return text + ("; short rows are loaded and stored through shared memory" if self.plan.by_runs else "")
 
 
 class AttentionWords:
@@ -343,14 +345,14 @@ class AttentionWords:
         assert isinstance(plan, Attention)
         first, second = plan.products
         what = f"{first.a.name} @ {first.b.name} over {plan.contracted}, then {second.b.name} over {self.columns}"
-        how = f"each block has rows along {plan.row}, and walks over tiles along {self.columns}; no array of {plan.row} x {self.columns} is written"
+        how = f"each block has rows along {plan.row}, and loops over tiles along {self.columns}; no array of {plan.row} x {self.columns} is written"
         if plan.pages:
             found = [f"{p.table.name} where {p.index.name} points along {p.axis}" for p in plan.pages]
             how += f"; it reads the rows of {' and of '.join(found)}, page by page"
         if plan.rows_part is not None:
-            how += "; a row's maximum and sum follow the scores as they come (online softmax)"
+            how += "; a row's maximum and sum are updated tile by tile (online softmax)"
         if plan.condition is not None:
-            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
+            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere is computed without it"
         return f"{plan.kind}: {what}: {how}"
 
     @property
@@ -364,7 +366,7 @@ class AttentionWords:
             f"along {plan.row}, {dq}; both compute the scores again, and no array of {plan.row} x {self.columns} is written"
         )
         if plan.condition is not None:
-            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere runs without it"
+            how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere is computed without it"
         return f"{plan.kind}: the gradients of its products: {how}"
 
     def groups(self) -> str:
@@ -426,7 +428,7 @@ class StagedWords:
         if len(self.plan.stages) == 1:
             return f"{self.plan.kind}: one stage"
         why = (
-            f"what needs {listed(waits)} waits for all blocks of a kernel"
+            f"later kernels need {listed(waits)} from all blocks of earlier ones"
             if waits
             else "the outputs have different axes"
         )

@@ -156,7 +156,7 @@ class Reads:
 
     @functools.cached_property
     def by_runs(self) -> bool:
-        """Whether there is a kernel whose rows come and go by way of shared memory: all arrays that are accessed along rows of their own
+        """Whether there is a kernel whose rows are loaded and stored through shared memory: all arrays that are accessed along rows of their own
         are so at the row's own position."""
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a) and a not in late]

@@ -275,7 +275,7 @@ class _WholeRows:
 def in_runs(
     threads: int, per_row: int, vectors: int, resident: int, rows: int | None, apart: int, arch: str | None
 ) -> WalkLaunch:
-    """The launch of blocks whose rows come and go by way of shared memory: threads have single columns."""
+    """The launch of blocks whose rows are loaded and stored through shared memory: threads have single columns."""
     slots = resident * processors(arch)
     handfuls = -(-(rows or 2**31) // (threads // per_row))
     parts = max(1, min(shares(apart, slots, 1), handfuls))

@@ -379,7 +379,7 @@ def test_statistics_stand_in_their_stages():
 def test_access_of_rows():
     rows = {a["value"]: a for a in explain(softmax(), {"...": 4, "N": 16})["accesses"]}
     assert {v: a["mode"] for v, a in rows.items()} == {"x": "flat", "b": "flat", "c": "row", "y": "flat", "z": "row"}
-    assert rows["x"]["how"] == "whole vectors, of its row" and rows["c"]["how"] == "one value per row"
+    assert rows["x"]["how"] == "whole vectors of each row" and rows["c"]["how"] == "one value per row"
     assert rows["b"]["how"] == "whole vectors, the same for every row"
     assert "aligned" in rows["x"]["ragged"] and "aligned" not in rows["b"]["ragged"]
 

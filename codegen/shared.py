@@ -336,6 +336,9 @@ class Contraction:
     vec: int  # elements of the epilogue's vectors
     ragged: bool  # whether N is not a multiple of vec
     tiles: Tiles | AmpereTiles  # which say the main loop
+    segment: int = (
+        0  # columns of the output that are a segment, where the epilogue needs whole segments of a row; else 0
+    )
 
 
 # A sample of elements, from which a centre is made: one of several, evenly spaced

@@ -54,8 +54,8 @@ Reductions over rows:
 Contractions:
   attention_scores, batched_dense_gelu, dense, dense_amax, dense_geglu_pairs,
   dense_geglu_weights, dense_gelu, dense_gelu_aux, dense_gelu_tanh,
-  dense_reglu_pairs, dense_relu, dense_relu_fp8, dense_residual,
-  dense_residual_squares, dense_rms_scaled, dense_row_bias,
+  dense_head_rmsnorm_rotary, dense_reglu_pairs, dense_relu, dense_relu_fp8,
+  dense_residual, dense_residual_squares, dense_rms_scaled, dense_row_bias,
   dense_row_scaled_residual, dense_scaled_columns, dense_silu,
   dense_silu_residual, dense_softcap, dense_squared_relu, dense_swiglu,
   dense_swiglu_pairs, dense_swiglu_weights, dense_transposed, gemm_linear,
@@ -133,6 +133,7 @@ if TYPE_CHECKING:
     from .dense_gelu import dense_gelu as dense_gelu
     from .dense_gelu_aux import dense_gelu_aux as dense_gelu_aux
     from .dense_gelu_tanh import dense_gelu_tanh as dense_gelu_tanh
+    from .dense_head_rmsnorm_rotary import dense_head_rmsnorm_rotary as dense_head_rmsnorm_rotary
     from .dense_int4 import dense_int4 as dense_int4
     from .dense_int8 import dense_int8 as dense_int8
     from .dense_reglu_pairs import dense_reglu_pairs as dense_reglu_pairs
@@ -421,6 +422,7 @@ __all__ = [
     "dense_gelu",
     "dense_gelu_aux",
     "dense_gelu_tanh",
+    "dense_head_rmsnorm_rotary",
     "dense_int4",
     "dense_int8",
     "dense_reglu_pairs",

@@ -28,7 +28,7 @@ IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that 
 class GemmLaunch(Contraction):
     """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
-    why: str  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
+    why: str = ""  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
     copied: str = (
         ""  # why XLA writes b in the type of a before the kernel, where that is wider; "" if registers convert it
     )
@@ -41,7 +41,7 @@ class GemmLaunch(Contraction):
     @property
     def constants(self) -> dict[str, Contraction]:
         """The launcher's arguments from this record."""
-        return {"how": Contraction(self.vec, self.ragged, self.tiles)}
+        return {"how": Contraction(self.vec, self.ragged, self.tiles, self.segment)}
 
 
 AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | GemmLaunch

@@ -134,7 +134,8 @@ class Gemm:
         dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
         if first.loaded is not None and first.loaded.scale is not None:
             dtypes["scale"] = types.dtype(first.loaded.scale)
-        axes = {"L": tile.batch, "M": tile.rows, "N": (tile.column,), "K": first.axes}
+        axes = {"L": tile.batch, "M": tile.rows, "N": tile.columns, "K": first.axes}
+        axes |= {"D": (tile.column,)} if len(tile.columns) > 1 else {}
         extents = {name: count(own) for name, own in axes.items()}
         for name, extent in extents.items():
             if extent > INT_MAX:

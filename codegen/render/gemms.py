@@ -12,11 +12,22 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, topological
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.gemms.tiles import Fold, Tile
+from codegen.plan.gemms.folds import Fold
+from codegen.plan.gemms.tiles import Tile
 from codegen.plan.op import Gemm, Op
 from codegen.render.common import Context, camel
 from codegen.render.elementwise import ElementwiseContext
-from codegen.render.records import Chain, Constant, Fragment, GemmKernel, Heads, Products, Tensor, TileFolds
+from codegen.render.records import (
+    Chain,
+    Constant,
+    Fragment,
+    GemmKernel,
+    Heads,
+    Products,
+    SegmentChain,
+    Tensor,
+    TileFolds,
+)
 from codegen.spec.spec import Array
 
 
@@ -31,7 +42,7 @@ class GemmContext(Context):
         own = op.spec.op == op.plan.epilogue.spec.op
         chain = f"{op.plan.epilogue.spec.op}_chain"
         tile = op.plan.tile
-        self.tile = None if isinstance(tile, UserError) else TileContext(op, "" if own or tile.folds else chain)
+        self.tile = None if isinstance(tile, UserError) else TileContext(op, "" if own or tile.folds or tile.segments else chain)
 
     def kernel(self) -> GemmKernel | None:
         return None if self.tile is None else self.tile.kernel()
@@ -59,11 +70,11 @@ class TileContext(ElementwiseContext):
         # The tile's own statements end with the reduced values: the epilogue knows whether these are used with the
         # result
         self.rounding = rounding(list(topological(s.value for s in op.plan.epilogue.statements)))
-        self.accs = [a for a in self.tile_plan.plan.loads if self.is_acc(a)]
+        self.accs = [a for a in self.tile_plan.plan.loads if self.is_given(a)]
         self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
 
-    def is_acc(self, access: Access) -> bool:
-        return access.array is not None and access.array.name in self.gemm.accs
+    def is_given(self, access: Access) -> bool:
+        return access.array is not None and access.array.name in self.tile_plan.given
 
     def planned(self, op: Op) -> Elementwise:
         """The tile's plan without the products, which are in registers already. A row's vector may be anywhere in its
@@ -75,7 +86,7 @@ class TileContext(ElementwiseContext):
             plain = access.mode == "flat" and access.array is not None and access.array.parts is None
             return replace(access, mode="tile") if plain else access
 
-        loads = tuple(anywhere(a) for a in plan.loads if not self.is_acc(a))
+        loads = tuple(anywhere(a) for a in plan.loads if not self.is_given(a))
         return replace(plan, loads=loads, stores=tuple(map(anywhere, plan.stores)))
 
     def kernel(self) -> GemmKernel:
@@ -99,6 +110,7 @@ class TileContext(ElementwiseContext):
             products=self.products(),
             operands=[t for t in self.tensor_lines() if t.name not in absent],
             folds=self.folds(),
+            segments=self.segments(),
             settings=self.settings(chain),
             columns=columns,
             tiles=tiles,
@@ -180,6 +192,18 @@ class TileContext(ElementwiseContext):
             column_parts=tuple_of(names[len(rows) :]),
         )
 
+    def segments(self) -> SegmentChain | None:
+        """What is reduced of each segment of a row."""
+        found = self.tile_plan.segments
+        if found is None:
+            return None
+        name = f"{self.name}_reduced"
+        ops = "".join(f'"{op}", ' for op in found.ops).rstrip(" " if len(found.ops) == 1 else ", ")
+        values = ReducedContext(
+            replace(self.op, spec=found.spec, statements=found.spec.read.statements, plan=found.plan)
+        )
+        return SegmentChain(name, values.chain(), f"gemm.Segments({name}, ({ops}))")
+
     def fold_comment(self, fold: Fold) -> str:
         shape = "L, rows, parts" if fold.along else f"L, parts, {self.tile_plan.column}"
         power = "" if fold.rescaled is None else f"{fold.rescaled[1]} of its difference from the maximum of "
@@ -192,7 +216,10 @@ class TileContext(ElementwiseContext):
         def described(array: Array, modes: str) -> Tensor:
             return Tensor(name=f"m{camel(array.name)}", hint="cute.Tensor", comment=f"({batch}{modes}) {array.dtype}")
 
-        parts = {"halves": f"2, {tile.column}", "interleaved": f"{tile.column}, 2"}.get(tile.paired, tile.column)
+        outer = "".join(f"{axis} * " for axis in tile.columns[:-1])
+        parts = {
+            "halves": f"2, {tile.column}", "interleaved": f"{outer}{tile.column}, 2", "segments": f"{outer}2 * {tile.column}",
+        }.get(tile.paired, f"{outer}{tile.column}")  # fmt: skip
         along = first.loaded.along if first.loaded and first.loaded.along else first.axis
         modes = f"{parts}, {along}" if tile.b_is_nk else f"{along}, {parts}"
         tensors = [described(first.a, f"rows, {first.axis}"), *(described(p.b, modes) for p in self.gemm.products)]
@@ -255,16 +282,24 @@ class TileContext(ElementwiseContext):
         return lines
 
     def chain_arguments(self) -> list[str]:
-        places = [self.gemm.accs.index(a.array.name) + (a.part or 0) for a in self.accs if a.array is not None]
+        given = self.tile_plan.given
+        more = 1 if self.tile_plan.paired in ("halves", "interleaved", "segments") else 0  # parts of the one product
+        places = [
+            given.index(a.array.name) + (more if a.array.name not in self.gemm.accs else a.part or 0)
+            for a in self.accs if a.array is not None
+        ]  # fmt: skip
         return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]
 
     # The position of the vector
 
-    def split_groups(self) -> tuple[list[int], list[int]]:
-        """The groups that the products' batch counts, and those that their rows count, outermost first."""
-        batch = [i for i, g in enumerate(self.groups) if set(g.axes) <= set(self.tile_plan.batch)]
-        rows = [i for i in range(len(self.groups) - 1) if i not in batch]
-        return batch, rows
+    def split_groups(self) -> tuple[list[int], list[int], list[int]]:
+        """The groups that the products' batch, rows and columns count, outermost first."""
+        tile = self.tile_plan
+        batch, rows, columns = (
+            [i for i, g in enumerate(self.groups) if {*g.axes} <= {*own}]
+            for own in (tile.batch, tile.rows, tile.columns)
+        )
+        return batch, rows, columns
 
     def heads(self, chain: Chain, columns: list[Fragment], tiles: list[Fragment]) -> Heads:
         """The first lines of each function: the coordinates and sizes that it needs."""
@@ -290,13 +325,13 @@ class TileContext(ElementwiseContext):
     def coordinates(self) -> list[str]:
         """The coordinates of the vector's first element, from its batch, row and column."""
         lines = []
-        batch, rows = self.split_groups()
-        for groups, rest in ((rows, "at.row"), (batch, "at.batch")):
+        batch, rows, columns = self.split_groups()
+        for groups, rest in ((rows, "at.row"), (batch, "at.batch"), (columns, "at.column")):
             for i in reversed(groups):
                 group, outermost = self.groups[i], i == groups[0]
                 lines.append(f"{group.coordinate} = {rest}" + ("" if outermost else f" % {group.name}"))
                 rest = f"({rest} // {group.name})"
-        return [*lines, f"{self.groups[-1].coordinate} = at.column"]
+        return lines
 
     # Loads and stores
 
@@ -307,7 +342,7 @@ class TileContext(ElementwiseContext):
 
     def fixed(self, access: Access) -> bool:
         """Whether it is the same for all rows."""
-        _, rows = self.split_groups()
+        _, rows, _ = self.split_groups()
         return not access.index_of and not set(access.tokens) & set(rows)
 
     def place(self, access: Access) -> str:
@@ -354,6 +389,16 @@ class TileContext(ElementwiseContext):
         if access.mode in ("flat", "tile"):
             return [f"at.store({value}, {tensor}, {self.place(access)})"]
         return [f"at.scatter({value}, {tensor}, {self.places(access)})"]
+
+
+class ReducedContext(ElementwiseContext):
+    """The chain from a tile's products to the values that are reduced of each segment: exact, on all that a lane holds."""
+
+    def asking(self) -> tuple[Array, ...]:
+        return self.spec.outputs
+
+    def formula_doc(self) -> str:
+        return "What is reduced of each segment of a row, from its products."
 
 
 def _needed(lines: list[str], body: list[str]) -> list[str]:

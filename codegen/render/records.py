@@ -292,6 +292,15 @@ class TileFolds:
 
 
 @dataclass(frozen=True)
+class SegmentChain:
+    """The function of what is reduced of each segment of a row, and how the launcher names it."""
+
+    name: str
+    chain: Chain
+    text: str
+
+
+@dataclass(frozen=True)
 class GemmKernel(Kernel):
     """The values of `gemm.py.jinja`: the epilogue's own tensors and parameters instead of the op's."""
 
@@ -306,6 +315,7 @@ class GemmKernel(Kernel):
     products: Products
     operands: list[Tensor]
     folds: TileFolds
+    segments: SegmentChain | None
     settings: list[str]
     columns: list[Fragment]
     tiles: list[Fragment]

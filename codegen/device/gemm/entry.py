@@ -13,7 +13,7 @@ from cutlass import Int32, Int64
 from codegen.device import vectors
 from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.device.gemm import sm90 as gemm_sm90
-from codegen.device.gemm.pieces import Follows
+from codegen.device.gemm.pieces import Follows, Segments
 from codegen.shared import Contraction, Loading, Tiles
 
 
@@ -38,12 +38,15 @@ def launch(
     whole: tuple = (),
     scales: tuple[cute.Tensor, ...] = (),
     loading: cutlass.Constexpr[Loading | None] = None,
+    segments: cutlass.Constexpr[Segments | None] = None,
 ):
     """acc = a @ b, and the epilogue over its tiles.
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or
-    with paired = "two" two; its columns are (2, N) where they are "halves" and (N, 2) where "interleaved".
-    how: the main loop, by its tiles, and the epilogue's vectors.
+    with paired = "two" two; its columns are (2, N) where they are "halves", (N, 2) where "interleaved", and (N // how.segment, 2,
+    how.segment) where "segments".
+    how: the main loop, by its tiles, and the epilogue's vectors and segments.
+    segments: what is reduced of each segment of a row before the epilogue, which takes the results after the accumulators.
     scales: (B, N), one for each of mBs; loading: how these are read where they are narrower than mA.
     row_parts: (L, M, parts), one for each of `row_ops`, column_parts: (L, parts, N), one for each of `column_ops`, float32
     or int32: the partial results of each tile's rows and columns of the epilogue's results.
@@ -70,7 +73,7 @@ def launch(
         loop(
             stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
             vec=how.vec, ragged=how.ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
-            row_parts=row_parts, column_parts=column_parts, tiles=how.tiles,
+            row_parts=row_parts, column_parts=column_parts, tiles=how.tiles, segment=how.segment, segments=segments,
         )  # fmt: skip
 
 

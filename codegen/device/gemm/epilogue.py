@@ -18,6 +18,7 @@ from codegen.device import functions as device
 from codegen.device import reduce, vectors
 from codegen.device.gemm import folds as gemm_folds
 from codegen.device.gemm import pieces as gemm_pieces
+from codegen.device.gemm import segments as gemm_segments
 from codegen.device.gemm import staging
 from codegen.device.gemm.pieces import Form, Pieces
 from codegen.device.gemm.vector import Vector
@@ -43,7 +44,7 @@ def finish(
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
         lane//4 + {0, 8}; or, if in `fours`, columns 8(j - j%2) + 4*(lane%4) + 2*(j%2) + {0, 1}. The columns of "halves" are
-        the columns of the first accumulator, then of the second.
+        the columns of the first accumulator, then of the second; those of "segments" are so in each segment.
     stage: (form.stage, warps) words of shared memory, 16-byte aligned, which nothing else uses; `warp` is the warp's index.
     peer: the warp's index among the `form.warps` that share its columns.
     place: row and column of the output, and the batch, where the warp's accumulators begin; slabs are `slab_step` rows apart.
@@ -64,12 +65,13 @@ def finish(
     columns = zip(form.column_ops, column_parts, strict=True)
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
 
+    rSegments = gemm_segments.reduced(acc, walk, form)
     cute.arch.sync_warp()  # the previous tile is read
     gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
     if cutlass.const_expr(form.rolled):
-        _in_loops(acc, shared, walk, tensors, rRows, rColumns, form, operands, first)
+        _in_loops(acc, shared, walk, tensors, rRows, rColumns, rSegments, form, operands, first)
     else:
-        _unrolled(acc, shared, walk, tensors, rRows, rColumns, form)
+        _unrolled(acc, shared, walk, tensors, rRows, rColumns, rSegments, form)
 
     if cutlass.const_expr(len(form.row_ops) > 0):
         gemm_folds.store_rows(rRows, walk, lane, pieces[0], row_parts, form)
@@ -80,7 +82,7 @@ def finish(
 @cute.jit
 def _in_loops(
     acc: cute.Tensor, shared: cutlass.Int32, walk: cutlass.Constexpr[Pieces], tensors: tuple, rRows: list, rColumns: list,
-    form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
+    rSegments: list,     form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
 ):  # fmt: skip
     """The epilogue of each piece in a loop over its vectors, so that its code is executed more often than it is fetched. Each vector
     and its prefetched operands in shared memory are loaded to registers while the previous vector is computed."""
@@ -121,7 +123,8 @@ def _in_loops(
                 values = gemm_pieces.read(shared + at, walk, acc.element_type, form)
                 _, limit, valid = walk.place(slab, part, step, lane, c)
                 beside = _own((r, c, valid), slot, which, walk, tensors, form, operands)
-            found = form.run(form.vector(r, c, walk.batch, valid), values, (*fixed, *beside), tensors)
+            held = gemm_segments.of_vector(rSegments, i, step, lane, walk, form)
+            found = form.run(form.vector(r, c, walk.batch, valid), (*values, *held), (*fixed, *beside), tensors)
             if cutlass.const_expr(early):
                 _put(gemm_pieces.read(shared + following[0], walk, acc.element_type, form), vector)
                 _put(_own_there(following, below, walk, tensors, form, operands), own)
@@ -189,6 +192,7 @@ def _unrolled(
     tensors: tuple,
     rRows: list,
     rColumns: list,
+    rSegments: list,
     form: cutlass.Constexpr[Form],
 ):
     """The epilogue of each piece, vector by vector, unrolled; its operands are prefetched into registers some pieces before."""
@@ -214,7 +218,8 @@ def _unrolled(
         for step in cutlass.range_constexpr(walk.steps):
             r, limit, valid = walk.place(slab, part, step, lane, c)
             given = now[step][0] + now[step][1] if cutlass.const_expr(form.reads) else ()
-            found = form.run(form.vector(r, c, walk.batch, valid), values[step], given, tensors)
+            held = gemm_segments.of_vector(rSegments, i, step, lane, walk, form)
+            found = form.run(form.vector(r, c, walk.batch, valid), (*values[step], *held), given, tensors)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 at = (slab * (STAGED_ROWS // walk.rows) + part) * walk.steps + step
                 gemm_folds.fold(found, c, limit, at, turn, rRows, rColumns, form)

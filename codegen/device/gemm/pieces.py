@@ -38,6 +38,15 @@ PIECE = 64  # the most columns that pass through shared memory at once
 
 
 @dataclass(frozen=True)
+class Segments:
+    """What is reduced of each segment of a row before its epilogue: run(*accumulators) gives a vector for each of `ops`, a "mean" or
+    as in `reduce.combine`."""
+
+    run: Callable[..., tuple]
+    ops: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Form:
     """An epilogue, its operands and results, and how a tile's warps share its columns.
 
@@ -52,7 +61,8 @@ class Form:
     vec: int  # columns that a lane handles at once: 4, 8 or 16
     ragged: bool = False  # whether N is not a multiple of vec
     paired: str = (
-        ""  # a warp's columns are two accumulators', "halves": one after the other; "interleaved": column by column
+        ""  # a warp's columns are two accumulators', "halves": one after the other; "interleaved": column by column;
+        # "segments": one after the other in each segment
     )
     row_ops: tuple[str, ...] = ()  # reductions along a row of the epilogue's first results, as in `reduce.combine`
     column_ops: tuple[str, ...] = ()  # reductions along a column of its further results
@@ -73,6 +83,8 @@ class Form:
     step: int = 1  # the difference of their numbers
     barrier: int = 0  # the barrier of the first such warps; the block's next warps have the next one
     threads: int = WARP  # the threads at one barrier
+    segment: int = 0  # columns of the output in a segment, of which a warp has whole ones; 0: nothing asks for them
+    segments: Segments | None = None
 
     def vector(self, row: Int32, column: Int32, batch: Int32, valid: Int32, read: Callable = vectors.load) -> Vector:
         """An epilogue's view of a vector."""
@@ -106,7 +118,7 @@ class Form:
     @property
     def halves(self) -> int:
         """The number of parts of a row of accumulators."""
-        return 2 if self.paired == "halves" else 1
+        return 2 if self.paired in ("halves", "segments") else 1
 
 
 @dataclass(frozen=True)
@@ -185,7 +197,8 @@ class Pieces:
 
 def piece_of(columns: int, form: Form) -> tuple[int, int]:
     """The rows and columns of a piece, for `columns` columns of accumulators."""
-    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0)
+    whole = form.segment * form.accumulators or columns
+    width = next(p for p in (64, 32, 16) if p <= form.piece and columns % p == 0 and whole % p == 0)
     per_row = width // (form.accumulators * form.vec)
     assert per_row >= 2, f"a warp's {columns} columns are too few for vectors of {form.vec}"
     return STAGED_ROWS if form.rolled and not form.early else max(STAGED_ROWS // 2, WARP // per_row), width
@@ -215,12 +228,14 @@ def write(acc: cute.Tensor, memory: Int32, place: Int32, piece: tuple[int, int, 
     """Write a piece of accumulators to shared memory, from the address `memory` on. acc: (2, 2, J, I)."""
     turn, slab, part = piece
     words = cute.recast_tensor(acc, Uint32)
-    halves, each = form.halves, cute.size(acc, mode=[2]) // form.halves
+    halves, own_blocks = form.halves, walk.width // 8 // form.halves
+    each = form.segment // 8 if form.paired == "segments" else cute.size(acc, mode=[2]) // halves
+    segment, turn = divmod(turn, each // own_blocks)
     rows = [part] if walk.rows < STAGED_ROWS else [0, 1]
     memory += place
     for block in range(walk.width // 8):
         half, own = block % halves, block // halves
-        j = half * each + turn * (walk.width // 8 // halves) + own
+        j = (segment * halves + half) * each + turn * own_blocks + own
         if form.matrices:
             tensorcore.stmatrix(memory + block * walk.block, [words[e, i, j, slab] for i in rows for e in range(2)])
         else:

@@ -21,18 +21,20 @@ from codegen.device import functions as device
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import narrow, tensorcore
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b, pair_of_b
-from codegen.device.gemm.pieces import Follows, Form
+from codegen.device.gemm.pieces import Follows, Form, Segments
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles, Loading
 
 
-def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int) -> None:
-    """Check that there is a kernel for elements of a and b of so many `bits`, and for `parts` tensors b."""
+def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int, segment: int = 0) -> None:
+    """Check that there is a kernel for elements of a and b of so many `bits`, for `parts` tensors b, and for segments of so many
+    accumulators."""
     for good, what in (
         (tiles.tile_k * bits[1] // 8 in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
         (not how.group or how.group % tiles.tile_k == 0, "a group along K has whole tiles"),
         (tiles.tile_m // tiles.warps_m % 16 == 0, "a warp has 16 rows at least"),
         (tiles.tile_n // tiles.warps_n // parts % 16 == 0, "a warp has 16 columns of each b at least"),
+        (not segment or tiles.tile_n // tiles.warps_n % segment == 0, "a warp has whole segments"),
         (tiles.stages >= 2, "there are two stages at least"),
     ):
         assert good, f"{what}: {tiles}"
@@ -58,13 +60,15 @@ def launch(
     tiles: AmpereTiles,
     scales: tuple[cute.Tensor, ...] = (),
     loading: Loading | None = None,
+    segment: int = 0,
+    segments: Segments | None = None,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
         the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Where mA
         has 16 bits, mBs may be int8 or float8, which is converted in registers (`narrow`). Two give two accumulators ("halves");
-        one with 2N columns too, if "interleaved".
+        one with 2N columns too, if "interleaved" or "segments".
     scales: one for each of mBs, (B, N), for `loading`, which says how narrower mBs are read; of 4 bits, two are in a byte along K.
     row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     tiles: where they are `precise` and an operand is infinite, the sum may be NaN.
@@ -72,6 +76,7 @@ def launch(
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mBs[0].element_type.width == 8,
         rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.threads,
+        segment=segment, segments=segments,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
     how, width = loading or Loading(), mA.element_type.width
@@ -79,7 +84,7 @@ def launch(
         how, scales = Loading(width), ()
     elif how.bits == 8:
         how = replace(how, bits=mBs[0].element_type.width)
-    check(tiles, (width, how.bits), how, len(mBs))
+    check(tiles, (width, how.bits), how, len(mBs), form.segment * form.accumulators)
     L, M, _ = mA.shape
     count = cute.ceil_div(M, tiles.tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tiles.tile_n // len(mBs)) * L
     _kernel(mA, mBs, scales, (tensors, row_parts, column_parts), b_is_nk, tiles, form, how).launch(

@@ -36,7 +36,7 @@ from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm import staging, tensorcore
-from codegen.device.gemm.pieces import Follows, Form
+from codegen.device.gemm.pieces import Follows, Form, Segments
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import WARP, WARPS, Tiles
 
@@ -63,12 +63,15 @@ def launch(
     reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
     whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
     tiles: Tiles,
+    segment: int = 0,
+    segments: Segments | None = None,
 ) -> None:
     """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
 
     mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
     multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
-    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved". Any size may be 0.
+    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved" or "segments". Any size may
+    be 0.
     row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
     reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
     whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the
@@ -81,7 +84,7 @@ def launch(
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
         rolled=tiles.rolled, staged=0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged, matrices=True,
-        warps=warps, step=1, barrier=MEET, threads=32 * warps,
+        warps=warps, step=1, barrier=MEET, threads=32 * warps, segment=segment, segments=segments,
     )  # fmt: skip
     form, fetchers = _fetched(form, whole, tiles)
     assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
@@ -96,7 +99,7 @@ def launch(
     columns = mBs[0].shape[1 if b_is_nk else 2]
     high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
     wide = cute.ceil_div(cute.ceil_div(columns, box[1]), tiles.cluster_n)
-    N = columns // 2 if paired == "interleaved" else columns
+    N = columns * parts // form.accumulators
     _launch(
         stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
         (tensors, row_parts, column_parts), fetchers, (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,

@@ -159,7 +159,8 @@ def sizes_of(op: AnyOp, axes: Axes) -> dict[str, int]:
     if not isinstance(op, GemmOp):
         return choosing.sizes_of(op.plan, views.known_extents(op.plan, axes))
     tile, (first, *_) = op.plan.tile, op.plan.products
-    named = {"M": tile.rows, "N": (tile.column,), "K": first.axes} | ({"L": tile.batch} if tile.batch else {})
+    named = {"M": tile.rows, "N": tile.columns, "K": first.axes} | ({"L": tile.batch} if tile.batch else {})
+    named |= {"D": (tile.column,)} if len(tile.columns) > 1 else {}
     return {name: math.prod(axes.shape(own)) for name, own in named.items()}
 
 

@@ -95,13 +95,13 @@ TABLE = (
 def options(
     M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
     paired: str = "", processors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
-    boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0,
+    boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0, segment: int = 0,
 ) -> dict[Tiles, float]:  # fmt: skip
     """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of the
     epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays with the output's shape;
     `ragged`: whether their rows are not whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces
     rows; `keeps`: whether many registers hold its operands; `over_rows`: reductions over the rows of a column, which
-    pass through a warp's shared memory."""
+    pass through a warp's shared memory; `segment`: accumulators of a row's segments, of which tiles have whole ones, or 0."""
     columns = N if not paired else 2 * N
     size = DTYPES[a].size
     found: dict[Tiles, float] = {}
@@ -110,6 +110,8 @@ def options(
         late = reads and (ragged or not boxes)  # the epilogue's operands are loaded when they are needed
         crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
         sums = over_rows * tiles.tile_n // 8  # registers of a thread for the results of its columns
+        if segment and row.tile_n % segment:
+            continue
         if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
             continue
         if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
@@ -120,9 +122,11 @@ def options(
             tiles = replace(tiles, stages=5, piece=32, ahead=3)
         if over_rows * tiles.tile_n // (2 if paired else 1) > STAGED_ROWS * tiles.piece:
             continue
-        held = 2 * N if paired == "interleaved" else N
+        held = 2 * N if paired in ("interleaved", "segments") else N
         alone = replace(row, cluster_m=1, cluster_n=1)
         for one in (tiles, *(replace(alone, splits=s) for s in (2, 4, 8) if K * size >= s * DEEP)):
+            if segment and one.tile_n % (one.splits * segment):
+                continue
             one = replace(one, tile_k=row.tile_k * 2 // size, blocks=processors)
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
                 found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)

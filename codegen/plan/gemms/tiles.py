@@ -12,19 +12,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from codegen.errors import UserError
-from codegen.graph import online
-from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, ROWS, Node, Statement, lost_axes, reaching, topological
-from codegen.graph.ops import ALONE, REDUCTIONS
-from codegen.graph.precision import deciding_types, widths
+from codegen.graph.nodes import DTYPES, ROWS, Statement, topological
+from codegen.graph.ops import ALONE
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
 from codegen.plan.gemms import hopper_tiles, narrow_tiles
+from codegen.plan.gemms.folds import Fold, folded
 from codegen.plan.gemms.hopper_tiles import FLOAT8
 from codegen.plan.gemms.loading import Loaded
+from codegen.plan.gemms.segments import WIDTHS, Segments, of_segments
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.shared import AmpereTiles, Tiles
-from codegen.spec.spec import Array, Axis, Spec
+from codegen.spec.spec import Array, Spec
 
 
 @dataclass(frozen=True)
@@ -56,26 +55,6 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Fold:
-    """A reduction of the epilogue that begins within the tiles: each tile writes a partial result, and these are
-    reduced in a fixed order. Reductions over other axes, and operations on the whole result, come later."""
-
-    name: str
-    node: Node
-    value: str  # the tile's chain's name for the reduced value
-    op: str  # its name in `reduce.combine`
-    along: bool  # along a row; else over the rows of a column
-    rescaled: (
-        tuple[int, str, float, bool] | None
-    )  # the reduction that is its maximum, and how it follows that (`online`)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of its partial results; bools are 0 and 1."""
-        return "float32" if self.node.args[0].kind == "float" else "int32"
-
-
-@dataclass(frozen=True)
 class Tile:
     """What a GEMM kernel computes within a tile of the products: the epilogue's element-wise plan, with three axes."""
 
@@ -86,13 +65,34 @@ class Tile:
     plan: Elementwise
     batch: tuple[str, ...]  # axes that all have
     rows: tuple[str, ...]  # axes of a
-    column: str  # the axis of b
+    columns: tuple[str, ...]  # axes of b
     b_is_nk: bool  # b's columns before the contracted axis
-    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)` or "interleaved" `(N 2)`
+    paired: str  # "" for one b, else "two" arrays, "halves" `(2 N)`, "interleaved" `(N 2)` or, of several axes, "segments" `H, (2 D)`
     accs: tuple[str, ...]  # the epilogue's inputs that hold products
     factor: str  # the type of a
     work: int  # the approximate number of instructions of the epilogue for an accumulator
     loaded: Loaded | None  # how b is made from narrow elements, in the type of a
+    segments: Segments | None = None  # what is reduced along the innermost axis of the columns, before the rest
+
+    @property
+    def column(self) -> str:
+        """The innermost axis of the columns."""
+        return self.columns[-1]
+
+    def segment(self, extents: Mapping[str, int]) -> int:
+        """The columns of which a tile must have whole runs: those along the innermost axis "D", or 0. Raises `UserError` for what no
+        tile has."""
+        vectors, own = extents.get("D", 0), 2 if self.paired else 1
+        if len(self.columns) > 1 and vectors % 8:
+            raise UserError(f"{vectors} {self.column} are not whole vectors of 8")
+        if self.segments is None and self.paired != "segments":
+            return 0
+        if own * vectors not in WIDTHS:
+            words = " or ".join(map(str, WIDTHS))
+            raise UserError(
+                f"{own * vectors} columns of a product along {self.column}; a tile has whole ones of {words}"
+            )
+        return vectors
 
     def launch(
         self,
@@ -109,14 +109,14 @@ class Tile:
             return self.loading(self.loaded, dtypes, extents, precise, arch, tuned)
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
-        ragged = extents["N"] % vec != 0
+        ragged, segment = extents["N"] % vec != 0, self.segment(extents)
         if arch == "sm_90a" and (found := self.hopper(dtypes, extents, ragged)):
             tiles = min(found, key=lambda t: found[t])
             if tuned is None:
-                return GemmLaunch(vec, ragged, tiles, self.slower(tiles, dtypes, extents))
+                return GemmLaunch(vec, ragged, tiles, segment, self.slower(tiles, dtypes, extents))
             wanted = dict(tuned.launch).items() if tuned.take == "launch" else ()
             tiles = next((t for t in found if wanted and wanted <= asdict(t).items()), tiles)
-            return GemmLaunch(vec, ragged, tiles, tuned.why if tuned.take == "xla" else "")
+            return GemmLaunch(vec, ragged, tiles, segment, tuned.why if tuned.take == "xla" else "")
         if factor not in AMPERE and not (factor in FLOAT8 and arch != "sm_80"):
             raise UserError(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
@@ -126,7 +126,9 @@ class Tile:
         own = replace(own, tile_k=(64 if few else 128) // DTYPES[factor].size)
         if factor == "float32":
             own = replace(own, tile_n=min(64, own.tile_n), precise=precise)
-        return GemmLaunch(vec, ragged, own, self.refused(dtypes, extents, arch))
+        if segment:
+            own = _with_whole(own, segment * (2 if self.paired else 1))
+        return GemmLaunch(vec, ragged, own, segment, self.refused(dtypes, extents, arch))
 
     def loading(
         self,
@@ -155,7 +157,7 @@ class Tile:
         one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
         two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, bits, self.all_work)
         if one <= two:
-            return GemmLaunch(copied.vec, copied.ragged, tiles, why)
+            return GemmLaunch(copied.vec, copied.ragged, tiles, why=why)
         us = f"{two / hopper_tiles.CYCLES:.0f} us, and {one / hopper_tiles.CYCLES:.0f} if registers convert it"
         return replace(copied, why=why or copied.why, copied=f"by estimate {us}")
 
@@ -169,6 +171,7 @@ class Tile:
         """The axes of which the kernel must have all elements: those whose size the epilogue uses, along which it
         takes, or which are rows whose position it uses, since rows may be sharded along several axes."""
         rows = (ROWS,) if ROWS in self.placed else ()
+        rows += (self.column,) if self.segments is not None else ()
         return (*rows, *self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
 
     def _axes_of(self, mode: str) -> tuple[str, ...]:
@@ -184,8 +187,13 @@ class Tile:
 
     @property
     def in_registers(self) -> frozenset[str]:
-        """The arrays of its spec that are not tensors of the kernel: products, and reduced values."""
-        return frozenset((*self.accs, *(f.value for f in self.folds)))
+        """The arrays of its spec that are not tensors: products, and reduced values."""
+        return frozenset((*self.given, *(f.value for f in self.folds)))
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The inputs of its spec that registers hold: products, and what is reduced of segments."""
+        return (*self.accs, *(self.segments.names if self.segments is not None else ()))
 
     def small(self) -> AmpereTiles:
         """Small tiles, for outputs for which large tiles would leave SMs idle."""
@@ -213,7 +221,7 @@ class Tile:
             M, N, K, L, a=factor, b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
             folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
-            over_rows=sum(not f.along for f in self.folds),
+            over_rows=sum(not f.along for f in self.folds), segment=self.segment(extents) * (2 if self.paired else 1),
         )  # fmt: skip
 
     @property
@@ -233,7 +241,7 @@ class Tile:
         if arch != "sm_90a":
             return f"no main loop of {arch}'s own"
         paired = "halves" if self.paired == "two" else self.paired
-        N = extents["N"] * (2 if paired == "interleaved" else 1)
+        N = extents["N"] * (2 if paired in ("interleaved", "segments") else 1)
         factor = dtypes["a"]
         tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
         found = hopper_tiles.refusal(
@@ -244,7 +252,7 @@ class Tile:
     def tiled(self, access: Access) -> bool:
         """Whether the epilogue reads an array that has an element of its own for each row and column."""
         array, vectors = access.array, access.mode in ("flat", "tile") and access.index_of is None
-        if array is None or array.name in self.accs or not vectors:
+        if array is None or array.name in self.given or not vectors:
             return False
         return self.column in array.axes and bool(set(self.rows) & set(array.axes))
 
@@ -285,6 +293,20 @@ COSTS = {
 AMPERE = ("float16", "bfloat16", "float32", "int8")
 # mma.sync of float8 is one of float16 with conversions here, which take registers
 EMULATED = ("sm_90", "sm_100", "sm_103")
+
+
+def _with_whole(tiles: AmpereTiles, segment: int) -> AmpereTiles:
+    """Tiles whose warps have whole segments of so many accumulators: all columns of a tile."""
+    wide = max(segment, tiles.tile_n)
+    return replace(
+        tiles,
+        tile_m=min(tiles.tile_m, 64 if wide > 128 else 128),
+        tile_n=wide,
+        warps_m=tiles.warps_m * tiles.warps_n,
+        warps_n=1,
+    )
+
+
 LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
 
 
@@ -312,11 +334,14 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
     rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
     columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
-    if len(columns) != 1 or not rows:
+    if not columns or not rows:
         raise UserError("a product of vectors: no tiles")
-    if a.axes != (*batch, *rows, first.axis) or b.axes[: len(batch)] != batch or len(b.dims) != len(batch) + 2:
+    beside = [(*batch, first.axis, *columns), (*batch, *columns, first.axis)]
+    if a.axes != (*batch, *rows, first.axis) or b.axes not in beside or any(len(d.names) > 1 for d in b.dims):
         raise UserError("axes in an order that a GEMM kernel does not read")
-    column, order = columns[0], (*batch, *rows, columns[0])
+    if len(columns) > 1 and first.widened:
+        raise UserError(f"{b.name!r} has columns along several axes, and a kernel that converts it takes one")
+    column, order, borders = columns[-1], (*batch, *rows, *columns), {rows[0], columns[0]}
     if any(n.op == "shift" for n in topological(s.value for s in statements)):
         raise UserError("a GEMM kernel reads no neighbours")
     if any(n.op in ALONE for n in topological(s.value for s in statements)):
@@ -328,25 +353,29 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
         raise UserError(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
-    spec, statements, folds, exactness = _folded(
+    accs = tuple(p.acc.name for p in products)
+    segments: Segments | None = None
+    if len(columns) > 1:
+        epilogue, statements, segments = of_segments(epilogue, statements, accs, order, borders)
+    spec, statements, folds, exactness = folded(
         epilogue, statements, order, rows, column, {p.acc.name: a.dtype for p in products if p.acc.dtype == "float32"}
     )
-    plan = tile_plan(spec, statements, {rows[0], column})
-    folded = {f.value for f in folds}
-    plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in folded))
-    _check_extents(plan, {*folded, *(p.acc.name for p in products)}, batch, rows)
+    plan = tile_plan(spec, statements, borders)
+    held = {f.value for f in folds}
+    plan = replace(plan, stores=tuple(a for a in plan.stores if a.array is not None and a.array.name not in held))
+    _check_extents(plan, {*held, *accs, *(segments.names if segments is not None else ())}, batch, rows, columns)
     parts = next((d for d in b.dims if d.parts is not None), None)
     if parts is not None and (parts.parts != 2 or parts.names != (column,) or len(products) > 1):
         raise UserError(f"{b.name!r} is {b}: a GEMM kernel takes parts of its columns, two of them")
     paired = "two" if len(products) == 2 else ""
     if parts is not None:
-        paired = "halves" if parts.parts_first else "interleaved"
-    accs = tuple(p.acc.name for p in products)
-    nodes = list(topological(s.value for s in statements))
+        paired = ("halves" if len(columns) == 1 else "segments") if parts.parts_first else "interleaved"
+    reduced = () if segments is None else segments.spec.read.statements
+    nodes = list(topological(s.value for s in (*statements, *reduced)))
     work = 4 + sum(COSTS.get(n.op, 1) for n in nodes if n.args and n.op != "float")
     return Tile(
-        spec, statements, folds, exactness, plan, batch, rows, column, b.axes[-1] == first.axis, paired, accs,
-        a.dtype, work // (2 if paired else 1), first.loaded,
+        spec, statements, folds, exactness, plan, batch, rows, columns, b.axes[-1] == first.axis, paired, accs,
+        a.dtype, work // (2 if paired else 1), first.loaded, segments,
     )  # fmt: skip
 
 
@@ -357,138 +386,22 @@ def _alike(product: Product) -> tuple[object, ...]:
     return product.loaded.how, product.loaded.along, scale and (scale.dims, scale.dtype)
 
 
-def _folded(
-    epilogue: Spec,
-    statements: tuple[Statement, ...],
-    order: tuple[str, ...],
-    rows: tuple[str, ...],
-    column: str,
-    factors: Mapping[str, str],
-) -> tuple[Spec, tuple[Statement, ...], tuple[Fold, ...], tuple[tuple[str, str], ...]]:
-    """The epilogue up to its reductions: its spec and its chain, which end with the reduced values, the reductions, and
-    the type that decides how exact each value is."""
-    late = {s.name for s in statements if any(n.op in REDUCTIONS for n in topological([s.value]))}
-    whole = tuple(a for a in epilogue.outputs if a.axes == order)
-    _check_outputs(epilogue, whole, late, order)
-    if not late:
-        return epilogue, statements, (), ()
-    made = [s for s in statements if s.name in {a.name for a in epilogue.outputs}]
-    taken = {a.name for a in epilogue.arrays} | {s.name for s in statements} | {p.name for p in epilogue.params}
-    values: dict[int, Statement] = {}
-    types: dict[int, set[str]] = {}  # of the outputs that use reductions of a value
-    folds: list[Fold] = []
-    reached = reaching(made, {s.name for s in made})
-    reduced = [
-        n for n in topological(s.value for s in made) if n.op in REDUCTIONS
-    ]  # a maximum before the reductions that follow it
-    for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
-        way = online.rescaled(node)
-        value = node.args[0] if way is None else way.maximum.args[0]
-        _check_fold(node, value, order, rows, column, epilogue.integer)
-        users = [s.name for s in made if s.name in reached[id(node)]]
-        types.setdefault(id(value), set()).update(epilogue.array(name).dtype for name in users)
-        op = "sum" if node.op == "mean" else node.op
-        if id(value) not in values:
-            values[id(value)] = Statement(fresh(taken, f"{users[0]}_of"), None, value)
-        follows = None
-        if way is not None:
-            place = next(place for place, fold in enumerate(folds) if fold.node is way.maximum)
-            follows = (place, way.power, way.scale, way.finite)
-        name = fresh(taken, f"{users[0]}_{op}")
-        folds.append(Fold(name, node, values[id(value)].name, op, column in lost_axes(node), follows))
-    dims = tuple(Axis((axis,), extents=(None,)) for axis in order)
-    more = tuple(values.values())
-    kinds = {"float": "float32", "int": "int32", "bool": "bool"}
-    outputs = (*whole, *(Array(s.name, kinds[s.value.kind], dims) for s in more))
-    ends = [s.value for s in (*made, *more) if s.name not in late]
-    early = {id(n) for n in topological(ends)}
-    own = [s for s in statements if s.name not in late and id(s.value) in early]
-    read = {**epilogue.float_types(epilogue.inputs), **factors}
-    deciding = deciding_types(statements, epilogue.asked_types, read, dict(epilogue.types))
-    exactness = []
-    for s in more:
-        dtype = _exactness(types[id(s.value)], epilogue, whole)
-        if dtype == "float32" and (factor := _factor_decides(s, folds, made, epilogue, deciding, factors)):
-            dtype = factor
-        exactness.append((s.name, dtype))
-    return replace(epilogue, outputs=outputs), (*own, *more), tuple(folds), tuple(exactness)
-
-
-def _factor_decides(
-    reduced: Statement,
-    folds: list[Fold],
-    made: list[Statement],
-    epilogue: Spec,
-    deciding: Mapping[int, frozenset[str]],
-    factors: Mapping[str, str],
-) -> str:
-    """The factors' type, if it alone decides whether a reduced value may be approximate (`precision.deciding_types`, for
-    which a product is an array of the factors' type); "" if not.
-
-    A backward compares elements with a maximum that is an output, and computes them as it is told for a float32 output. So a maximum
-    only counts if sums of exponentials follow it."""
-    outputs = {id(s.value) for s in made if s.name in epilogue.asked_types}
-    followed = {f.rescaled[0] for f in folds if f.rescaled is not None}
-    for place, fold in enumerate(folds):
-        if fold.value == reduced.name and fold.op in ("max", "min"):
-            if place not in followed or not fold.along or id(fold.node) in outputs:
-                return ""
-    types = [deciding[id(n)] for n in topological([reduced.value]) if id(n) in deciding]
-    factor = next(iter(factors.values()), "float32")
-    variables = dict(epilogue.types)
-    others = frozenset().union(*types) - {factor}
-    return factor if types and all(widths(t, variables) == {True} for t in others) else ""
-
-
-def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> str:
-    """The type that decides how exact a value is whose reductions outputs of these types use: their type, if they have
-    one. A type variable that no array of the kernel has is replaced by one of its types if all are narrow, else by
-    float32."""
-    (dtype, *others), found = dtypes, {d for dtype in dtypes for d in epilogue.dtypes(dtype)}
-    if others or any(DTYPES[d].kind != "float" for d in found):
-        return "float32"
-    if dtype in {a.dtype for a in whole}:
-        return dtype
-    return min(found) if all(DTYPES[d].size < 4 for d in found) else "float32"
-
-
-def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
-    """Checks that each output has a tile's axes, or is computed from results of all tiles: from reductions such as
-    those in `late`."""
-    words = ", ".join(order)
-    if not whole and not late:
-        raise UserError(f"no output is a tile of ({words})")
-    for array in epilogue.outputs:
-        if array in whole and array.name in late:
-            raise UserError(f"{array.name!r} needs reductions over its tiles")
-        if array not in whole and array.name not in late:
-            raise UserError(f"{array.name!r} is no tile of ({words}), nor made of reductions over its tiles")
-
-
-def _check_extents(plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...]) -> None:
+def _check_extents(
+    plan: Elementwise, held: set[str], batch: tuple[str, ...], rows: tuple[str, ...], columns: tuple[str, ...]
+) -> None:
     """Checks that the kernel can compute its position: from an array in memory, if a row's number counts several groups
     of axes."""
     there = {t for v in plan.views if v.array.name not in held and v.array.default is None for t in v.tokens}
-    for some in (batch, rows):
+    for some in (batch, rows, columns):
         own = [i for i, group in enumerate(plan.groups) if set(group.axes) <= set(some)]
         for i in own[1:]:
             if i not in there:
                 raise UserError(
                     f"no array that is there in every call has ({', '.join(plan.groups[i].axes)}), but rows count it"
                 )
+    if len({axis for axis in columns if any(axis in g.axes for g in plan.groups[-1:])}) < len(columns):
+        if any(a.mode == "gather" or a.index_of for a in (*plan.loads, *plan.stores)):
+            raise UserError(f"elements are accessed one by one along ({', '.join(columns)}), several axes")
     for load in plan.loads:
         if load.mode == "size" and load.group not in there:
             raise UserError(f"no array that is there in every call has the axis whose size is {load.name}")
-
-
-def _check_fold(
-    node: Node, value: Node, order: tuple[str, ...], rows: tuple[str, ...], column: str, integer: str
-) -> None:
-    """Checks that a reduction of a value can begin within the tiles."""
-    if any(n.op in REDUCTIONS for n in topological([value])):
-        raise UserError("a reduction of what another one has to give first")
-    if value.kind == "int" and integer != "int32":
-        raise UserError(f"no tile is reduced by {node.op!r} of {integer}")
-    lost = lost_axes(node)
-    if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
-        raise UserError(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")

@@ -231,7 +231,13 @@ class GemmOp(Op[P, R]):
         tile = self.plan.tile
         shape: list[Any] = [math.prod(axes.shape(tile.batch))] if tile.batch else []
         shape += [math.prod(axes.shape(tile.rows))] if is_a else []
-        for dim in array.dims:
+        several = not is_a and len(tile.columns) > 1
+        if several:  # columns along several axes are one mode, with the halves of each segment
+            parts = [2] if tile.paired == "interleaved" else []
+            wide = math.prod(axes.shape(tile.columns)) * (2 if tile.paired == "segments" else 1)
+            (deep,) = axes.shape(self.plan.products[0].axes)
+            shape += [wide, *parts, deep] if tile.b_is_nk else [deep, wide, *parts]
+        for dim in () if several else array.dims:
             if not set(dim.names) & {*tile.batch, *tile.rows}:
                 extent = [axes.extents[dim.names[0]]]
                 parts = [] if dim.parts is None else [dim.parts]
@@ -264,7 +270,10 @@ class GemmOp(Op[P, R]):
     def example_call(self, types: Types, ragged: bool, defaults: bool, arch: str) -> LauncherCall:
         """A call of large matrices, to compile its kernel: with odd sizes where `ragged`, and without optional inputs where
         `defaults`. Raises `UserError` where no kernel takes these types."""
-        extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(self.plan.tile.batch, 2)
+        tile = self.plan.tile
+        extents = dict.fromkeys(self.spec.axes, 4097 if ragged else 4096) | dict.fromkeys(tile.batch, 2)
+        if len(tile.columns) > 1:
+            extents |= {tile.column: 128 // (2 if tile.paired else 1)} | dict.fromkeys(tile.columns[:-1], 32 + ragged)
         arrays = {
             a.name: jax.ShapeDtypeStruct(sizes.array_shape(a, extents), types.dtype(a))
             for a in self.spec.inputs if a.default is None or not defaults

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import lost_axes, topological
-from codegen.plan.gemms.tiles import Fold, Tile
+from codegen.plan.gemms.folds import Fold
+from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import GemmLaunch
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes

@@ -402,6 +402,8 @@ class GemmWords:
         how = "on sm_90a its epilogue in the same kernel, where a row's bytes are a multiple of 16 and that is faster; else after XLA's matmul"
         if isinstance(tile, UserError):
             how = f"its epilogue in a kernel after XLA's matmul: {tile.message}"
+        elif tile.segments is not None:
+            how += f"; registers reduce {listed(dict.fromkeys(tile.segments.ops))} along {tile.column} before it, where a tile has whole ones: 64, 128 or 256 columns of {self.plan.products[0].b.name}"
         elif tile.folds:
             how += f"; its tiles write partial results of {listed(dict.fromkeys(f.name for f in tile.folds))}, which are reduced after it"
         return f"{self.plan.kind}: {products}; {how}"

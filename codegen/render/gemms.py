@@ -42,7 +42,11 @@ class GemmContext(Context):
         own = op.spec.op == op.plan.epilogue.spec.op
         chain = f"{op.plan.epilogue.spec.op}_chain"
         tile = op.plan.tile
-        self.tile = None if isinstance(tile, UserError) else TileContext(op, "" if own or tile.folds or tile.segments else chain)
+        self.tile = (
+            None
+            if isinstance(tile, UserError)
+            else TileContext(op, "" if own or tile.folds or tile.segments else chain)
+        )
 
     def kernel(self) -> GemmKernel | None:
         return None if self.tile is None else self.tile.kernel()
@@ -354,8 +358,9 @@ class TileContext(ElementwiseContext):
 
     def places(self, access: Access) -> str:
         """The function from a column to the coordinates of an access."""
-        column = self.groups[-1].coordinate
-        where = self.at(access, "")
+        inner, several = self.groups[-1], len(self.split_groups()[2]) > 1  # a vector is within a segment
+        column = "column" if several else inner.coordinate
+        where = self.at(access, "", f"column % {inner.name}" if several else None)
         return f"lambda {column}: ({where}{',' if ',' not in where else ''})"
 
     def read(self, access: Access) -> Fragment:

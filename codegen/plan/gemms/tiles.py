@@ -22,7 +22,7 @@ from codegen.plan.gemms.hopper_tiles import FLOAT8
 from codegen.plan.gemms.loading import Loaded
 from codegen.plan.gemms.segments import WIDTHS, Segments, of_segments
 from codegen.plan.launches import GemmLaunch, Tuned
-from codegen.shared import AmpereTiles, Tiles
+from codegen.shared import WARP, AmpereTiles, Tiles
 from codegen.spec.spec import Array, Spec
 
 
@@ -296,15 +296,12 @@ EMULATED = ("sm_90", "sm_100", "sm_103")
 
 
 def _with_whole(tiles: AmpereTiles, segment: int) -> AmpereTiles:
-    """Tiles whose warps have whole segments of so many accumulators: all columns of a tile."""
+    """Tiles whose warps have whole segments of so many accumulators: all columns of a tile. A thread copies 4 bytes of a row of b at
+    least, so there are as many threads as columns."""
     wide = max(segment, tiles.tile_n)
-    return replace(
-        tiles,
-        tile_m=min(tiles.tile_m, 64 if wide > 128 else 128),
-        tile_n=wide,
-        warps_m=tiles.warps_m * tiles.warps_n,
-        warps_n=1,
-    )
+    warps = max(tiles.warps, wide // WARP)
+    own = replace(tiles, tile_m=max(tiles.tile_m, 16 * warps), tile_n=wide, warps_m=warps, warps_n=1)
+    return replace(own, stages=2, blocks=1) if wide > tiles.tile_n else own
 
 
 LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
@@ -399,9 +396,6 @@ def _check_extents(
                 raise UserError(
                     f"no array that is there in every call has ({', '.join(plan.groups[i].axes)}), but rows count it"
                 )
-    if len({axis for axis in columns if any(axis in g.axes for g in plan.groups[-1:])}) < len(columns):
-        if any(a.mode == "gather" or a.index_of for a in (*plan.loads, *plan.stores)):
-            raise UserError(f"elements are accessed one by one along ({', '.join(columns)}), several axes")
     for load in plan.loads:
         if load.mode == "size" and load.group not in there:
             raise UserError(f"no array that is there in every call has the axis whose size is {load.name}")

@@ -103,6 +103,17 @@ REASONS = {
         "y = q @ k; c = sum(y, axis=B)",
         "y: T[B, S, P]; c: T[S, P]",
     ),
+    "columns along several axes": ("x: T[..., K]; w: int8[K, H, D]", "y = x @ w", "y: T[..., H, D]"),
+    "of more than products": (
+        "x: T[..., K]; w: T[K, H, D]; b: T[D]",
+        "z = x @ w; y = z / max(z + b, axis=D)",
+        "y: T[..., H, D]",
+    ),
+    "a tile reduces floats along D alone": (
+        "x: T[..., K]; w: T[K, H, D]",
+        "z = x @ w; y = z / max(z, axis=(H, D))",
+        "y: T[..., H, D]",
+    ),
     "parts of its columns, two of them": ("x: T[..., K]; w: T[K, (3 N)]", "y = (x @ w[0]) * (x @ w[1]) * (x @ w[2])"),
 }
 
@@ -112,6 +123,22 @@ def test_what_no_tile_can_do_is_two_kernels(reason):
     tile = plan(*REASONS[reason]).tile
     assert isinstance(tile, UserError)
     assert reason in tile.message
+
+
+def test_a_tile_has_whole_segments():
+    """Of 64, 128 or 256 accumulators, and whole vectors where nothing asks for them."""
+    tile = plan(
+        "x: T[..., K]; w: T[K, H, (2 D)]", "y[0] = x @ w[0] - x @ w[1]; y[1] = x @ w[1]", "y: T[..., H, (2 D)]"
+    ).tile
+    assert (tile.paired, tile.columns, tile.segment({"D": 64})) == ("segments", ("H", "D"), 64)
+    dtypes = {"a": "bfloat16", "b": "bfloat16", "y": "bfloat16"}
+    for D, message in ((96, "192 columns of a product along D"), (20, "are not whole vectors")):
+        with pytest.raises(UserError, match=message):
+            tile.launch(dtypes, {"L": 1, "M": 64, "N": 2 * D, "K": 64, "D": D}, False, "sm_90a")
+    sizes = {"L": 1, "M": 4096, "N": 16 * 128, "K": 4096, "D": 128}
+    how = tile.launch(dtypes, sizes, False, "sm_90a")
+    assert how.segment == 128 and how.tiles.tile_n == 256
+    assert all(t.tile_n // t.splits == 256 for t in tile.hopper(dtypes, sizes, False))
 
 
 def test_what_is_folded_may_be_all_that_there_is():

@@ -183,6 +183,10 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sYRun = rowwise.run_of(how, mY, B * S * H, D * 2, 2)
+    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -191,18 +195,21 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 values = dense_head_rmsnorm_rotary_epilogue_stage0(
                     device.floats(rAcc0[None, v, u]), device.floats(rAcc1[None, v, u]),
@@ -213,10 +220,10 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
         row = row.forget((mAcc, rAcc0), (mAcc, rAcc1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -227,8 +234,9 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
                     device.floats(rSin[None, v, u]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0))
-                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0))
+                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=sYRun)
+                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=sYRun)
+    rowwise.send(how, (sYRun, mY))
 
 
 @cute.jit
@@ -380,6 +388,11 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sDaccRun = rowwise.run_of(how, mDacc, B * S * H, D * 2, 2)
+    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
+    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -388,25 +401,28 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -424,12 +440,12 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mAcc, rAcc0), (mAcc, rAcc1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -441,8 +457,9 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), approx,
                 )
-                at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0))
-                at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0))
+                at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0), run=sDaccRun)
+                at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0), run=sDaccRun)
+    rowwise.send(how, (sDaccRun, mDacc))
 
 
 @cute.jit
@@ -506,6 +523,10 @@ def dense_head_rmsnorm_rotary_backward_rows_kernel(
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sCosRun = rowwise.slots(how, mCos, 1)
+    sSinRun = rowwise.slots(how, mSin, 1)
+    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
+    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -514,25 +535,28 @@ def dense_head_rmsnorm_rotary_backward_rows_kernel(
         iS = (index // H) % S
         iB = ((index // H) // S)
         row = rowwise.row(how, index, index < B * S * H, D, shifts=False)
+        row.fetch(mCos, (iS, 0), sCosRun, 0)
+        row.fetch(mSin, (iS, 0), sSinRun, 0)
+        rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-        row.load(mCos, (iS, 0), rCos[None, None, u])
-        row.load(mSin, (iS, 0), rSin[None, None, u])
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+        row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u])
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u])
-            part.load(mCos, (iS, 0), rCos[None, None, u])
-            part.load(mSin, (iS, 0), rSin[None, None, u])
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
+            part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0, 0), rWeight0)
@@ -660,12 +684,14 @@ def dense_head_rmsnorm_rotary_backward_kernel(
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
-        sDy0 = access.staging(mDy, vec, vectors, at_once, threads)
-        sDy1 = access.staging(mDy, vec, vectors, at_once, threads)
-        sAcc0 = access.staging(mAcc, vec, vectors, at_once, threads)
-        sAcc1 = access.staging(mAcc, vec, vectors, at_once, threads)
+        sDy0 = rowwise.staging(how, mDy)
+        sDy1 = rowwise.staging(how, mDy)
+        sAcc0 = rowwise.staging(how, mAcc)
+        sAcc1 = rowwise.staging(how, mAcc)
         if cutlass.const_expr(how.paced):
             sSeen = partials.rows_seen(at_once)
+    sDacc0Run = rowwise.slots(how, mDacc, 1)
+    sDacc1Run = rowwise.slots(how, mDacc, 1)
     sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32, cutlass.Float32), turns=2)
     fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
     fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
@@ -710,13 +736,13 @@ def dense_head_rmsnorm_rotary_backward_kernel(
             own = rowwise.walked(how, row < B * H, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
-                cute.arch.cp_async_wait_group(at_once - 1)
+                rowwise.arrived(how)
                 if cutlass.const_expr(how.paced):
                     partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(sDy0, u, rDy0[None, None, k])
-                own.take(sDy1, u, rDy1[None, None, k])
-                own.take(sAcc0, u, rAcc0[None, None, k])
-                own.take(sAcc1, u, rAcc1[None, None, k])
+                own.take(mDy, (iB, iS, iH, 0, 0), sDy0, u, rDy0[None, None, k])
+                own.take(mDy, (iB, iS, iH, 1, 0), sDy1, u, rDy1[None, None, k])
+                own.take(mAcc, (iB, iS, iH, 0, 0), sAcc0, u, rAcc0[None, None, k])
+                own.take(mAcc, (iB, iS, iH, 1, 0), sAcc1, u, rAcc1[None, None, k])
             if cutlass.const_expr(how.whole):
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -762,8 +788,10 @@ def dense_head_rmsnorm_rotary_backward_kernel(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
                         (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
                     )
-                    at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0))
-                    at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0))
+                    at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0), run=sDacc0Run)
+                    at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0), run=sDacc1Run)
+            own.send(mDacc, (iB, iS, iH, 0, 0), sDacc0Run)
+            own.send(mDacc, (iB, iS, iH, 1, 0), sDacc1Run)
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H

@@ -206,7 +206,9 @@ class TileContext(ElementwiseContext):
         values = ReducedContext(
             replace(self.op, spec=found.spec, statements=found.spec.read.statements, plan=found.plan)
         )
-        return SegmentChain(name, values.chain(), f"gemm.Segments({name}, ({ops}))")
+        read = {self.place_of_sums(a): a.name for a in found.plan.loads}
+        params = [read.get(place, f"unused{place}") for place in range(2 if self.tile_plan.paired else 1)]
+        return SegmentChain(name, replace(values.chain(), params=params), f"gemm.Segments({name}, ({ops}))")
 
     def fold_comment(self, fold: Fold) -> str:
         shape = "L, rows, parts" if fold.along else f"L, parts, {self.tile_plan.column}"
@@ -285,13 +287,16 @@ class TileContext(ElementwiseContext):
                 lines.append(f"{flag} = {self.narrow}{more}")
         return lines
 
+    def place_of_sums(self, access: Access) -> int:
+        """The place of a product, or of what is reduced of segments, among those that the kernel passes."""
+        assert access.array is not None
+        given, parts = self.tile_plan.given, self.tile_plan.paired not in ("", "two")  # of the one product
+        if access.array.name in self.gemm.accs:
+            return given.index(access.array.name) + (access.part or 0)
+        return given.index(access.array.name) + parts
+
     def chain_arguments(self) -> list[str]:
-        given = self.tile_plan.given
-        more = 1 if self.tile_plan.paired in ("halves", "interleaved", "segments") else 0  # parts of the one product
-        places = [
-            given.index(a.array.name) + (more if a.array.name not in self.gemm.accs else a.part or 0)
-            for a in self.accs if a.array is not None
-        ]  # fmt: skip
+        places = map(self.place_of_sums, self.accs)
         return [*(f"acc[{place}].load()" for place in places), *super().chain_arguments()]
 
     # The position of the vector

@@ -18,7 +18,6 @@ from codegen.device import functions as device
 from codegen.device import reduce, vectors
 from codegen.device.gemm import folds as gemm_folds
 from codegen.device.gemm import pieces as gemm_pieces
-from codegen.device.gemm import segments as gemm_segments
 from codegen.device.gemm import staging
 from codegen.device.gemm.pieces import Form, Pieces
 from codegen.device.gemm.vector import Vector
@@ -65,7 +64,7 @@ def finish(
     columns = zip(form.column_ops, column_parts, strict=True)
     rColumns = [reduce.accumulators(form.vec, walk.turns, op, p.element_type) for op, p in columns]
 
-    rSegments = gemm_segments.reduced(acc, walk, form)
+    rSegments = gemm_folds.reduced_segments(acc, walk, form)
     cute.arch.sync_warp()  # the previous tile is read
     gemm_pieces.write(acc, shared, gemm_pieces.write_place(lane, walk, form), walk.order[0], walk, form)
     if cutlass.const_expr(form.rolled):
@@ -82,7 +81,7 @@ def finish(
 @cute.jit
 def _in_loops(
     acc: cute.Tensor, shared: cutlass.Int32, walk: cutlass.Constexpr[Pieces], tensors: tuple, rRows: list, rColumns: list,
-    rSegments: list,     form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
+    rSegments: list, form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
 ):  # fmt: skip
     """The epilogue of each piece in a loop over its vectors, so that its code is executed more often than it is fetched. Each vector
     and its prefetched operands in shared memory are loaded to registers while the previous vector is computed."""
@@ -96,7 +95,7 @@ def _in_loops(
         vector = gemm_pieces.read(shared + reading, walk, acc.element_type, form)
         own = _own_at(0, lane, walk, tensors, form, operands)
     for i in cutlass.range_constexpr(len(order)):
-        turn, slab, part = order[i]
+        (turn, slab, part), more = order[i], i + 1 < len(order)
         # Or the compiler would compute all places at once, and keep them in registers
         lane = device.unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
         written, reading = _places(lane, (written, reading), walk, form)
@@ -106,7 +105,6 @@ def _in_loops(
             below = cutlass.select_(c < walk.N, walk.M, Int32(0))
         if cutlass.const_expr(slab + 1 == walk.slabs and part + 1 == walk.buffers and turn + 1 < walk.turns):
             coming = _columns(walk, turn + 1, lane, tensors, form)
-        more = i + 1 < len(order)
         if cutlass.const_expr(walk.buffers > 1 and more):
             if cutlass.const_expr(i > 0):
                 cute.arch.sync_warp()  # the previous piece is read
@@ -123,7 +121,7 @@ def _in_loops(
                 values = gemm_pieces.read(shared + at, walk, acc.element_type, form)
                 _, limit, valid = walk.place(slab, part, step, lane, c)
                 beside = _own((r, c, valid), slot, which, walk, tensors, form, operands)
-            held = gemm_segments.of_vector(rSegments, i, step, lane, walk, form)
+            held = gemm_folds.segments_of_vector(rSegments, i, step, lane, walk, form)
             found = form.run(form.vector(r, c, walk.batch, valid), (*values, *held), (*fixed, *beside), tensors)
             if cutlass.const_expr(early):
                 _put(gemm_pieces.read(shared + following[0], walk, acc.element_type, form), vector)
@@ -218,7 +216,7 @@ def _unrolled(
         for step in cutlass.range_constexpr(walk.steps):
             r, limit, valid = walk.place(slab, part, step, lane, c)
             given = now[step][0] + now[step][1] if cutlass.const_expr(form.reads) else ()
-            held = gemm_segments.of_vector(rSegments, i, step, lane, walk, form)
+            held = gemm_folds.segments_of_vector(rSegments, i, step, lane, walk, form)
             found = form.run(form.vector(r, c, walk.batch, valid), (*values[step], *held), given, tensors)
             if cutlass.const_expr(len(form.row_ops) + len(form.column_ops) > 0):
                 at = (slab * (STAGED_ROWS // walk.rows) + part) * walk.steps + step

@@ -48,26 +48,19 @@ def of_segments(
     reduced = tuple(fresh(taken, f"of_{name}") for name in names)
     calls = epilogue.read.graph.calls
     own = {id(s.value): s.name for s in statements if s.part is None and s.name not in outputs}
-
-    def dims(axes: tuple[str, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis((axis,), extents=(epilogue.extents.get(axis),)) for axis in axes)
-
-    results = tuple(Array(name, "float32", dims(order[:-1])) for name in names)
+    dims = tuple(Axis((axis,), extents=(epilogue.extents.get(axis),)) for axis in order)
+    results = tuple(Array(name, "float32", dims[:-1]) for name in names)
     leaves = {id(n): Leaf(name) for n, name in zip(found, names, strict=True)}
     after = replace(epilogue, inputs=(*epilogue.inputs, *results))
     after = derived_spec(after, f"{epilogue.op} (segments)", Values(made, calls, own, leaves), taken)
     before = replace(
         epilogue, op=f"{epilogue.op}_segments", inputs=tuple(a for a in epilogue.inputs if a.name in accs), params=(),
-        outputs=tuple(Array(name, "float32", dims(order)) for name in reduced), domain=(),
+        outputs=tuple(Array(name, "float32", dims) for name in reduced), domain=(),
     )  # fmt: skip
     targets = tuple(Statement(name, None, n.args[0]) for name, n in zip(reduced, found, strict=True))
     before = derived_spec(before, f"{epilogue.op} (reduced)", Values(targets, calls, own), taken)
-    chain = before.read.statements
-    return (
-        after,
-        after.read.statements,
-        Segments(names, tuple(n.op for n in found), before, tile_plan(before, chain, borders)),
-    )
+    ops, plan = tuple(n.op for n in found), tile_plan(before, before.read.statements, borders)
+    return after, after.read.statements, Segments(names, ops, before, plan)
 
 
 def _check(node: Node, order: tuple[str, ...], accs: Collection[str]) -> None:

@@ -339,14 +339,7 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
     if len(columns) > 1 and first.widened:
         raise UserError(f"{b.name!r} has columns along several axes, and a kernel that converts it takes one")
     column, order, borders = columns[-1], (*batch, *rows, *columns), {rows[0], columns[0]}
-    if any(n.op == "shift" for n in topological(s.value for s in statements)):
-        raise UserError("a GEMM kernel reads no neighbours")
-    if any(n.op in ALONE for n in topological(s.value for s in statements)):
-        raise UserError("a GEMM kernel has tiles, and no whole rows to sort or to select from")
-    if any(n.op == "pick" for n in topological(s.value for s in statements)):
-        raise UserError("a GEMM kernel takes at an input's indices, not at computed ones")
-    if any(s.at for s in statements):
-        raise UserError("a GEMM kernel writes its tiles where they are, not at an index's places")
+    _check_chain(statements)
     if epilogue.disagreeing:
         words = " and ".join(f"{x.name!r} ({x})" for x in epilogue.disagreeing)
         raise UserError(f"a tile of a GEMM kernel has one order of axes, and {words} have several")
@@ -374,6 +367,18 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         spec, statements, folds, exactness, plan, batch, rows, columns, b.axes[-1] == first.axis, paired, accs,
         a.dtype, work // (2 if paired else 1), first.loaded, segments,
     )  # fmt: skip
+
+
+def _check_chain(statements: tuple[Statement, ...]) -> None:
+    """Checks that each element of the epilogue depends on its own position alone."""
+    if any(n.op == "shift" for n in topological(s.value for s in statements)):
+        raise UserError("a GEMM kernel reads no neighbours")
+    if any(n.op in ALONE for n in topological(s.value for s in statements)):
+        raise UserError("a GEMM kernel has tiles, and no whole rows to sort or to select from")
+    if any(n.op == "pick" for n in topological(s.value for s in statements)):
+        raise UserError("a GEMM kernel takes at an input's indices, not at computed ones")
+    if any(s.at for s in statements):
+        raise UserError("a GEMM kernel writes its tiles where they are, not at an index's places")
 
 
 def _alike(product: Product) -> tuple[object, ...]:

@@ -27,6 +27,11 @@ def pairs(z, g):
     return np.stack(rotated(z[..., ::2], z[..., 1::2], g[::2]), -1).reshape(z.shape)
 
 
+def upper(z):
+    second = np.split(z, 2, -1)[1]
+    return second / np.abs(second).max(-1, keepdims=True)
+
+
 # Name: b, y and how b lies; the chain; the same in NumPy of the product and g
 OPS = {
     "norm": ("T[K, H, D]", "T[..., H, D]", "T[D]", "z = x @ w; y = z * rsqrt(mean(square(z), axis=D) + 0.5) * g", normalised),
@@ -42,6 +47,10 @@ OPS = {
         "T[K, H, (D 2)]", "T[..., H, (D 2)]", "T[(D 2)]",
         "a = x @ w[0]; b = x @ w[1]; m = (mean(a, axis=D) + mean(b, axis=D)) / 2; "
         "y[0] = a - m - g[0] * (b - m); y[1] = b - m + g[0] * (a - m)", pairs,
+    ),
+    "one_half_decides": (
+        "T[K, H, (2 D)]", "T[..., H, (2 D)]", "T[(2 D)]", "a = x @ w[0]; b = x @ w[1]; y[0] = a + g[0]; y[1] = b * g[1] / max(abs(b), axis=D)",
+        lambda z, g: np.concatenate([np.split(z, 2, -1)[0] + np.split(g, 2)[0], upper(z) * np.split(g, 2)[1]], -1),
     ),
     "several_axes_and_no_reduction": ("T[K, H, D]", "T[..., H, D]", "T[D]", "y = relu(x @ w + g)", lambda z, g: np.maximum(z + g, 0)),
 }  # fmt: skip

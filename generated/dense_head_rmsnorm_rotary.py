@@ -833,9 +833,7 @@ def dense_head_rmsnorm_rotary_backward_finish(
     D: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    tidx, _, _ = cute.arch.thread_idx()
-    there = tidx == 0
-    c, _, _ = cute.arch.block_idx()
+    c, there = partials.result_to_finish(mColumnSumParts, (S, D,), (False, True))
     column_sum, column_sum2 = partials.over_parts_of(
         [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, D,), (False, True),
     )
@@ -890,7 +888,7 @@ def dense_head_rmsnorm_rotary_backward_launch(
             mDy, mAcc, mWeight, mCos, mSin, mDacc, mDweight, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
             mColumnSum3Parts, mColumnSum4Parts, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, mCounter, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = D
+    blocks = partials.blocks_of_results(mColumnSumParts, (S, D,), (False, True), D)
     if blocks > 0:
         dense_head_rmsnorm_rotary_backward_finish(
             mDweight, mColumnSumParts, mColumnSum2Parts, S, D,

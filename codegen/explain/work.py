@@ -22,7 +22,7 @@ OPERATIONS: dict[str, tuple[tuple[float, float, float], ...]] = {
         (12.5, 2.0, 1.25),
     ),
     "div": (
-        (10.0, 1.0, 0.0),
+        (15.0, 1.0, 2.5),
         (9.0, 1.0, 3.0),
     ),
     "divide_by_row": (

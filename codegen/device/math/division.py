@@ -1,6 +1,6 @@
 """Quotients of float32 on per-thread vectors (`cute.TensorSSA`).
 
-Quotients are formed without the branches of the hardware's division.
+Quotients are formed without the branches of the hardware's division, or so that they are rarely taken.
 
 A reciprocal is kept as the sum of two floats, `high` and `low`: then a / b is a * high + a * low, where the second product is rounded
 first and the sum is fused. It is off by 0.5 + 2**-18 ulp at most, and so nearly always correctly rounded (Brisebarre, Muller
@@ -30,10 +30,18 @@ from codegen.device.functions import (
 
 
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a / b, correctly rounded; approximately within 2 ulp over the whole range."""
+    """a / b, correctly rounded; approximately within 2 ulp over the whole range.
+
+    The hardware's division takes a slow way, of some hundred instructions, where the dividend is 0, as masked and underflown
+    terms are. So 0 / b is 0 * (2**-24 / b), whose second factor is finite unless b is 0."""
+    constant = not isinstance(a, cute.TensorSSA)
     a, b = as_vectors(a, b)
-    if not approx or a.dtype is not Float32:
+    if a.dtype is not Float32 or (constant and not approx):
         return a / b
+    if not approx:
+        zero = a == 0.0
+        quotient = where(zero, 2.0**-24, a) / b
+        return where(zero, a * quotient, quotient)
     return each(lambda p, q: cute.math.div(p, q, full=True), a, b)
 
 

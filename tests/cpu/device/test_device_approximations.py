@@ -342,3 +342,17 @@ def test_powers(math, tmp_path):
         assert not np.signbit(got[x == 0]).any()
         fits = ~special & (exact < 2.0**127)
         check(got[fits], exact[fits], 2.0**-22 if math == "precise" else 2.0**-15)
+
+
+def test_quotients_are_correctly_rounded_and_zeros_keep_their_signs(tmp_path):
+    """Of every pair of some numbers, with zeros, infinities, NaN, the least and the largest numbers among them."""
+    some = np.float32([0.0, -0.0, 1.0, -3.0, 0.1, 7e-20, 3e38, -1e-38, LEAST, SMALLEST, np.inf, -np.inf, np.nan])
+    a, b = (np.tile(part.ravel(), 8) for part in np.meshgrid(some, some))
+    made = SPEC.replace("math: fast", "math: precise").replace("  x: float32[N]", "  x: float32[N]\n  b: float32[N]")
+    op = make_op(tmp_path, made.format("x / b", "x"))
+    got = np.asarray(op(jnp.asarray(a), jnp.asarray(b), implementation="interpret"))
+    with np.errstate(all="ignore"):
+        exact = a / b
+    np.testing.assert_array_equal(got, exact)
+    there = ~np.isnan(exact)
+    np.testing.assert_array_equal(np.signbit(got[there]), np.signbit(exact[there]))

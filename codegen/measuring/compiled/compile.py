@@ -13,7 +13,6 @@ import json
 import math
 import re
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from typing import Any
 
 import jax
 
-from codegen import cache, extras
+from codegen import cache
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
 from codegen.plan.attention import Attention, AttentionPlan
@@ -35,6 +34,7 @@ from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key
 from codegen.runtime.call.typed import element_type
 from codegen.runtime.compiled import kernels
+from codegen.runtime.compiled.cubins import cubins_in, read_cubin
 from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
@@ -42,9 +42,6 @@ from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Launch, RowLaunch, WalkLaunch
-
-with extras.needed("build"):
-    from elftools.elf.elffile import ELFFile
 
 
 @dataclass(frozen=True)
@@ -237,16 +234,21 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
     from cutlass.cute.runtime import make_fake_stream
 
     tensors = [None if t is None else _fake(*t) for t in (*call.inputs, *call.outputs)]
-    arguments = [*tensors, *(nameable(value) for _, value in call.constants)]
 
-    def compiled(options: str) -> Any:
-        return cute.compile(op._launch, make_fake_stream(), *arguments, options=options, no_jit_engine=True)
+    def compiled(tried: CompiledCall, options: str) -> Any:
+        constants = (nameable(value) for _, value in tried.constants)
+        return cute.compile(
+            op._launch, make_fake_stream(), *tensors, *constants, options=options, no_jit_engine=True
+        )  # fmt: skip
 
     with compiling_for(call.arch):
-        result = compiled(OPTIONS)
-        registers, stack, shared = read_cubin(result.__cubin__)
+        for tried in kernels.candidates(call):
+            result = compiled(tried, OPTIONS)
+            registers, stack, shared = read_cubin(result.__cubin__)
+            if kernels.suffice(call, registers):
+                break
         # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
-        spills = _spills(lambda: compiled(f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
+        spills = _spills(lambda: compiled(tried, f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
     made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
     _keep(call, made)
     return made
@@ -308,21 +310,6 @@ def _spills(compile_verbosely: Callable[[], object]) -> int:
     return sum(int(stores) + int(loads) for stores, loads in set(found))
 
 
-def read_cubin(cubin: bytes) -> tuple[int, int, int]:
-    """A kernel's registers, stack and shared memory, as `cuobjdump -res-usage` shows them."""
-    registers = stack = shared = 0
-    for section in ELFFile(io.BytesIO(cubin)).iter_sections():
-        if section.name == ".nv.info":
-            for kind, value in _attributes(section.data()):
-                registers = max(registers, value) if kind == _REGCOUNT else registers
-                stack = max(stack, value) if kind == _MIN_STACK_SIZE else stack
-        elif section.name.startswith(".nv.shared.") and not section.name.startswith(".nv.shared.reserved."):
-            shared += section["sh_size"]
-    if not registers:
-        raise RuntimeError("the cubin has no register count for its kernel")
-    return registers, stack, shared
-
-
 def resources_of_call(op: AnyOp, types: Types, shape: Shape, arch: str) -> tuple[int, int, int]:
     """Registers, stack and shared memory of the kernel that a call at a shape runs, the largest of each where it runs several."""
     found = [read_cubin(cubin) for cubin in cubins_of_call(op, types, shape, arch)]
@@ -338,35 +325,7 @@ def cubins_of_call(op: AnyOp, types: Types, shape: Shape, arch: str) -> list[byt
     static = tuple((p.name, p.example) for p in op.spec.params if p.static)
     call = op._kernel_call(Key("cute", types, tuple(arrays), static), (*arrays.values(), *dynamic), arch)
     module = kernels.binary(call.compiled_for(arch)).module
-    return [module[place:] for place in _elf_files(module, _EM_CUDA)]
-
-
-_EM_CUDA = 190
-
-
-def _elf_files(data: bytes, machine: int) -> Iterator[int]:
-    """Where files for a machine begin in an object file that holds them."""
-    place = data.find(b"\x7fELF")
-    while place >= 0:
-        if struct.unpack_from("<H", data, place + 18)[0] == machine:
-            yield place
-        place = data.find(b"\x7fELF", place + 4)
-
-
-# Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions
-_REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
-
-
-def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
-    """The (attribute, value) pairs of a cubin's .nv.info whose entries are a function's number and a value."""
-    at = 0
-    while at + 4 <= len(data):
-        form, kind, size = struct.unpack_from("<BBH", data, at)
-        at += 4
-        if form == 4:  # sized: `size` bytes follow; other forms have their value in place of the size
-            if size == 8:
-                yield kind, struct.unpack_from("<II", data, at)[1]
-            at += size
+    return cubins_in(module)
 
 
 # Global memory in PTX

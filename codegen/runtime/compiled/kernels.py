@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import jax
 
@@ -33,7 +33,9 @@ from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
 from codegen.runtime.call.typed import bridged
+from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.shared import RowLaunch, Walk
 from codegen.targets import ARCHITECTURES
 
 
@@ -87,10 +89,30 @@ OPTIONS: dict[Kept, str] = {
 @functools.lru_cache(maxsize=4096)
 def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, with the results that are to be `kept`. Threads that request the same one at
-    the same time wait until the first has compiled it. Raises ValueError for an unknown architecture, or an invalid limit of
-    the cache."""
+    the same time wait until the first has compiled it. Where a launch wants several blocks resident, it is compiled without that
+    bound of its registers first. Raises ValueError for an unknown architecture, or an invalid limit of the cache."""
     with PARSER:
-        return _binary(call, kept)
+        for tried in candidates(call) if kept == "binary" else (call,):
+            found = _binary(tried, kept)
+            if tried == call or suffice(call, max(read_cubin(cubin)[0] for cubin in cubins_in(found.module))):
+                break
+        return found
+
+
+def candidates(call: CompiledCall) -> tuple[CompiledCall, ...]:
+    """The calls to compile, of which the first is taken whose registers suffice: one that leaves them to the compiler, then as its
+    launch says. A bound costs time even where it is met: ptxas moves loads as far ahead as its registers allow, and spills."""
+    free = tuple((name, replace(v, resident=0) if _bound(v) else v) for name, v in call.constants)
+    return (replace(call, constants=free), call) if free != call.constants else (call,)
+
+
+def suffice(call: CompiledCall, registers: int) -> bool:
+    """Whether so many registers of a thread leave room for the resident blocks that a call's launch wants."""
+    return all(are_resident(value, registers) for _, value in call.constants if _bound(value))
+
+
+def _bound(value: Any) -> TypeGuard[RowLaunch | Walk]:
+    return isinstance(value, RowLaunch | Walk) and value.resident > 0
 
 
 @functools.lru_cache(maxsize=4096)

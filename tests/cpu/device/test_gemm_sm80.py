@@ -12,8 +12,8 @@ from gemm_cases import BF16, DEFAULT, PRECISE, TF32, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.measuring.compiled.compile import read_cubin
 from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.cubins import read_cubin
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.shared import AmpereTiles
 

@@ -12,9 +12,10 @@ from gemm_running import Product
 from making import make_op
 
 from codegen.graph.nodes import DTYPES
-from codegen.measuring.compiled.compile import compile_kernel, read_cubin, variants
+from codegen.measuring.compiled.compile import compile_kernel, variants
 from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.cubins import read_cubin
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 
 SPILLS = 32  # bytes of stack for a value or two that are needed between tiles

@@ -245,7 +245,7 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
         for tried in kernels.candidates(call):
             result = compiled(tried, OPTIONS)
             registers, stack, shared = read_cubin(result.__cubin__)
-            if kernels.suffice(call, registers):
+            if kernels.suffice(call, [result.__cubin__]):
                 break
         # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
         spills = _spills(lambda: compiled(tried, f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from codegen.plan.rows.walking import REGISTERS_OF_SM
 from codegen.shared import WARP, RowLaunch, Walk
@@ -11,6 +12,7 @@ from codegen.shared import WARP, RowLaunch, Walk
 _EM_CUDA = 190
 # Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions
 _REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
+_SIZED = 4  # a form of attributes
 UNIT = 8  # registers: an SM gives each thread a multiple
 
 
@@ -25,18 +27,21 @@ def cubins_in(module: bytes) -> list[bytes]:
 
 
 def read_cubin(cubin: bytes) -> tuple[int, int, int]:
-    """A kernel's registers, stack and shared memory, as `cuobjdump -res-usage` shows them."""
-    registers = stack = shared = 0
-    for name, data, size in _sections(cubin):
-        if name == ".nv.info":
-            for kind, value in _attributes(data):
-                registers = max(registers, value) if kind == _REGCOUNT else registers
-                stack = max(stack, value) if kind == _MIN_STACK_SIZE else stack
-        elif name.startswith(".nv.shared.") and not name.startswith(".nv.shared.reserved."):
-            shared += size
+    """The registers, the stack and the shared memory of a cubin's kernels, the largest of each, as `cuobjdump -res-usage` shows them."""
+    sections = list(_sections(cubin))
+    registers = max(_of_functions(sections, _REGCOUNT).values(), default=0)
     if not registers:
         raise RuntimeError("the cubin has no register count for its kernel")
-    return registers, stack, shared
+    shared = [s.size for s in sections if s.name.startswith(".nv.shared.") and ".reserved." not in s.name]
+    return registers, max(_of_functions(sections, _MIN_STACK_SIZE).values(), default=0), sum(shared)
+
+
+def registers_of(cubin: bytes, kernel: str) -> int:
+    """The registers of the kernels whose names contain such a text; 0 if there are none."""
+    sections = list(_sections(cubin))
+    names = {s.symbol: s.name for s in sections if s.name.startswith(".text.")}
+    found = _of_functions(sections, _REGCOUNT)
+    return max((n for symbol, n in found.items() if kernel in names.get(symbol, "")), default=0)
 
 
 def are_resident(how: RowLaunch | Walk, registers: int) -> bool:
@@ -44,22 +49,33 @@ def are_resident(how: RowLaunch | Walk, registers: int) -> bool:
     return how.resident * -(-how.threads // WARP) * WARP * -(-registers // UNIT) * UNIT <= REGISTERS_OF_SM
 
 
-def _sections(elf: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """The name, the bytes and the size of each section of an ELF file of 64 bits; a section of zeros has no bytes in the file."""
+class _Section(NamedTuple):
+    name: str
+    data: bytes  # none of a section of zeros
+    size: int
+    symbol: int  # a function's code: the number of its symbol
+
+
+def _sections(elf: bytes) -> Iterator[_Section]:
+    """The sections of an ELF file of 64 bits."""
     (start,), (size, count, names) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HHH", elf, 58)
-    headers = [struct.unpack_from("<I20xQQ", elf, start + size * i) for i in range(count)]
-    for name, place, length in headers:
+    headers = [struct.unpack_from("<I20xQQ4xI", elf, start + size * i) for i in range(count)]
+    for name, place, length, info in headers:
         at = headers[names][1] + name
-        yield elf[at : elf.index(b"\0", at)].decode(), elf[place : place + length], length
+        yield _Section(elf[at : elf.index(b"\0", at)].decode(), elf[place : place + length], length, info & 0xFFFFFF)
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, int]]:
-    """The (attribute, value) pairs of a cubin's .nv.info whose entries are a function's number and a value."""
-    at = 0
-    while at + 4 <= len(data):
-        form, kind, size = struct.unpack_from("<BBH", data, at)
-        at += 4
-        if form == 4:  # sized: `size` bytes follow; other forms have their value in place of the size
-            if size == 8:
-                yield kind, struct.unpack_from("<II", data, at)[1]
-            at += size
+def _of_functions(sections: Iterable[_Section], attribute: int) -> dict[int, int]:
+    """An attribute's value for each function that has it, by its symbol's number."""
+    found: dict[int, int] = {}
+    for data in (s.data for s in sections if s.name == ".nv.info"):
+        at = 0
+        while at + 4 <= len(data):
+            form, kind, size = struct.unpack_from("<BBH", data, at)
+            at += 4
+            if form == _SIZED:  # `size` bytes follow; other forms have their value in place of the size
+                if size == 8 and kind == attribute:
+                    symbol, value = struct.unpack_from("<II", data, at)
+                    found[symbol] = max(value, found.get(symbol, 0))
+                at += size
+    return found

@@ -19,11 +19,11 @@ import linecache
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import jax
 
@@ -33,7 +33,7 @@ from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
 from codegen.runtime.call.typed import bridged
-from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin
+from codegen.runtime.compiled.cubins import are_resident, cubins_in, registers_of
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.shared import RowLaunch, Walk
 from codegen.targets import ARCHITECTURES
@@ -94,7 +94,7 @@ def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
     with PARSER:
         for tried in candidates(call) if kept == "binary" else (call,):
             found = _binary(tried, kept)
-            if tried == call or suffice(call, max(read_cubin(cubin)[0] for cubin in cubins_in(found.module))):
+            if tried == call or suffice(call, cubins_in(found.module)):
                 break
         return found
 
@@ -102,17 +102,23 @@ def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
 def candidates(call: CompiledCall) -> tuple[CompiledCall, ...]:
     """The calls to compile, of which the first is taken whose registers suffice: one that leaves them to the compiler, then as its
     launch says. A bound costs time even where it is met: ptxas moves loads as far ahead as its registers allow, and spills."""
-    free = tuple((name, replace(v, resident=0) if _bound(v) else v) for name, v in call.constants)
+    free = tuple((name, _unbound(value)) for name, value in call.constants)
     return (replace(call, constants=free), call) if free != call.constants else (call,)
 
 
-def suffice(call: CompiledCall, registers: int) -> bool:
-    """Whether so many registers of a thread leave room for the resident blocks that a call's launch wants."""
-    return all(are_resident(value, registers) for _, value in call.constants if _bound(value))
+def _unbound(value: Any) -> Any:
+    if isinstance(value, Walk) and value.first is not None:
+        return replace(value, resident=0, first=replace(value.first, resident=0))
+    return replace(value, resident=0) if isinstance(value, RowLaunch | Walk) else value
 
 
-def _bound(value: Any) -> TypeGuard[RowLaunch | Walk]:
-    return isinstance(value, RowLaunch | Walk) and value.resident > 0
+def suffice(call: CompiledCall, cubins: Iterable[bytes]) -> bool:
+    """Whether the registers of compiled kernels leave room for as many resident blocks as the call's launch wants."""
+    launches = [value for _, value in call.constants if isinstance(value, RowLaunch | Walk)]
+    bound: list[tuple[str, RowLaunch | Walk]] = [("_kernel_", how) for how in launches]
+    bound += [("_rows_kernel_", how.first) for how in launches if isinstance(how, Walk) and how.first is not None]
+    name = name_of(call)
+    return all(are_resident(how, registers_of(cubin, name + kernel)) for kernel, how in bound for cubin in cubins)
 
 
 @functools.lru_cache(maxsize=4096)

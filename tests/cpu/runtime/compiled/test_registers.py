@@ -9,7 +9,7 @@ import generated
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import kernels
-from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin
+from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
 from codegen.shared import RowLaunch
 
 LAUNCH = RowLaunch(8, False, 256, 32, 1, 1, True, True, False, resident=2)
@@ -52,5 +52,13 @@ def test_a_bound_where_it_is_needed():
     assert kernels.candidates(bound(few)) == (call, bound(few))
     assert kernels.binary(bound(few)).module == kernels.binary(call).module
     many = 2048 // how.threads  # all threads that an SM holds
-    assert not kernels.suffice(bound(many), free)
+    assert not kernels.suffice(bound(many), cubins_in(kernels.binary(call).module))
     assert most_registers(bound(many)) <= 65536 // (many * how.threads) < free
+
+
+def test_kernels_of_a_launcher_have_registers_of_their_own():
+    """The kernel that finishes has no bound: its registers say nothing of the blocks that walk down rows."""
+    call = call_of(generated.bias_grad, dy=(4096, 512))
+    (cubin,) = cubins_in(kernels.binary(call).module)
+    walk, finish = registers_of(cubin, "bias_grad_kernel_"), registers_of(cubin, "bias_grad_finish_")
+    assert 0 < walk and 0 < finish and max(walk, finish) == read_cubin(cubin)[0] and not registers_of(cubin, "none")

@@ -287,6 +287,9 @@ class AttentionLaunch:
     stages: int  # tiles of k and of v in shared memory
     processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
     splits: int = 1  # blocks that share a row's columns
+    bounded: bool = (
+        False  # whether they share those between the first and the last tile for which the mask holds somewhere
+    )
     packed: bool = False  # whether a block's rows are of all that share k and v
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none

@@ -318,7 +318,14 @@ class Attention(AttentionPlan):
         splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1
         if not packed and splits <= 1:
             return None
-        return replace(own, tile_m=tile, warps=tile // 16, splits=max(splits, 1), packed=packed)
+        bounded = splits > 1 and self.is_cheap
+        return replace(own, tile_m=tile, warps=tile // 16, splits=max(splits, 1), bounded=bounded, packed=packed)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether there is a mask, and bounds of it need no array of columns: a warp finds them for all tiles of a row."""
+        nodes = list(topological([self.condition] if self.condition is not None else []))
+        return bool(nodes) and not any(n.op == "input" and {*self.keys} & {*n.dims} for n in nodes)
 
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,

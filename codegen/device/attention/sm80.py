@@ -125,7 +125,7 @@ def _kernel(
     sizes = q.shape[1], pages_of.count(k, pages, how)
     block = batches_of.block(index // how.splits, sizes, batches, lacking, how)
     places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
-    first_n, tiles_n = _tiles_of(split, sizes[1], how)
+    first_n, tiles_n = _tiles_of(split, block, tensors, tiles)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
     own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)
@@ -166,11 +166,35 @@ def _kernel(
     _store(acc_o, top, total, o, parts, split, block, halves, own_row, warp * SLAB, shared, tensors, functions)
 
 
-def _tiles_of(split: Int32, count: Int32, how: AttentionLaunch) -> tuple[Int32, Int32]:
+def _tiles_of(
+    split: Int32, block: batches_of.Block, tensors: tuple, tiles: Callable[..., Any] | None
+) -> tuple[Int32, Int32]:
     """The first tile of k of a block that takes this of a row's `splits`, and the end of its tiles."""
-    every = cute.ceil_div(count, how.tile_n)
-    each = cute.ceil_div(every, how.splits)
-    return Int32(split * each), cutlass.min((split + 1) * each, every)
+    how = block.how
+    first, end = Int32(0), Int32(cute.ceil_div(block.sizes[1], how.tile_n))
+    if how.bounded:
+        first, end = _seen(end, block, tensors, tiles)
+    each = cute.ceil_div(end - first, how.splits)
+    return Int32(first + split * each), cutlass.min(first + (split + 1) * each, end)
+
+
+@cute.jit
+def _seen(
+    count: Int32, block: cutlass.Constexpr[batches_of.Block], tensors: tuple, tiles: cutlass.Constexpr[Callable[..., Any]]
+):  # fmt: skip
+    """Of so many tiles, the first one for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
+    how, lane = block.how, cute.arch.lane_idx()
+    first, end = count, Int32(0)
+    for start in cutlass.range(0, count, WARP):
+        tile = cutlass.min(start + lane, count - 1)
+        found = _tile(block.places, block.rows, tile * how.tile_n, block.sizes, how, True)
+        some = Boolean(tiles(found, tensors)[0])
+        first = cutlass.select_(some, cutlass.min(first, tile), first)
+        end = cutlass.select_(some, tile + 1, end)
+    for i in cutlass.range_constexpr(5):
+        first = cutlass.min(first, cute.arch.shuffle_sync_bfly(first, 1 << i))
+        end = cutlass.max(end, cute.arch.shuffle_sync_bfly(end, 1 << i))
+    return first, cutlass.max(first, end)
 
 
 def _accumulators(how: AttentionLaunch) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
@@ -292,9 +316,9 @@ def _load_packed(source: cute.Tensor, block: batches_of.Block, target: Int32, me
     load_rows(source, row_of, target, block.how.d, memory.q, block.how)
 
 
-def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch) -> Tile:
-    """The tile from a column on."""
-    return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes, page=how.page)
+def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch, apart: bool = False) -> Tile:
+    """The tile from a column on; `apart` where each lane has its own."""
+    return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes, apart, how.page)
 
 
 @cute.jit

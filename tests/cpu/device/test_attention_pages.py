@@ -6,6 +6,7 @@ import numpy as np
 
 from codegen.autodiff.backward import backward_of
 from codegen.checking.testing import check_op
+from codegen.plan.launches import Extents
 from generated import paged_decoding
 from tests.making import make_op, spec_text
 
@@ -61,3 +62,20 @@ def test_pages_in_elements_of_a_byte(tmp_path):
     op = make_op(tmp_path, text + "\ngrad: none\ndomain: {unit: [0.001, 0.01]}")
     assert op.plan.kind == "attention"
     check_op(op, "interpret", examples=1)
+
+
+def test_blocks_share_what_the_mask_leaves():
+    """Four blocks share 1024 columns of each sequence, of which one sees 3 tiles and the other one all."""
+    rng = np.random.default_rng(1)
+    shapes = (2, 1, 1, 16), (70, 16, 1, 16), (70, 16, 1, 16)
+    q, k, v = (rng.standard_normal(shape, np.float32).astype("float16") for shape in shapes)
+    pages, past = rng.integers(0, 70, (2, 64), np.int32), np.array([150, 1023], np.int32)
+    extents = Extents(16, 1024, 16, 1, 2, 1, 16)
+    how = paged_decoding.plan.launch({"q": "float16", "k": "float16", "v": "float16", "o": "float16"}, extents, {})
+    assert how.splits == 4 and how.bounded
+    o = paged_decoding(q, k, v, pages, past, implementation="interpret")
+    keys, values = (x[pages, :, 0].reshape(2, 1024, 16).astype(np.float64) for x in (k, v))
+    s = np.einsum("bd,bsd->bs", q[:, 0, 0].astype(np.float64), keys) * 0.088388
+    e = np.where(np.arange(1024) <= past[:, None], np.exp(s), 0)
+    wanted = np.einsum("bs,bsd->bd", e / e.sum(-1, keepdims=True), values)
+    np.testing.assert_allclose(np.asarray(o[:, 0, 0], np.float64), wanted, rtol=1e-2, atol=1e-2)

@@ -5,19 +5,20 @@
 Element-wise:
   alibi_bias, axpby, bias_gelu, bias_gelu_fp8, bias_gelu_tanh, bias_relu,
   bias_relu_residual, bias_residual, bias_silu, bool_logic, broadcast_add_4d,
-  causal_conv, celu, channel_affine, clamp, column_scale, complex_mul_pairs,
-  dequantize_awq, dequantize_codebook, dequantize_fp8, dequantize_gptq,
-  dequantize_int8, dequantize_mxfp4, dequantize_mxfp8, dequantize_nvfp4,
-  dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply, dsilu, dswiglu,
-  dswiglu_pairs, elu, fatrelu_mul, filter_equal, float64_polynomial,
-  gaussian_sample, geglu, geglu_pairs, geglu_tanh, geglu_tanh_pairs, gelu,
-  gelu_fp8, gelu_mul, gelu_tanh, gelu_tanh_mul, glu, glu_pairs, hard_sigmoid,
-  hard_swish, integer_add_clip, kl_div_pointwise, leaky_relu,
-  leaky_relu_dynamic, lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu,
-  quantize_fp8, quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6,
-  relu_mask, rotary, rotary_pairs, row_column_scale, row_scale, saxpy,
-  scale_shift, scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul,
-  silu_mul_fp8, softcap, softplus, softsign, squared_relu, squareplus, swiglu,
+  bucketed_bias, causal_conv, celu, channel_affine, clamp, column_scale,
+  complex_mul_pairs, dequantize_awq, dequantize_codebook, dequantize_fp8,
+  dequantize_gptq, dequantize_int8, dequantize_mxfp4, dequantize_mxfp8,
+  dequantize_nvfp4, dgeglu, dgelu, dgelu_tanh, drelu, dropout, dropout_apply,
+  dsilu, dswiglu, dswiglu_pairs, elu, fatrelu_mul, filter_equal,
+  float64_polynomial, gaussian_sample, geglu, geglu_pairs, geglu_tanh,
+  geglu_tanh_pairs, gelu, gelu_fp8, gelu_mul, gelu_tanh, gelu_tanh_mul, glu,
+  glu_pairs, hard_sigmoid, hard_swish, hashed_embedding, integer_add_clip,
+  kl_div_pointwise, leaky_relu, leaky_relu_dynamic, learned_step_quantize,
+  lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu, quantize_fp8,
+  quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask,
+  rotary, rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift,
+  scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
+  softcap, softplus, softsign, squared_relu, squareplus, swiglu,
   swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
   token_shift, total_variation_grad, triple_split, vector_add, where_select,
   write_kv_cache
@@ -68,8 +69,8 @@ Several kernels:
   batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
   global_response_norm, layernorm_channels_first, limit_groups,
   mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, nucleus_sampling,
-  rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, sparsemax, top_k_gate,
-  top_p, weight_standardize
+  rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, row_median, sparsemax,
+  top_k_gate, top_p, weight_standardize
 """
 
 import sys
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from .bilinear_form import bilinear_form as bilinear_form
     from .bool_logic import bool_logic as bool_logic
     from .broadcast_add_4d import broadcast_add_4d as broadcast_add_4d
+    from .bucketed_bias import bucketed_bias as bucketed_bias
     from .causal_attention import causal_attention as causal_attention
     from .causal_conv import causal_conv as causal_conv
     from .causal_softmax import causal_softmax as causal_softmax
@@ -209,6 +211,7 @@ if TYPE_CHECKING:
     from .gelu_tanh_mul import gelu_tanh_mul as gelu_tanh_mul
     from .gemm_linear import gemm_linear as gemm_linear
     from .gemma_rmsnorm import gemma_rmsnorm as gemma_rmsnorm
+    from .generalized_advantage import generalized_advantage as generalized_advantage
     from .global_response_norm import global_response_norm as global_response_norm
     from .glu import glu as glu
     from .glu_pairs import glu_pairs as glu_pairs
@@ -216,6 +219,7 @@ if TYPE_CHECKING:
     from .gumbel_softmax import gumbel_softmax as gumbel_softmax
     from .hard_sigmoid import hard_sigmoid as hard_sigmoid
     from .hard_swish import hard_swish as hard_swish
+    from .hashed_embedding import hashed_embedding as hashed_embedding
     from .head_rmsnorm import head_rmsnorm as head_rmsnorm
     from .head_rmsnorm_rotary import head_rmsnorm_rotary as head_rmsnorm_rotary
     from .instance_norm import instance_norm as instance_norm
@@ -232,6 +236,7 @@ if TYPE_CHECKING:
     from .layernorm_stats import layernorm_stats as layernorm_stats
     from .leaky_relu import leaky_relu as leaky_relu
     from .leaky_relu_dynamic import leaky_relu_dynamic as leaky_relu_dynamic
+    from .learned_step_quantize import learned_step_quantize as learned_step_quantize
     from .lerp import lerp as lerp
     from .limit_groups import limit_groups as limit_groups
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
@@ -306,6 +311,7 @@ if TYPE_CHECKING:
     from .row_dot import row_dot as row_dot
     from .row_max import row_max as row_max
     from .row_mean import row_mean as row_mean
+    from .row_median import row_median as row_median
     from .row_min import row_min as row_min
     from .row_moments import row_moments as row_moments
     from .row_norm import row_norm as row_norm
@@ -391,6 +397,7 @@ __all__ = [
     "bilinear_form",
     "bool_logic",
     "broadcast_add_4d",
+    "bucketed_bias",
     "causal_attention",
     "causal_conv",
     "causal_softmax",
@@ -498,6 +505,7 @@ __all__ = [
     "gelu_tanh_mul",
     "gemm_linear",
     "gemma_rmsnorm",
+    "generalized_advantage",
     "global_response_norm",
     "glu",
     "glu_pairs",
@@ -505,6 +513,7 @@ __all__ = [
     "gumbel_softmax",
     "hard_sigmoid",
     "hard_swish",
+    "hashed_embedding",
     "head_rmsnorm",
     "head_rmsnorm_rotary",
     "instance_norm",
@@ -521,6 +530,7 @@ __all__ = [
     "layernorm_stats",
     "leaky_relu",
     "leaky_relu_dynamic",
+    "learned_step_quantize",
     "lerp",
     "limit_groups",
     "linear_cross_entropy",
@@ -595,6 +605,7 @@ __all__ = [
     "row_dot",
     "row_max",
     "row_mean",
+    "row_median",
     "row_min",
     "row_moments",
     "row_norm",

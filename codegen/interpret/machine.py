@@ -8,6 +8,7 @@ are always in one batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -348,27 +349,15 @@ class Machine:
                 return np.zeros(1, dtype)
             if self.select is not None and value.shape[0] != 1:
                 value = value[self.select]
-            if dtype is np.bool_ or value.dtype == dtype:
+            if dtype is np.bool_ or value.dtype.type is dtype:
                 return value
             size = np.dtype(dtype).itemsize
-            if size == value.dtype.itemsize:
-                return value.view(dtype)
-            if size < value.dtype.itemsize:
-                return value.astype(f"u{size}").view(dtype)
-            return value.astype(f"u{size}").view(dtype)
+            return (value if size == value.dtype.itemsize else value.astype(f"u{size}")).view(dtype)
         if isinstance(operand, Imm):
-            return self.immediate(operand, dtype)
+            return _immediate(operand, dtype)
         if isinstance(operand, Special):
             return self.special(operand.name).astype(dtype)
         raise PtxError(f"{self.program.name}: cannot read the operand of {self.current.text!r}")
-
-    def immediate(self, operand: Imm, dtype: type) -> np.ndarray:
-        size = np.dtype(dtype).itemsize
-        if operand.kind == "f64" and dtype is np.float32:
-            return np.array([operand.value], np.uint64).view(np.float64).astype(np.float32)
-        if dtype is np.bool_:
-            return np.array([operand.value != 0])
-        return np.array([operand.value % (1 << (8 * size))], f"u{size}").view(dtype)
 
     def number(self, operand: Operand, kind: str) -> np.ndarray:
         """An operand as a number: bfloat16 widened to float32."""
@@ -384,12 +373,10 @@ class Machine:
             raise PtxError(f"{self.program.name}: cannot write the operand of {self.current.text!r}")
         if target.name in self.kernel.of_products:
             self.products.access(target.name, self.active(), True)
-        dtype = {"pred": np.bool_, "b16": np.uint16, "b32": np.uint32, "b64": np.uint64}[
-            self.program.register_class(target.name)
-        ]
+        dtype = _REGISTERS[self.program.register_class(target.name)]
         if value.dtype != dtype:
-            size = np.dtype(dtype).itemsize
-            if dtype is np.bool_:
+            size = dtype.itemsize
+            if dtype.kind == "b":
                 value = value.astype(np.bool_)
             elif value.dtype.itemsize == size:
                 value = value.view(dtype)
@@ -403,7 +390,10 @@ class Machine:
             self.registers[target.name] = value
             return
         old = self.registers.get(target.name)
-        new = np.zeros(self.lanes, dtype) if old is None else np.array(np.broadcast_to(old, (self.lanes,)))
+        if old is None:
+            new = np.zeros(self.lanes, dtype)
+        else:  # a copy: other registers may hold the same array
+            new = old.copy() if len(old) == self.lanes else np.full(self.lanes, old[0], dtype)
         new[self.select] = value
         self.registers[target.name] = new
 
@@ -484,5 +474,22 @@ class Machine:
         return InterpretError(text)
 
 
+_REGISTERS = {name: np.dtype(kind) for name, kind in (("pred", "?"), ("b16", "u2"), ("b32", "u4"), ("b64", "u8"))}
+
+
 def _coordinate(index: Index, shape: Dim, axis: int) -> Index:
     return index // [1, shape[0], shape[0] * shape[1]][axis] % shape[axis]
+
+
+@functools.lru_cache(4096)
+def _immediate(operand: Imm, dtype: type) -> np.ndarray:
+    """A literal's bits as a type, for reading only."""
+    size = np.dtype(dtype).itemsize
+    if dtype is np.bool_:
+        value = np.array([operand.value != 0])
+    elif operand.kind == "f64" and dtype is np.float32:
+        value = np.array([operand.value], np.uint64).view(np.float64).astype(np.float32)
+    else:
+        value = np.array([operand.value % (1 << (8 * size))], f"u{size}").view(dtype)
+    value.flags.writeable = False
+    return value

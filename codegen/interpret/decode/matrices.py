@@ -135,7 +135,8 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
 
 def registers(m: Machine, item: Operand | None, kind: str, lanes: np.ndarray) -> np.ndarray:
     assert item is not None
-    return np.broadcast_to(m.read(item, kind), (lanes.size,)).reshape(lanes.shape)
+    value = m.read(item, kind)
+    return value.reshape(lanes.shape) if value.size == lanes.size else np.broadcast_to(value, lanes.shape)
 
 
 def gathered(m: Machine, items: tuple[Operand | None, ...], shape: tuple[int, int], lanes: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ class Ordering:
         self.clock = np.ones(blocks, np.int64)
         # [block, warp, of a rank, of a warp or an mbarrier]: its last clock
         self.known = np.zeros((blocks, self.warps, cluster, self.warps + mbarriers), np.int64)
+        self.floor: np.ndarray | None = None  # without clusters, [block, warp]: the least of its clocks, if up to date
         self.arrived, self.waited = np.zeros(lane.shape, np.int64), np.zeros(lane.shape, np.int64)
         self.fenced = np.zeros(lane.shape, bool)  # no access since a fence of the cluster
         self.phased = False  # whether any lane has been at a cluster barrier
@@ -52,12 +53,14 @@ class Ordering:
 
     def whole(self, rows: np.ndarray) -> None:
         """All threads of blocks meet."""
+        self.floor = None
         self.known[rows] = self.known[rows].max(axis=1, keepdims=True)
         self.known[rows, :, rows % self.cluster, : self.warps] = self.clock[rows, None, None]
         self.clock[rows] += 1
 
     def part(self, row: int, warps: np.ndarray, told: np.ndarray | None = None) -> None:
         """Some warps of a block meet; `told` is the joined vector clock of warps that only arrived."""
+        self.floor = None
         known = self.told(row, warps)
         self.known[row, warps] = known if told is None else np.maximum(known, told)
         self.clock[row] += 1
@@ -70,6 +73,7 @@ class Ordering:
 
     def warps_alone(self, rows: np.ndarray, warps: np.ndarray) -> None:
         """The lanes of each of some warps meet."""
+        self.floor = None
         self.known[rows, warps, rows % self.cluster, warps] = self.clock[rows]
         self.clock[np.unique(rows)] += 1
 
@@ -92,6 +96,7 @@ class Ordering:
 
     def hear(self, lanes: np.ndarray, told: np.ndarray) -> None:
         """Join a vector clock to those of the lanes' warps, where the whole warp is among the lanes."""
+        self.floor = None
         warps, counts = np.unique(self.row[lanes] * self.warps + self.warp[lanes], return_counts=True)
         for warp in warps[counts == np.minimum(32, self.threads - 32 * (warps % self.warps))]:
             row, own = divmod(int(warp), self.warps)
@@ -113,10 +118,16 @@ class Ordering:
     ) -> np.ndarray:
         """Where the stamped access of another lane is not ordered before `lanes`. A stamp of several lanes of one block, `home` or
         else the lane's own, has their warps as bits of `warps`; a stamp of several lanes of other blocks has none."""
+        floor = None
+        if self.cluster == 1:  # most often a barrier of all threads came since
+            if self.floor is None:
+                self.floor = self.known[:, :, 0, : self.warps].min(axis=2)
+            floor = self.floor[self.row[lanes], self.warp[lanes]]
+            if (stamps < (floor + 1) << 20).all():
+                return np.zeros(stamps.shape, bool)
         who = stamps & LANE
         other = (stamps >= 0) & (who != lanes)
-        if self.cluster == 1:  # most often a barrier of all threads came since
-            floor = self.known[:, :, 0, : self.warps].min(axis=2)[self.row[lanes], self.warp[lanes]]
+        if floor is not None:
             other &= ((stamps >> 20) & CLOCK > floor) | ((who >= self.agents) & (who != MANY))
         if not other.any():
             return other

@@ -44,7 +44,8 @@ class Products:
         self.reading: dict[str, list[Product]] = {}
         self.committed = np.zeros(lanes, np.int64)
         self.fenced = np.zeros(lanes, bool)  # once
-        self.touched = {name: np.zeros(lanes, bool) for name in registers}  # since the last fence
+        self.numbers = {name: number for number, name in enumerate(registers)}
+        self.touched = np.zeros((len(registers), *lanes), bool)  # since the last fence, by the registers' numbers
         self.stale = {name: np.zeros(lanes, bool) for name in registers}  # copied from one that was then added to
         self.checking = True
 
@@ -65,7 +66,7 @@ class Products:
         elif (bad := self.stale[name][lanes]).any():
             what = "a copy of an accumulator from before it was complete, which the assembler may have made the same"
             raise Fault(int(lanes[bad][0]), f"{name} is used, {what}")
-        self.touched[name][lanes] = True
+        self.touched[self.numbers[name], lanes] = True
 
     def check_free(self, name: str, lanes: np.ndarray, users: dict[str, list[Product]], message: str) -> None:
         """Raises `Fault` where a product in flight of the lanes is among a register's users."""
@@ -101,30 +102,37 @@ class Products:
 
     def fence(self, lanes: np.ndarray) -> None:
         self.fenced[lanes] = True
-        for touched in self.touched.values():
-            touched[lanes] = False
+        self.touched[:, lanes] = False
 
     def check_start(self, names: list[str], sources: tuple[str, ...], lanes: np.ndarray) -> None:
         """Check the registers of a new product of a warpgroup: since a fence, only products of its shape may have accessed its
         accumulators, and only products may have read its first factor."""
+        numbers = np.array([self.numbers[name] for name in (*sources, *names)])
+        unfenced = self.touched[np.ix_(numbers, lanes)] | ~self.fenced[lanes]
+        bad = dict(zip((*sources, *names), unfenced, strict=True)) if unfenced.any() else {}
+
+        def check_fenced(name: str, what: str) -> None:
+            if name in bad and bad[name].any():
+                raise Fault(int(lanes[bad[name]][0]), f"wgmma {what} {name} with no wgmma.fence since it was last used")
+
         for name in sources:
             self.check_free(
                 name, lanes, self.writing, f"wgmma of {name}, which one that is not waited for may still write"
             )
-            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
-                raise Fault(int(lanes[~fenced][0]), f"wgmma of {name} with no wgmma.fence since it was last used")
+            check_fenced(name, "of")
         others = [product for product in self.under_way if self.of(product, lanes).any()]
-        copies = [product.by_place() for product in others]
+        own = {name: place for place, name in enumerate(names)}
+        copies = [(product, product.by_place()) for product in others if product.places != own]
+        shapes = [max(by_place) + 1 for _, by_place in copies]
         for place, name in enumerate(names):
             self.check_free(
                 name, lanes, self.reading, f"wgmma into {name}, which one that is not waited for may still read"
             )
-            if not (fenced := self.fenced[lanes] & ~self.touched[name][lanes]).all():
-                raise Fault(int(lanes[~fenced][0]), f"wgmma into {name} with no wgmma.fence since it was last used")
-            for product, by_place in zip(others, copies, strict=True):
+            check_fenced(name, "into")
+            for (product, by_place), count in zip(copies, shapes, strict=True):
                 if name not in product.places:
                     continue
-                if product.places[name] != place or max(by_place) + 1 != len(names):
+                if product.places[name] != place or count != len(names):
                     raise Fault(int(lanes[0]), f"wgmma into {name}, which one of another shape may still write")
                 for other in by_place[place]:
                     if other != name:

@@ -239,7 +239,10 @@ class ElementwiseWords:
             return name, f"{inner}, where {index} points along {axis}", "element by element"
         if access.mode == "flat":
             one = f", {array.parts} neighbouring parts together" if array.parts else ""
-            return name, f"whole vectors, in the order of memory{one}", "whole vectors, except the last of the array"
+            ragged = "whole vectors, except the last of the array"
+            if self.plan.turned is not None and access in self.plan.stores:
+                ragged = "one by one"
+            return name, f"whole vectors, in the order of memory{one}", ragged
         if access.mode == "tile":
             last = self.plan.groups[-1].axes[-1]
             where = f"part {access.part}" if access.part is not None else f"its own place along {last}"

@@ -226,6 +226,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
             good = widths[-1:] == (size,)  # interleaved parts with rows at any offset, element by element
         elif access.mode == "flat" and variant.ragged and rows:
             good = widths[:1] == ((whole if size * together.get(name, 1) * vec % 4 == 0 else size),)
+        elif access.mode == "flat" and variant.ragged and access in op.plan.stores and op.plan.turned is not None:
+            good = widths == (size,)  # of a tile that may have rows and columns outside
         elif access.mode == "flat" and variant.ragged:
             good = widths[:1] == (whole,)  # in addition to whole vectors, the ends of arrays element by element
         elif access.into and variant.ragged:

@@ -4,12 +4,12 @@ computes them and they save more than their parts. Products come last: a chain t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.errors import SpecError, UserError
-from codegen.fusing.cost import Cost, cost
+from codegen.fusing.cost import Cost, cost, unwritten
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
 from codegen.graph.nodes import topological
 from codegen.plan.op import Gemm, Staged
@@ -107,14 +107,25 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     grown.join()
     grown.take_products()
     found = []
-    for group in grown.groups():
-        own = cost(graph, group)
-        worth = own.saved > LEAST * own.now
-        made, key, inputs, outputs = expressing.made(graph, sorted(group)) if worth else (None, (), [], [])
+    for group, own in worthwhile(graph, {g: cost(graph, g) for g in grown.groups()}).items():
+        made, key, inputs, outputs = expressing.made(graph, sorted(group))
         if made is not None:
             free, _ = graph.sources(group)
             found.append(Chain(tuple(sorted({*group, *free})), tuple(inputs), tuple(outputs), made, own, key))
     return found
+
+
+def worthwhile(graph: StepGraph, costs: Mapping[frozenset[int], Cost]) -> dict[frozenset[int], Cost]:
+    """The chains that save traffic, with what they cost once their arrays are in memory. XLA computes some of them in the kernel that
+    uses them; an op needs them written first, unless they are another chain's results."""
+    found = {group: own for group, own in costs.items() if own.saved > LEAST * own.now}
+    while True:
+        inside = {place for group in found for place in group}
+        whole = {g: replace(costs[g], fused=costs[g].fused + unwritten(graph, g, inside)) for g in found}
+        left = {group: own for group, own in whole.items() if own.saved > LEAST * own.now}
+        if len(left) == len(found):
+            return left
+        found = {group: costs[group] for group in left}
 
 
 class _Growing:

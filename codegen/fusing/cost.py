@@ -7,10 +7,10 @@ kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from codegen.fusing.graph import REDUCING, StepGraph
+from codegen.fusing.graph import REDUCING, StepGraph, is_within_users, takes_written
 from codegen.tracing.steps import Atom, Value
 
 
@@ -47,6 +47,35 @@ def cost(graph: StepGraph, places: Iterable[int]) -> Cost:
     for kernel in kernels:
         now += sum(v.bytes for v in {r for v in kernel for r in reads[v]}) + sum(v.bytes for v in kernel)
     return Cost(now, len(kernels), fused)
+
+
+def unwritten(graph: StepGraph, places: Iterable[int], written: Container[int]) -> int:
+    """The bytes that are written, and read for it, so that a chain finds its arrays in memory. `written` are the steps of all chains:
+    their results are there, as are arguments, and what products, reductions and other steps of their own kernels give or take."""
+    _, outside = graph.sources(places)
+    return sum(2 * v.bytes for v in outside if _is_within(graph, v, written))
+
+
+def _is_within(graph: StepGraph, value: Value, written: Container[int]) -> bool:
+    """Whether XLA computes a value within the kernels that use it."""
+    maker = graph.maker.get(value)
+    if maker is None or maker in written or not is_within_users(graph.steps[maker]):
+        return False
+    if _is_taken_written(graph, value):
+        return False
+    before = [v for v in graph.steps[maker].inputs if isinstance(v, Value)]
+    if graph.is_free(maker) or graph.steps[maker].name == "reshape":
+        return _is_within(graph, before[0], written) if before else True
+    return True
+
+
+def _is_taken_written(graph: StepGraph, value: Value) -> bool:
+    """Whether something takes a value from memory alone: a caller, a product, a step of a kernel of its own."""
+    users = graph.users.get(value, ())
+    return value in graph.results or any(
+        takes_written(graph.steps[u]) or (graph.is_free(u) and _is_taken_written(graph, graph.steps[u].outputs[0]))
+        for u in users
+    )
 
 
 def _kernels(graph: StepGraph, reads: dict[Value, set[Value]]) -> list[list[Value]]:

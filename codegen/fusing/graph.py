@@ -27,6 +27,7 @@ OTHER = -1  # what takes an array, where it is no side of a product
 # Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
           "remat": ("jaxpr",), "remat2": ("jaxpr",), "jit": ("jaxpr",), "pjit": ("jaxpr",)}  # fmt: skip
+WITHIN = frozenset({"pad", "rev", "dynamic_slice", "shift_right_logical"})  # besides those that the language has
 APART = frozenset({"sharding_constraint", "device_put", "optimization_barrier", "own", "reduce_precision"})
 
 
@@ -35,6 +36,17 @@ def elements(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
     return count
+
+
+def is_within_users(step: Step) -> bool:
+    """Whether XLA computes a step within the kernels that use its result: it is neither a reduction, a product, nor a step of a
+    kernel of its own."""
+    return not takes_written(step) and step.name not in REDUCING
+
+
+def takes_written(step: Step) -> bool:
+    """Whether XLA writes what a step takes before it: for a product, and for a step of a kernel of its own."""
+    return step.name == "dot_general" or not (step.name in KNOWN or step.name in WITHIN or step.inner)
 
 
 def is_recomputed(step: Step) -> bool:

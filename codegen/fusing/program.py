@@ -39,10 +39,15 @@ class Program:
 
     def everywhere(self, times: int = 1) -> Iterator[tuple[Program, Chain, int]]:
         """Every chain, of bodies too, with its program and how often a call runs it."""
-        for chain in self.chains:
-            yield self, chain, times
+        for program, count in self.programs(times):
+            for chain in program.chains:
+                yield program, chain, count
+
+    def programs(self, times: int = 1) -> Iterator[tuple[Program, int]]:
+        """This program and those within its steps, with how often a call runs each."""
+        yield self, times
         for body in self.bodies:
-            yield from body.program.everywhere(times * body.times)
+            yield from body.program.programs(times * body.times)
 
 
 def program_of(closed: Any, expressing: Expressing) -> Program:

@@ -13,19 +13,21 @@ import jax
 from codegen.errors import SpecError, UserError
 from codegen.fusing.chains import LEAST, Chain, place_of_input
 from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
-from codegen.fusing.graph import FACTOR
+from codegen.fusing.graph import FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
 from codegen.targets import Gpu
 from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, squeezed, with_reference
+from codegen.tracing.axes import RESHAPE
 from codegen.tracing.naming import argument_names, assigned_names, proper, unique
 from codegen.tracing.ops import op_of
 from codegen.tracing.specs import Made, Request, spec_of
 from codegen.tracing.steps import Place, Step, Value
-from codegen.tracing.translate import NotExpressed
+from codegen.tracing.translate import NotExpressed, translated
 
 LARGE = 2**22  # bytes of a chain's arrays above which it is compared with its reference on small arrays alone
 SMALL = ((2, 3),)  # the sizes of `...` on which an op is compared with its reference
+SMALL_END = 0.02  # of the bytes of the largest step that ends chains: smaller ones are left out
 AGREES = 8  # eps of the narrowest type, in which the function's steps round
 
 
@@ -71,6 +73,11 @@ class Suggestion:
 def suggestions(function: Callable[..., Any], arguments: Sequence[Any]) -> list[Suggestion]:
     """The chains of a function that are worth an op, the largest saving first. `arguments` are arrays,
     `jax.ShapeDtypeStruct`s, trees of these, or other values, which stay as they are."""
+    return looked_at(function, arguments)[0]
+
+
+def looked_at(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Suggestion], list[End]]:
+    """The same, and the steps at which the function's chains end."""
     leaves, tree = jax.tree.flatten(tuple(arguments))
     places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
 
@@ -82,7 +89,46 @@ def suggestions(function: Callable[..., Any], arguments: Sequence[Any]) -> list[
 
     program = program_of(jax.make_jaxpr(of_arrays)(*(leaves[i] for i in places)), EXPRESSING)
     names = argument_names(function, arguments)
-    return _grouped(program, {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)})
+    found = _grouped(program, {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)})
+    return found, ends(program)
+
+
+@dataclass(frozen=True)
+class End:
+    """A step that the language lacks, where chains end: its source line, what it is, and what to do instead."""
+
+    place: Place
+    message: str
+    hint: str
+
+
+def ends(program: Program) -> list[End]:
+    """The steps of a function that the language lacks, those with the largest arrays first, each line and step once."""
+    found: dict[End, int] = {}
+    for own, times in program.programs():
+        for place, step in enumerate(own.graph.steps):
+            if not step.place.line or (error := _lacking(own.graph, place)) is None:
+                continue
+            end = End(step.place, error.message, error.hint)
+            size = sum(v.bytes for v in (*step.inputs, *step.outputs) if isinstance(v, Value))
+            found[end] = found.get(end, 0) + times * size
+    least = SMALL_END * max(found.values(), default=0)
+    return sorted((e for e in found if found[e] > least), key=lambda e: -found[e])
+
+
+def _lacking(graph: StepGraph, place: int) -> UserError | None:
+    """What the language lacks of a step; None where it can be part of a chain, costs nothing or is of numbers alone."""
+    step = graph.steps[place]
+    values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
+    if graph.is_free(place) or step.name == FACTOR or all(elements(v.shape) == 1 for v in values):
+        return None
+    if step.name == "reshape" and not graph.is_expressed(place):
+        return UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
+    try:
+        translated([step], {v: f"x{i}" for i, v in enumerate(step.inputs) if isinstance(v, Value)})
+    except NotExpressed as error:
+        return error
+    return None
 
 
 def _grouped(program: Program, arguments: Mapping[Value, str]) -> list[Suggestion]:

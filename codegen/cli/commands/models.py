@@ -16,6 +16,7 @@ from codegen.cli.printing import gather, show
 from codegen.cli.project import find_project
 from codegen.errors import named, shown
 
+MOST_ENDS = 4  # steps at which chains end, that are shown
 SMALL = 0.01  # of all that is saved: what saves less is left out
 
 
@@ -58,7 +59,7 @@ def suggest(
 
     if measure and not device_time.is_available():
         raise UsageError("--measure: JAX has no NVIDIA GPU here whose kernels the profiler sees")
-    every = suggesting.suggestions(found, given if isinstance(given, tuple) else (given,))
+    every, ends = suggesting.looked_at(found, given if isinstance(given, tuple) else (given,))
     checked, whole = _checked(every)
     least = SMALL * sum(one.saved for one in checked)
     worth = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)
@@ -72,6 +73,10 @@ def suggest(
         print(json.dumps([one.data(chosen) | _measured(times.get(one.name)) for one in worth], indent=2))
     else:
         _show(worth, chosen, times, len(every) - len(worth) if whole else 0)
+        for end in ends[:MOST_ENDS]:
+            print(
+                f"chains end at {_short(end.place.path)}:{end.place.line}: {'; '.join(filter(None, (end.message, end.hint)))}"
+            )
     if write:
         _write(worth, project.specs)
 
@@ -121,7 +126,8 @@ def _show(found: list[Any], gpu: Any, times: dict[str, tuple[float, float]], dro
     from rich.table import Table
 
     if not found:
-        print("nothing: XLA computes this in as little memory traffic as the ops would")
+        left_out = f" ({dropped} looked promising and {'is' if dropped == 1 else 'are'} not)" if dropped else ""
+        print(f"nothing: XLA computes the chains in as little memory traffic as the ops would{left_out}")
         return
     table = Table(title=f"What is worth an op, by the bandwidth of one {gpu.name}", title_justify="left")
     for title in ("saves us", "where", "what", "times", "MB now", "fused", "us now", "fused", "library"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import codegen
-from codegen.fusing.suggest import call_text, disagreement, suggestions
+from codegen.fusing.suggest import call_text, disagreement, looked_at, suggestions
 
 
 def like(*shape, dtype="bfloat16"):
@@ -99,3 +99,38 @@ def test_an_op_without_a_spec_of_its_own_has_its_own_arrays(monkeypatch):
     for _ in range(2):  # the second time an equal chain has been seen
         (one,) = suggestions(softmax, (like(4, 8),))
         assert disagreement(one) == "" and call_text(one) == "softmax(x0)"
+
+
+def rms(x):
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+
+def test_an_array_that_xla_never_writes_is_written_for_an_op():
+    """A norm of some columns reads them twice and writes once; an op would have them copied first, unless a product takes them too."""
+
+    def of_slice(x):
+        return rms(x[:, :24])
+
+    def of_slice_and_product(x, w):
+        return rms(x[:, :24]), x[:, :24] @ w
+
+    x, w = like(64, 40), like(24, 8)
+    assert suggestions(of_slice, (x,)) == []
+    assert [one.text for one in suggestions(of_slice_and_product, (x, w))] == [
+        "y = x * rsqrt(mean(square(x), axis=N) + 1e-6)"
+    ]
+    assert len(suggestions(rms, (x,))) == 1
+
+
+def test_the_steps_at_which_chains_end_are_said():
+    def grouped(x, n):
+        g = x.reshape(4, 8, 8)
+        return jnp.sort(g - jnp.mean(g, (0, 2), keepdims=True), -1) * 2.0**n
+
+    found, ends = looked_at(grouped, (like(4, 64), like(dtype="int32")))
+    assert found == []
+    line = grouped.__code__.co_firstlineno
+    assert {(end.place.line - line, end.message) for end in ends} == {
+        (1, "a reshape from (4, 64) to (4, 8, 8)"),
+        (2, "sort is not traced"),
+    }

@@ -53,8 +53,10 @@ def is_recomputed(step: Step) -> bool:
     """Whether each kernel that uses a step's result may compute it again: the step has one array, with no more bytes
     than the result."""
     arrays = [v for v in step.inputs if isinstance(v, Value) and elements(v.shape) > 1]
-    if len(arrays) != 1 or len(step.outputs) != 1 or step.inner or not (step.name in SAME or step.name in RECOMPUTED):
+    if len(arrays) != 1 or len(step.outputs) != 1 or step.name not in ("custom_jvp_call", *SAME, *RECOMPUTED):
         return False
+    if any(s.name != "own" and s.name not in SAME and s.name not in RECOMPUTED for s in step.inner):
+        return False  # of a function such as `relu`
     (given,), (result,) = arrays, step.outputs
     return (
         given.shape == result.shape and given.dtype in DTYPES and result.dtype in DTYPES and result.bytes >= given.bytes
@@ -131,7 +133,7 @@ def spread(flat: Flat) -> Flat:
     for step in reversed(flat.steps):
         again = is_recomputed(step)
         whole = [step] if not again or step.outputs[0] in kept else []
-        whole += [replace(step, outputs=(copy,)) for copy in (copies.get(step.outputs[0], ()) if again else ())]
+        whole += [_giving(step, copy) for copy in (copies.get(step.outputs[0], ()) if again else ())]
         for one in whole:
             inputs = list(one.inputs)
             for place, given in enumerate(inputs):
@@ -145,6 +147,12 @@ def spread(flat: Flat) -> Flat:
                     kept.add(given)
             made.append(replace(one, inputs=tuple(inputs)))
     return Flat(flat.inputs, tuple(reversed(made)), flat.outputs)
+
+
+def _giving(step: Step, value: Value) -> Step:
+    """The same step with another value as its result."""
+    inner = tuple(replace(s, outputs=(value,)) if s.outputs == step.outputs else s for s in step.inner)
+    return replace(step, outputs=(value,), inner=inner)
 
 
 @dataclass(eq=False)

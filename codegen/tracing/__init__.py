@@ -1,1 +1,1 @@
-"""From JAX functions to specs: a function's jaxpr as steps, steps as formulas of the language, and what of them is one op."""
+"""From JAX functions to specs: a function's jaxpr to steps, and steps to formulas of the language."""

@@ -1,4 +1,4 @@
-"""Whether a spec that was made computes what its function does: both run on random arguments, on the CPU or wherever JAX runs."""
+"""Compares a traced spec with its function: both run on random arguments, on the CPU or wherever JAX runs."""
 
 from __future__ import annotations
 

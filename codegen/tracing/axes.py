@@ -1,7 +1,8 @@
-"""The named axes of a function's arrays: dimensions that must be one axis are found to be one.
+"""The named axes of a function's arrays: finds which dimensions must be one axis.
 
-Dimensions are equal where an operation combines them element by element. An axis that is cut into equal parts, or made of
-such, has an axis for one of its parts. Dimensions of size 1 have no axis: values broadcast along them by name.
+Two dimensions are one axis where an operation combines them element by element. An axis that is divided into equal
+parts, or joined from equal parts, has an axis for one of its parts. Dimensions of size 1 have no axis: values broadcast
+along them by name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Formulas: expressions on named axes, each made once. Constants are folded, and sums divided by a size become means.
+"""Formulas: expressions on named axes; equal ones are one object. Constants are folded, and sums divided by a size
+become means.
 
-The operations have the names of the language (`graph/ops.py`), and some that only JAX code has: `own` is the value of a
-function with its own derivative, `convert` a rounding that the language may do by itself.
+The operations have the names of the language (`graph/ops.py`). Some are only in JAX code: `own` is the value of a
+function with its own derivative, and `convert` a rounding that the language may do without being told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ops of specs that are made while a program runs: their modules are text in memory."""
+"""Makes ops of specs while a program runs: their modules are text in memory."""
 
 from __future__ import annotations
 

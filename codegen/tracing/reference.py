@@ -1,4 +1,4 @@
-"""The reference of a traced function: its own source where a spec may contain it, else its steps in jnp."""
+"""The reference of a traced function: its own source, if a spec may contain it, else its steps in jnp."""
 
 from __future__ import annotations
 

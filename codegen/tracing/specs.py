@@ -1,4 +1,4 @@
-"""Steps as the text of a spec that the spec reader has read."""
+"""Makes a spec of steps: its text, read again and planned."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A function as a list of steps: its jaxpr without the calls in it. A step is one primitive on values that are assigned once.
+"""A function as a list of steps: its jaxpr, with calls replaced by their contents. A step is one primitive; each value
+is assigned once.
 
-Calls of jitted and checkpointed functions are replaced by what they call. A function with a derivative of its own stays one
-step, `own`, which also has the steps of what it computes.
+A call of a jitted or checkpointed function is replaced by the function's steps. A function with a derivative of its own
+stays one step, `own`, which also has the steps of its value.
 """
 
 from __future__ import annotations

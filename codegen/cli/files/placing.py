@@ -1,10 +1,10 @@
-"""Puts files into folders all or nothing, whatever ends the process: an error, a signal, a power cut.
+"""Puts files into folders all or nothing, even if the process is ended by an error, a signal or a power cut.
 
-A build locks its folders and writes a journal, which says what it is about to do, into their lock files. A folder without
-subfolders gets a replacement, made of hard links and new files, and the two are swapped in one step. In other folders,
-and where the file system cannot swap folders, files are renamed one by one, after the old ones are linked. Then the
-journal is closed. The next process that locks a folder undoes a build whose journal is still open, and removes the files
-that a killed build left.
+A build locks its folders and writes a journal of what it will do into their lock files. For a folder without subfolders
+it makes a replacement from hard links and new files, and exchanges the two folders in one step. In other folders, and
+where the file system cannot exchange folders, it links the old files, and renames the new ones one by one. Then it
+closes the journal. The next process that locks a folder undoes a build whose journal is still open, and removes the
+files that a killed build left.
 
 The module opens for writing, replaces and removes only files that a build wrote.
 """

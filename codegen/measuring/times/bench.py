@@ -1,9 +1,10 @@
-"""Times ops on a GPU: ours, XLA's fusion of the reference, and a copy of the same number of bytes, in one run.
+"""Times ops on a GPU: our kernels, XLA's fusion of the reference, and a copy of the same number of bytes, in one run.
 
-The three take turns, so that a change of the clock or of other load affects all of them. A time is the median over groups
-of calls that are queued back to back. It is the time that the GPU works on them (`device_time.py`), or, where the profiler
-sees no GPU, the time until they are done. Where a call's arrays would fit a GPU's cache, calls cycle through several sets
-of arrays. Bytes count each input read once and each output written once. A copy reads half of them and writes half.
+The three take turns, so that a change of the clock or of other load affects all of them. A time is the median over
+groups of calls that are queued back to back. It is the time that the GPU works on them (`device_time.py`), or, where
+the profiler sees no GPU, the time until they are done. Where a call's arrays would fit a GPU's cache, calls cycle
+through several sets of arrays. Bytes count each input read once and each output written once. A copy reads half of them
+and writes half.
 """
 
 from __future__ import annotations

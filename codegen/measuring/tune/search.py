@@ -1,8 +1,9 @@
 """Searches for the fastest launches: `codegen tune`.
 
-A task is a kernel, the types and the sizes of its calls. From the planned launch on, every launch that differs from the
-best one in one setting and fits is compiled and timed, until none is faster. Processes compile. A launch's results are
-compared with the planned one's before it is timed. All take turns on the device, with XLA and a copy of as many bytes.
+A task is a kernel with the types and the sizes of its calls. The search begins with the planned launch. All launches
+that fit and differ from the best one in one setting are compiled and timed, until none of them is faster. Launches are
+compiled in other processes. A launch's results are compared with the planned launch's before it is timed. All
+candidates take turns on the device, with XLA and a copy of as many bytes.
 """
 
 from __future__ import annotations

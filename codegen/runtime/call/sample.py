@@ -1,4 +1,4 @@
-"""A sample of arrays' elements along axes that are reduced: one of several, evenly spaced, from which a centre is made."""
+"""A sample of arrays along axes that are reduced: evenly spaced elements, from which a centre is computed."""
 
 from __future__ import annotations
 

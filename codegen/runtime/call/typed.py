@@ -1,8 +1,8 @@
-"""How a kernel sees the elements of arrays: their types, and two 4-bit numbers in a byte.
+"""The element types of a kernel's arrays, which CuTe DSL's bridge to JAX (`cutlass.jax`, 4.8) does not pass on
+completely.
 
-CuTe DSL's bridge to JAX (`cutlass.jax`, 4.8) does not give a kernel's tensors all types.
-The compiler's IR has signless integers, so CuTe DSL stores with a tensor whether it is signed. The bridge loses that, and a
-kernel would read a uint8 of 255 as -1. Types of our own it does not know.
+The compiler's IR has signless integers, so CuTe DSL stores with a tensor whether it is signed. The bridge loses that,
+and a kernel would read a uint8 of 255 as -1. Nor does the bridge know types of our own. Two 4-bit numbers share a byte.
 """
 
 from __future__ import annotations

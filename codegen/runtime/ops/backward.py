@@ -1,4 +1,5 @@
-"""An op's generated backward: which values it takes, the kernels that compute the gradients, and what is left to products."""
+"""An op's generated backward: the values that it takes, the kernels that compute the gradients, and the products that
+XLA computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op knows of its generated backward."""
+"""The interface of an op to its generated backward."""
 
 from __future__ import annotations
 

@@ -2,23 +2,25 @@
 
 XLA cannot see into a kernel, so this module decides from the spec's axes which of them may be sharded:
 
-  whole    a device needs all of it: an axis along which elements are selected; one that only a table has, along which it is gathered; a reordered axis; an axis with
-           halves `(2 N)`; the parts themselves; the inner axis of `(B G=128)`
-  asked    a kernel needs all of it: an axis along which rows are reduced, whose positions or size the chain uses, or from which
-           it picks one element for each row. A shard of it is computed in jnp, which can take the start of the shard, and
-           its partial results are reduced over the shards. A GEMM kernel can take the start too, and writes its tiles'
-           partial results
-  folded   an axis reduced over rows: every shard computes its partial results, before anything else is computed from them.
-           These are reduced over the shards, and the chain's last steps use the total
-  summed   an axis along which two arrays are contracted, where both are sharded alike: the devices' products are summed
-           before the epilogue. Where only one array is sharded, it is gathered
+  whole    each device needs all elements of it: an axis along which elements are selected; an axis that only a table has,
+           along which it is gathered; a reordered axis; an axis with halves `(2 N)`; the parts themselves; the inner
+           axis of `(B G=128)`
+  asked    the kernel needs all elements of it: an axis along which rows are reduced, whose positions or size the chain
+           uses, or from which it picks one element for each row. A shard of it is computed in jnp, which knows the start
+           of the shard, and its partial results are reduced over the shards. A GEMM kernel can take the start too, and
+           writes its tiles' partial results
+  folded   an axis reduced over rows: every shard computes its partial results, before anything else is computed from
+           them. These are reduced over the shards, and the chain's last steps use the total
+  summed   an axis along which two arrays are contracted, where both are sharded in the same way: the devices' products
+           are summed before the epilogue. Where only one array is sharded, it is gathered
   free     any other axis: rows of a row kernel, every axis of an element-wise kernel, the columns of a column kernel
 
-Arrays that are sharded along a whole axis are gathered first. An axis is sharded the way the largest array with that axis is;
-other arrays follow. An asked axis is sharded the way the arrays are that have all axes, or that are multiplied, and along mesh
-axes that shard nothing else: a weight that is stored in shards is gathered.
+Arrays that are sharded along a whole axis are gathered first. An axis is sharded the way the largest array with that
+axis is; other arrays follow. An asked axis is sharded like the arrays that have all axes, or like factors of a product,
+and along mesh axes that shard nothing else: a weight that is stored in shards is gathered.
 
-The jnp form needs none of this: XLA partitions it. Neither does a kernel inside `shard_map`, where each call is one shard.
+The jnp form needs none of this: XLA partitions it. Neither does a kernel inside `shard_map`, where each call is one
+shard.
 """
 
 from __future__ import annotations

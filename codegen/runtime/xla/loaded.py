@@ -1,4 +1,5 @@
-"""Factors of a product that are made from an input in narrow elements, written in the product's type by XLA (`plan/gemms/loading`)."""
+"""Factors of a product that are computed from an input with narrow elements: XLA writes them in the product's type
+(`plan/gemms/loading`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Writes to places that an index gives, with XLA: what `put` writes, and gradients of values that `take` gathered from a table,
-which are added up. Axes are matched by name."""
+"""Writes at the positions of an index, by XLA: the values of `put`, and gradients of values that `take` gathered from a
+table, which are added up. Axes are matched by name."""
 
 from __future__ import annotations
 

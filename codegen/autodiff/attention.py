@@ -12,10 +12,11 @@ kernels for the other gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.autodiff.exponentials import term_of, together
+from codegen.autodiff.exponentials import factored, term_of, together
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
@@ -24,7 +25,7 @@ from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes,
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attending import is_zero, part_of
+from codegen.plan.attending import part_of
 from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.op import Op, Staged
@@ -78,6 +79,27 @@ class _Cut:
         self.along_rows: set[str] = set()  # of these, those along rows
         self.pairs: dict[str, Node] = {}  # the terms of gradients with rows and columns, by output
 
+    def of_places(self) -> list[Op]:
+        """The kernels that compute indices of tables, of those that have one."""
+        ops: list[Op] = []
+        for place in self.reverse.places.values():
+            with contextlib.suppress(SpecError, UserError):
+                value = Statement(place.name, None, self.gradient(place))
+                name = f"{self.spec.op}_backward_stage{len(ops) + 1}"
+                ops.append(one_kernel(self.spec_of(name, [value], [place], {}, [])))
+        return ops
+
+    def results(self, places: Collection[str]) -> dict[str, Array]:
+        """The gradients by the names of inputs and parameters; of what is taken from tables, where its `places` are inputs or among
+        these, by their own names."""
+        known = {*places, *(a.name for a in self.spec.inputs)}
+        scattered = {s.output: s.index for s in self.how.scattered}
+        return {
+            name if taken is None else output.name: output
+            for name, output, taken in self.reverse.results
+            if taken is None or scattered[output.name] in known
+        }
+
     def gradient(self, output: Array) -> Node:
         """The value of an output."""
         found = [s.value for s in self.reverse.assigned if s.name == output.name and s.part is None and not s.at]
@@ -92,10 +114,10 @@ class _Cut:
     def matched(self) -> tuple[Node, Node]:
         """The gradients of the weights (dp), and the gradients of q @ k."""
         plan = self.plan
-        values = {name: self.gradient(output) for name, output, _ in self.reverse.results}
+        values = {name: self.gradient(output) for name, output, taken in self.reverse.results if taken is None}
         lacking = tuple(axis for axis in plan.batch if axis not in plan.k.axes)
         _demand(lacking == tuple(axis for axis in plan.batch if axis not in plan.v.axes))
-        _demand(all(taken is None for *_, taken in self.reverse.results) and len({a.name for a in plan.factors}) == 3)
+        _demand(len({a.name for a in plan.factors}) == 3)
         over_rows = {plan.row, *lacking}
         slopes = [
             self.factor(values.get(own.name), other, axes)
@@ -160,7 +182,7 @@ class _Cut:
         case. None for other values."""
         column = self.plan.column
         found = term_of(node, column)
-        inner, powers = self.factored(self.weights)
+        inner, powers = factored(self.weights, self.plan.column)
         own = [n for n in topological([self.weights]) if id(n) in inner]
         mine = term_of(own[0], column) if len(own) == len(inner) == 1 else None
         if found is None or mine is None or found[0] is not mine[0] or self.plan.row not in found[1].dims:
@@ -219,8 +241,8 @@ class _Cut:
     def times_delta(self, value: Node) -> dict[int, tuple[Node, int]] | None:
         """A sum of `value` along S may be sum(do * o) times values of rows: these, with their powers. None if it is not, or if that
         would divide by a value that the chain does not divide by, since it may be zero."""
-        inner, powers = self.factored(value)
-        own, already = self.factored(self.weights)
+        inner, powers = factored(value, self.plan.column)
+        own, already = factored(self.weights, self.plan.column)
         if sorted(inner) != sorted([*own, id(self.dp)]):
             return None
         found = dict(powers)
@@ -230,31 +252,6 @@ class _Cut:
                 return None
             found[key] = node, left
         return {key: pair for key, pair in found.items() if pair[1]}
-
-    def factored(self, value: Node) -> tuple[list[int], dict[int, tuple[Node, int]]]:
-        """The factors of a product: the identities of those along S; values without S with their powers, by identity."""
-        inner: list[int] = []
-        powers: dict[int, tuple[Node, int]] = {}
-
-        def add(node: Node, power: int) -> None:
-            if node.op in ("mul", "div") and (power > 0 or self.plan.column not in node.dims):
-                left, right = node.args
-                if node.op == "mul" or self.plan.column not in right.dims:
-                    add(left, power)
-                    add(right, power if node.op == "mul" else -power)
-                    return
-            if node.op == "where" and power > 0 and self.plan.column in node.dims and is_zero(node.args[2]):
-                inner.append(id(node.args[0]))
-                add(node.args[1], power)
-            elif self.plan.column in node.dims:
-                inner.append(id(node))
-            elif node.op == "reciprocal":
-                add(node.args[0], -power)
-            else:
-                powers[id(node)] = node, powers.get(id(node), (node, 0))[1] + power
-
-        add(value, 1)
-        return inner, powers
 
     def scaled(self, value: Node, powers: Mapping[int, tuple[Node, int]]) -> Node:
         """A value times others to their powers."""
@@ -301,7 +298,8 @@ class _Cut:
                 f"the gradients of scores need a sum along {plan.column} that is no part of sum(d{plan.o.name} * {plan.o.name})"
             )
         own = [plan.q.name, plan.k.name, plan.v.name]
-        results = {name: output for name, output, _ in self.reverse.results}
+        ops = self.of_places()
+        results = self.results({a.name for op in ops for a in op.spec.outputs})
         rest = self.others({name: output for name, output in results.items() if name not in own})
         own_terms = [*self.sums.values(), *self.pairs.values()]
         values = self.values_of_rows([weights, slopes, *map(self.rebuilt, own_terms)])
@@ -314,7 +312,6 @@ class _Cut:
         sums = [Array(name, "float32", self.dims_of_sum(name)) for name in self.sums]
         pairs = [results[name] for name in self.pairs]
         pool = [*self.reverse.cotangents.values(), *spec.outputs, *self.reverse.extra_outputs(self.saved), *made, *sums]
-        ops: list[Op] = []
 
         def spec_of(statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf]) -> Spec:
             return self.spec_of(f"{spec.op}_backward_stage{len(ops) + 1}", statements, outputs, leaves, pool)
@@ -340,16 +337,18 @@ class _Cut:
             _demand(not isinstance(last.plan, Staged))
             ops.append(last)
         kept = [*(g.name for g in gradients), *(a.name for a in pairs), *rest]
-        full = self.how.spec if len(kept) == len(results) else only(self.how.spec, kept)
+        scattered = tuple(s for s in self.how.scattered if s.output in kept)
+        kept += [a.name for op in ops for a in op.spec.outputs if a.name in {s.index for s in scattered}]
+        full = self.how.spec if len(kept) == len(self.how.spec.outputs) else only(self.how.spec, kept)
         taken = {plan.o.name} - {a.name for a in full.inputs} if self.delta is not None else set()
         full = replace(full, inputs=(*full.inputs, *(a for a in spec.outputs if a.name in taken)))
         how = replace(
             self.how, spec=full, saved=(*self.how.saved, *taken),
             inputs=tuple(a.name for a in full.inputs if a in spec.inputs),
-            gradients=tuple(pair for pair in self.how.gradients if pair[1] in kept),
+            gradients=tuple(pair for pair in self.how.gradients if pair[1] in kept), scattered=scattered,
         )  # fmt: skip
         forward = None if how.forward is None else one_kernel(how.forward)
-        lacking = frozenset(name for name, output in results.items() if output.name not in kept)
+        lacking = frozenset(name for name, output, _ in self.reverse.results if output.name not in kept)
         return staged(full, tuple(ops)), how, forward, lacking
 
     def others(self, results: Mapping[str, Array]) -> dict[str, Node]:

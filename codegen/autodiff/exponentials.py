@@ -1,4 +1,4 @@
-"""Exponentials of attention's scores, and sums of products with them: what a row's numbers can stand for."""
+"""Factors of values along attention's columns: exponentials of scores, and what numbers of a row can stand for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from codegen.graph.nodes import Graph, Node
+from codegen.plan.attending import is_zero
 
 
 def term_of(node: Node, column: str) -> tuple[Node, Node] | None:
@@ -14,6 +15,32 @@ def term_of(node: Node, column: str) -> tuple[Node, Node] | None:
         return None
     score, shift = node.args[0].args
     return score, shift
+
+
+def factored(value: Node, column: str) -> tuple[list[int], dict[int, tuple[Node, int]]]:
+    """The factors of a product: the identities of those with columns; values without them with their powers, by identity."""
+    inner: list[int] = []
+    powers: dict[int, tuple[Node, int]] = {}
+
+    def add(node: Node, power: int) -> None:
+        if node.op in ("mul", "div") and (power > 0 or column not in node.dims):
+            left, right = node.args
+            if node.op == "mul" or column not in right.dims:
+                add(left, power)
+                add(right, power if node.op == "mul" else -power)
+                return
+        if node.op == "where" and power > 0 and column in node.dims and is_zero(node.args[2]):
+            inner.append(id(node.args[0]))
+            add(node.args[1], power)
+        elif column in node.dims:
+            inner.append(id(node))
+        elif node.op == "reciprocal":
+            add(node.args[0], -power)
+        else:
+            powers[id(node)] = node, powers.get(id(node), (node, 0))[1] + power
+
+    add(value, 1)
+    return inner, powers
 
 
 def together(graph: Graph, terms: Sequence[Node], column: str) -> Node | None:

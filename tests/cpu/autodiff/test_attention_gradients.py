@@ -75,3 +75,24 @@ def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
     (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
     nodes = topological(s.value for s in plan.slope.statements)
     assert [n.op for n in nodes].count("exp") == 1 and len(plan.statistics) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "taken", "written"),
+    [
+        ("table: float32[R, H]; at: int32[Q, S]", "take(table, at, axis=R)", "jnp.moveaxis(table[at], 2, 0)"),
+        (
+            "table: T[H, R]",
+            "take(table, minimum(maximum(index(Q) - index(S), 0), 5), axis=R)",
+            'jnp.take(table, jnp.clip(jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2]), 0, 5), axis=1, mode="clip")',
+        ),
+    ],
+    ids=["an array of places", "computed places"],
+)
+def test_a_table_of_biases(tmp_path, table, taken, written):
+    """The kernels give the gradient of what is taken, summed over the batch, and a sum by index adds it to the table."""
+    text = attention(f"o = softmax(q @ k + {taken}, axis=S) @ v", f"p = jax.nn.softmax(x + {written})", table)
+    text = text.replace("[..., Q", "[B, H, Q").replace("[..., S", "[B, H, S").replace("...", "bh")
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]" + (", at: index(R)}" if "at:" in table else "}"))
+    assert op.plan.kind == "attention" and isinstance(op.backward, Derived) and not op.backward.lacking
+    check_gradient(op, "interpret", examples=1)

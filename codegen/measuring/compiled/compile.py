@@ -237,16 +237,14 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
 
     def compiled(tried: CompiledCall, options: str) -> Any:
         constants = (nameable(value) for _, value in tried.constants)
-        return cute.compile(
-            op._launch, make_fake_stream(), *tensors, *constants, options=options, no_jit_engine=True
-        )  # fmt: skip
+        stream = make_fake_stream()
+        return cute.compile(op._launch, stream, *tensors, *constants, options=options, no_jit_engine=True)
 
     with compiling_for(call.arch):
-        for tried in kernels.candidates(call):
-            result = compiled(tried, OPTIONS)
-            registers, stack, shared = read_cubin(result.__cubin__)
-            if kernels.suffice(call, [result.__cubin__]):
-                break
+        tried, result = kernels.chosen(
+            call, lambda tried: (tried, compiled(tried, OPTIONS)), lambda found: [found[1].__cubin__]
+        )
+        registers, stack, shared = read_cubin(result.__cubin__)
         # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
         spills = _spills(lambda: compiled(tried, f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
     made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())

@@ -10,9 +10,10 @@ from codegen.runtime.call.arguments import Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import kernels
 from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
-from codegen.shared import RowLaunch
+from codegen.shared import RowLaunch, Walk
 
 LAUNCH = RowLaunch(8, False, 256, 32, 1, 1, True, True, False, resident=2)
+WALK = Walk(8, False, 256, 32, 1, 1, 2, True, True, resident=2, paced=True)
 
 
 def test_registers_of_resident_blocks():
@@ -47,13 +48,38 @@ def test_a_bound_where_it_is_needed():
             call, constants=tuple((n, replace(how, resident=resident) if n == "how" else v) for n, v in call.constants)
         )
 
-    assert how.resident == 0 and kernels.candidates(call) == (call,)
+    assert how.resident == 0
     few = 65536 // (free * how.threads)
-    assert kernels.candidates(bound(few)) == (call, bound(few))
     assert kernels.binary(bound(few)).module == kernels.binary(call).module
-    many = 2048 // how.threads  # all threads that an SM holds
+    many = few + 2
     assert not kernels.suffice(bound(many), cubins_in(kernels.binary(call).module))
     assert most_registers(bound(many)) <= 65536 // (many * how.threads) < free
+
+
+def test_fewer_blocks_where_a_bound_spills_much(monkeypatch):
+    """As if compilers answered so: registers and stack, by the launch that is asked for."""
+    call = kernels.CompiledCall(generated.softmax, (), (), (("how", WALK),), "sm_90a")
+    said = {(2, True): (128, 80), (0, True): (200, 0), (0, False): (190, 0)}
+    asked = []
+
+    def compiled(tried):
+        how = dict(tried.constants)["how"]
+        asked.append((how.resident, how.paced))
+        return asked[-1]
+
+    monkeypatch.setattr(kernels, "registers_of", lambda cubin, kernel: said[cubin][0])
+    monkeypatch.setattr(kernels, "read_cubin", lambda cubin: (*said[cubin], 0))
+    monkeypatch.setattr(kernels, "name_of", lambda call: "made")
+
+    def found():
+        asked.clear()
+        return kernels.chosen(call, compiled, lambda one: [one])
+
+    assert found() == (0, False) and asked == [(0, True), (2, True), (0, False)]  # no others to keep pace with
+    said[2, True] = 128, 16
+    assert found() == (2, True)
+    said[0, True] = 128, 0
+    assert found() == (0, True) and asked == [(0, True)]
 
 
 def test_kernels_of_a_launcher_have_registers_of_their_own():

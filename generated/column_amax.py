@@ -223,7 +223,7 @@ def column_amax_backward_stage1_xla(y, x, row_axes):
 
 def column_amax_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(
+    dx = device.divide_by_column(
         device.where(cute.math.abs(x) == y, dy, 0.0), sum_of_n, approx,
     ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
     return dx

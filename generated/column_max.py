@@ -223,7 +223,7 @@ def column_max_backward_stage1_xla(y, x, row_axes):
 
 def column_max_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(device.where(x == y, dy, 0.0), sum_of_n, approx)
+    dx = device.divide_by_column(device.where(x == y, dy, 0.0), sum_of_n, approx)
     return dx
 
 

@@ -177,7 +177,7 @@ def column_quantize_fp8_stage1_xla(x, largest, amax_min, row_axes):
 
 def column_quantize_fp8_stage2_chain(x, max_of_n, largest, amax_min):
     """The chain, on one vector of each operand."""
-    q = device.divide(x, device.divide_by_shared(device.maximum(max_of_n, amax_min), largest, True), True)
+    q = device.divide_by_column(x, device.divide_by_shared(device.maximum(max_of_n, amax_min), largest, True), True)
     return q
 
 

@@ -41,7 +41,7 @@ def running_mean_operands(x, index_s):
 
 def running_mean_chain(x, index_s, state, approx):
     """The chain, on one vector of each operand."""
-    y = device.divide(state, (index_s + 1).to(cutlass.Float32), approx)
+    y = device.divide_by_column(state, (index_s + 1).to(cutlass.Float32), approx)
     return y
 
 
@@ -91,7 +91,7 @@ def running_mean_reference(x):
 
 def running_mean_backward_operands(dy, index_s):
     """The operands of cumsum, on one vector of each input."""
-    return device.divide(dy, (index_s + 1).to(cutlass.Float32), False),
+    return device.divide_by_column(dy, (index_s + 1).to(cutlass.Float32), False),
 
 
 def running_mean_backward_chain(dy, index_s, state):

@@ -203,7 +203,7 @@ def sparsemax_stage3_xla(largest, s):
 
 def sparsemax_stage4_row_max(above, size_n, index_n, approx):
     """The values to reduce into row_max (max), from one vector of each operand."""
-    return device.divide(above - 1.0, (size_n - index_n).to(cutlass.Float32), approx)
+    return device.divide_by_column(above - 1.0, (size_n - index_n).to(cutlass.Float32), approx)
 
 
 def sparsemax_stage4_chain(x, largest, row_max):

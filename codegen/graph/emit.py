@@ -266,6 +266,12 @@ class _Emitter:
         text = dialect.written.get(id(node)) or (op.cute_fast if dialect.fast and op.cute_fast else op.cute)
         if node.op == "div" and self.is_shared(node):
             text = f"device.divide_by_{'row' if self.by_one(node) else 'shared'}({{0}}, {{1}}, {{approx}})"
+        elif (
+            node.op == "div"
+            and dialect.innermost in node.args[1].dims
+            and set(node.args[1].dims) < set(node.args[0].dims)
+        ):
+            text = "device.divide_by_column({0}, {1}, {approx})"
         elif at_index:
             text = "device.equal_index({0}, {1})"
         if text == "{0}":

@@ -94,6 +94,13 @@ def divide_by_shared(a: Vector, b: Vector, approx: bool) -> Vector:
     return _by_parts(a, [part.load() for part in parts], approx)
 
 
+def divide_by_column(a: Vector, b: Vector, approx: bool) -> Vector:
+    """a / b where each element has a value of b of its own, which other rows have too: to the same bits as `divide_by_row`, and
+    approximately as `divide`. What depends on b alone is computed before a loop over rows. The hardware's division takes a slow way
+    where a dividend is 0 or tiny, as most of a softmax's may be."""
+    return divide(a, b, True) if approx else divide_by_shared(a, b, False)
+
+
 def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
     """A power of two by which to multiply dividend and divisor, so that the reciprocal is a normal number, and the two parts of
     that; approximately it is the first."""

@@ -50,6 +50,7 @@ MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
+COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -294,7 +295,8 @@ class Reduction(Reads):
             return None
         needs = self.walking_needs(1, self.column_bytes(dtypes), dtypes, 1)
         vectors = [a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
-        most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (len(vectors) + 2 * (needs.sums // 4))))
+        most = min(COSTLY_IN_RUN if self.costly else MOST_IN_RUN, RUN_VALUES // (len(vectors) + 2 * (needs.sums // 4)))
+        most = max(LEAST_IN_RUN, most)
         per_row = 1
         while per_row * most < columns:
             per_row *= 2

@@ -122,3 +122,32 @@ reference: jax.nn.logsumexp(x + bias, axis=-1)
         given = jnp.asarray(x, dtype)
         exact = np.log(np.exp(np.asarray(given, np.float64)).sum(-1))
         np.testing.assert_allclose(op(given, implementation="interpret"), exact, rtol=1e-6)
+
+
+QUOTIENTS = """\
+op: quotients_by_column
+summary: Drawn by hand.
+inputs:
+  x: float32[..., N]
+  by: float32[N]
+outputs:
+  y: float32[..., N]
+chain: y = x / by
+reference: x / by
+"""
+
+
+def test_quotients_by_a_value_of_each_column(tmp_path):
+    """Within 1 ulp for dividends and divisors of all sizes, and as a division where one is 0, infinite or not a number."""
+    rng, special = np.random.default_rng(3), [0.0, -0.0, np.inf, -np.inf, np.nan]
+    x = rng.normal(size=(24, 32)) * 10.0 ** rng.integers(-44, 38, (24, 32))
+    by = rng.normal(size=32) * 10.0 ** rng.integers(-37, 37, 32)
+    x[0], x[1, :5], by[5:10] = 0.0, special, special
+    x, by = x.astype("float32"), by.astype("float32")
+    found = np.asarray(make_op(tmp_path, QUOTIENTS)(jnp.asarray(x), jnp.asarray(by), implementation="interpret"))
+    with np.errstate(all="ignore"):
+        exact = x.astype("float64") / by.astype("float64")
+        rounded = exact.astype("float32")
+        near = np.abs(found - exact) <= np.spacing(np.abs(rounded)).astype("float64")
+    assert np.all(near | (found == rounded) | (np.isnan(found) & np.isnan(rounded)))
+    assert np.array_equal(np.signbit(found[rounded == 0]), np.signbit(rounded[rounded == 0]))

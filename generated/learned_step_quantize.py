@@ -40,7 +40,7 @@ y = (v + jax.lax.stop_gradient(jnp.round(v) - v)) * step
 
 def learned_step_quantize_chain(x, step, most, approx):
     """The chain, on one vector of each operand."""
-    v = device.minimum(device.maximum(device.divide(x, step, approx), -most - 1.0), most)
+    v = device.minimum(device.maximum(device.divide_by_column(x, step, approx), -most - 1.0), most)
     y = (v + (cute.math.roundeven(v) - v)) * step
     return y
 
@@ -86,13 +86,13 @@ def learned_step_quantize_reference(x, step, most):
 
 def learned_step_quantize_frozen_chain(dy, x, step, most, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.divide(x, step, approx)
+    t0 = device.divide_by_column(x, step, approx)
     t1 = -most - 1.0
     t2 = device.maximum(t0, t1)
     t3 = step * dy * device.where(
         t2 < most, 1.0, device.where(t2 == most, 0.5, 0.0),
     ) * device.where(t0 > t1, 1.0, device.where(t0 == t1, 0.5, 0.0))
-    dx = device.divide(t3, step, approx)
+    dx = device.divide_by_column(t3, step, approx)
     return dx
 
 
@@ -138,15 +138,15 @@ def learned_step_quantize_frozen_xla(dy, x, step, most):
 
 def learned_step_quantize_backward_chain(dy, x, step, most, approx):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
-    t0 = device.divide(x, step, False)
+    t0 = device.divide_by_column(x, step, False)
     t1 = -most - 1.0
     t2 = device.maximum(t0, t1)
     t3 = step * dy * device.where(
         t2 < most, 1.0, device.where(t2 == most, 0.5, 0.0),
     ) * device.where(t0 > t1, 1.0, device.where(t0 == t1, 0.5, 0.0))
-    dx = device.divide(t3, step, approx)
+    dx = device.divide_by_column(t3, step, approx)
     v = device.minimum(t2, most)
-    return dx, dy * (v + (cute.math.roundeven(v) - v)) - device.divide(t3 * t0, step, False)
+    return dx, dy * (v + (cute.math.roundeven(v) - v)) - device.divide_by_column(t3 * t0, step, False)
 
 
 def learned_step_quantize_backward_columns(column_sum):

@@ -282,8 +282,8 @@ def in_runs(
     if apart > 1 and rows is not None:
         parts = least_steps(apart, slots, handfuls)
     return WalkLaunch(
-        1, False, threads, per_row, vectors, 1, 2, exact=False, whole=True, staged=True, parts=min(parts, _most_parts.get()),
-        by_runs=True,
+        1, False, threads, per_row, vectors, 1, 2, exact=False, whole=True, resident=max(1, min(resident, RESIDENT // threads)),
+        staged=True, parts=min(parts, _most_parts.get()), by_runs=True,
     )  # fmt: skip
 
 

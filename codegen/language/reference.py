@@ -19,7 +19,7 @@ from codegen.spec.spec import Spec
 
 _EXPRESSIONS = (
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
-    ast.Tuple, ast.List, ast.keyword, ast.Lambda, ast.arguments, ast.arg, ast.IfExp, ast.operator, ast.unaryop,
+    ast.Tuple, ast.List, ast.Starred, ast.keyword, ast.Lambda, ast.arguments, ast.arg, ast.IfExp, ast.operator, ast.unaryop,
     ast.cmpop, ast.expr_context,
 )  # fmt: skip
 _SUBMODULES = {"linalg", "fft"}
@@ -111,10 +111,8 @@ class _Checker:
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
         if not isinstance(node, _EXPRESSIONS):
-            instead = "write it with functions of jnp"
-            if isinstance(node, ast.Starred):
-                instead = "write the elements out, or keep axes: keepdims=True"
-            raise Placed(node, UserError(f"{construct(node)} is not allowed in a reference", instead))
+            message = f"{construct(node)} is not allowed in a reference"
+            raise Placed(node, UserError(message, "write it with functions of jnp"))
         if isinstance(node, ast.Name):
             allowed = self.names | self.assigned | set(local)
             if node.id in ("jnp", "jax"):

@@ -139,9 +139,14 @@ class _Splitter:
         first = self.spec.array(a.name)
         for array in (first, second):
             for dim in array.dims:
-                if (own := {*axes} & {*dim.names}) and (dim.parts is not None or len(dim.names) > 1):
-                    axis = min(own)
-                    raise UserError(f"'@' over {axis}, of which {array.name!r} has parts", "give it an axis of its own")
+                own = sorted({*axes} & {*dim.names})
+                if own and dim.parts is not None:
+                    raise UserError(
+                        f"'@' over {own[0]}, of which {array.name!r} has parts", "give it an axis of its own"
+                    )
+                if own and len(dim.names) > 1:
+                    message = f"'@' over {own[0]}, which {array.name!r} has joined with another axis, as {dim}"
+                    raise UserError(message, "declare them as two axes, and reshape the array for the call")
         dims = {d.names: d for array in (first, second) for d in array.dims if not {*axes} & {*d.names}}
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
         kinds = {"float": "float32", "int": "int32"}

@@ -107,7 +107,6 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "reference_names": {8: "reference: jnp.maximum(x, 0) + jnp.exp(x)"},
     "reference_of_itself": {8: "reference: jnp.where(x > 0, x, x + 1)"},
     "reference_outputs": {11: "reference: |\n  y = x\n  z = x"},
-    "reference_starred": {8: "reference: x * jnp.ones(x.sum(-1, keepdims=True).shape) * 2"},
     "reference_statements": {9: "  z = jnp.exp(x)", 13: "  z = jnp.exp(x)"},
     "thresholds": {
         12: "  a = nucleus(x, 0.9, axis=N)", 13: "  b = nucleus(1.0 * i, 0.9, axis=N)", 14: "  c = nucleus(x, 0.5, axis=N)",
@@ -155,6 +154,7 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
     "products_of_parts": [
         ("a: bfloat16[..., K]; b: bfloat16[..., K]; c: bfloat16[K, N]", "y: bfloat16[..., N]", "u = a @ c; y = u + b @ c"),
     ],
+    "product_over_blocks": [("x: bfloat16[..., B, G=32]; w: bfloat16[N, B, G=32]", "y: float32[..., N]", "y = dot(x, w, axis=(B, G))")],
     "product_over_parts": [("a: bfloat16[..., K]; b: bfloat16[K, N]", "y: bfloat16[..., N]", "y = a @ b")],
     "shift_in_a_reduction": [
         ("x: float32[..., S, N]", "d: float32[..., S, N]", "d = x - shift(x, axis=N)"),

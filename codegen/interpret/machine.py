@@ -83,6 +83,7 @@ class Kernel:
             decoded = tuple((decode(instruction, program.name), instruction) for instruction in body)
             self.blocks.append(Decoded(decoded, end, barrier, meetings[i], end is None and joined))
         self.of_products = registers(program)
+        self.approximate = sum(bounds_of(i.op) is not None for block in program.blocks for i in block)
         made = sum(i.words[:2] == ("mbarrier", "init") for block in program.blocks for i in block)
         self.mbarriers = min(made, MBARRIERS)
         self.shared = _layout(program, "shared")
@@ -123,7 +124,7 @@ class Machine:
         ]  # fmt: skip
         self.memory = Global([*arrays, *self.constants])
         self.report = report or Report(launch.kernel)
-        self.report.approximate = sum(bounds_of(i.op) is not None for block in self.program.blocks for i in block)
+        self.report.approximate = kernel.approximate
         self.noise = noise_of(self.program)
         self.params = {name: launch.params[place] for name, (place, _) in self.program.params.items()}
         self.cluster = self.program.cluster or launch.cluster

@@ -38,6 +38,7 @@ RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
+SHARED_ANYWHERE, BESIDE = 99 << 10, 55  # elsewhere: the bytes of a block; a thread's registers besides its tile's
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 BYTES = (*FLOAT8, "int8")  # types that the kernel converts to one of these, exactly
 
@@ -193,6 +194,10 @@ class AttentionPlan:
         """The launch of the main loop for all architectures."""
         raise NotImplementedError
 
+    def unfit(self, how: AttentionLaunch) -> str:
+        """Why a launch could not run; "" if no reason is known."""
+        raise NotImplementedError
+
     @property
     def reads_columns(self) -> bool:
         """Whether the scores read an array for each column."""
@@ -332,11 +337,27 @@ class Attention(AttentionPlan):
         weights, sums of o, what the scores read for each column, and, where weights are drawn, words of a row's draws. On an H100 with
         16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
 
-        def fits(n: int) -> bool:
-            registers = n // 2 + n // 4 * (1 if self.weight is None else 3) + e // 2
-            return 2 * (128 * d + 2 * n * (d + e)) + 1024 <= SHARED and registers <= REGISTERS
+        planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS)
+        most = 128 if self.reads_columns else 192
+        return next(n for n in range(most, 0, -16) if not self.unfit(replace(planned, tile_n=n)))
 
-        return next(n for n in range(128 if self.reads_columns else 192, 0, -16) if fits(n))
+    def unfit(self, how: AttentionLaunch) -> str:
+        d, e, n, stages = how.d, how.e, how.tile_n, how.stages
+        if how.processors:
+            registers, most = n // 2 + n // 4 * (1 if self.weight is None else 3) + e // 2, REGISTERS
+            size, room = 2 * (128 * d + stages * n * (d + e)) + 1024, SHARED
+            whole = n % 16 == 0 and how.splits == 1 and stages > 1
+        else:
+            widths = [_width(x) for x in (d, e)]
+            held = d // 4 if d <= 128 else 4  # of q
+            registers, most = n + e // 2 + held, 255 - BESIDE
+            size, room = how.tile_m * max(widths) + stages * n * sum(widths), SHARED_ANYWHERE
+            whole = n % 16 == 0 and stages <= 2 and all(n * w // 16 % how.threads == 0 for w in widths)
+        if not whole or n < 16 or stages < 1:
+            return f"tiles of {n} columns in {stages} stages, {how.splits} blocks a row"
+        if size > room:
+            return f"{size} bytes of shared memory"
+        return f"{registers} registers of data" if registers > most else ""
 
 
 @dataclass(frozen=True)
@@ -393,6 +414,15 @@ class AttentionBackward(AttentionPlan):
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)
+
+    def unfit(self, how: AttentionLaunch) -> str:
+        return "the gradients of attention have the planned launch"
+
+
+def _width(columns: int) -> int:
+    """Bytes of a row of a tile in shared memory, in the main loop of all architectures."""
+    width = max(32, 2 * columns)
+    return 1 << (width - 1).bit_length() if width < 128 else -(-width // 128) * 128
 
 
 def fits_heads(size: int) -> bool:

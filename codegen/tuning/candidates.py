@@ -53,9 +53,14 @@ def settings(
     plan: Elementwise | Reduction | Selection, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
 ) -> Iterator[tuple[str, int | float | bool]]:
     """Each setting of a launch with each value to try."""
+    if isinstance(how, AttentionLaunch):
+        yield from (("tile_n", n) for n in range(16, 256 + 1, 16))
+        yield from (("stages", n) for n in (1, 2, 3))
+        yield from (("splits", max(1, int(how.splits * times))) for times in PARTS if how.splits > 1)
+        return
     yield from (("threads", n) for n in THREADS)
     yield from (("vector_bytes", n) for n in VECTOR_BYTES)
-    if isinstance(how, AttentionLaunch | Launch | SelectLaunch):
+    if isinstance(how, Launch | SelectLaunch):
         return
     whole = how.holds_row if isinstance(how, RowLaunch) else how.whole and not plan.collapsed
     if whole:

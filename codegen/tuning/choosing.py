@@ -23,6 +23,7 @@ Changes = Mapping[str, int | float | bool]
 SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
 FIELDS: dict[type, tuple[str, ...]] = {
     RowLaunch: ("resident", "only_row", "holds_expensive", "vectors"), WalkLaunch: ("resident", "only_row", "paced", "at_once", "parts"),
+    AttentionLaunch: ("tile_n", "stages", "splits"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
 MOST_REGISTERS = 255  # of a thread
@@ -108,6 +109,8 @@ def changed(
         paced = bool(alone.pop("paced", True)) and how.paced and not alone.keys() & {"resident", "parts"}
         parts = max(min(1, how.parts), round(how.parts * alone.pop("parts", 1)))  # a multiple of the planned ones
         how = replace(how, **alone, parts=parts, paced=paced, long=how.long and paced)  # type: ignore[arg-type]
+    if isinstance(how, AttentionLaunch) and alone:
+        how = replace(how, **alone)  # type: ignore[arg-type]
     return None if unfit(plan, how, dtypes, arch) else how
 
 
@@ -138,6 +141,8 @@ def unfit(
     """Why a launch could not run; "" if no reason is known."""
     if how.threads % 32 or not 32 <= how.threads <= 1024:
         return f"{how.threads} threads"
+    if isinstance(how, AttentionLaunch) and isinstance(plan, AttentionPlan):
+        return plan.unfit(how)
     if isinstance(how, AttentionLaunch | Launch | SelectLaunch):
         return ""
     if how.cluster not in ((1, 2, 4, 8) if clusters(arch) else (1,)):

@@ -100,3 +100,19 @@ def test_kernels_of_other_kinds_have_launches_to_try(name):
     planned = launch(*call)
     assert {type(how) for how in neighbours(*call, {})} == {type(planned)}
     assert changed(*call, {"resident": 4}) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "arch", "names"),
+    [(8192, 128, "sm_90a", {"tile_n"}), (8192, 64, "sm_80", {"tile_n", "stages"}), (1, 128, "sm_80", {"tile_n", "splits", "stages"})],
+)  # fmt: skip
+def test_tiles_of_attention(rows, columns, arch, names):
+    """Widths of tiles that fit, and how many blocks share a row in decoding. The planned launches fit too."""
+    op = read_op(str(ROOT / "specs" / "full_attention.yaml"))
+    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
+    call = op.plan, op.spec, dtypes, Extents(columns, 8192, columns, rows, 8, 1), arch
+    planned, found = launch(*call), neighbours(*call, {})
+    assert unfit(op.plan, planned, dtypes, arch) == "" and planned not in found
+    assert {name for changes in found.values() for name in changes} == names
+    assert all(unfit(op.plan, how, dtypes, arch) == "" for how in found)
+    assert changed(*call, {"tile_n": 24}) is None and changed(*call, {"tile_n": 1024}) is None

@@ -141,11 +141,201 @@ def generalized_advantage_reference(reward, value, going, gamma, decay):
     return advantage, target
 
 
+def generalized_advantage_backward_stage1_operands(dadvantage, dtarget, going, gamma, decay):
+    """The operands of scan, on one vector of each input."""
+    t2 = gamma * decay * going
+    return t2, t2 * (dadvantage + dtarget), cute.full_like(dadvantage, 0.0, cutlass.Float32)
+
+
+def generalized_advantage_backward_stage1_chain(dadvantage, dtarget, going, gamma, decay, state):
+    """The chain, on one vector of each operand."""
+    t3 = state
+    return t3
+
+
+def generalized_advantage_backward_stage1_tile(
+    walk, tile, carried, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
+):
+    """What a thread computes of the elements that a block has at once."""
+    steps, given, states = walk.steps(tile), [], []
+    for at in steps:
+        rDadvantage, rDtarget, rGoing = at.load(mDadvantage, mDtarget, mGoing)
+        given.append(
+            (
+                device.floats(rDadvantage), device.floats(rDtarget), device.floats(rGoing), device.full(how.vec, gamma),
+                device.full(how.vec, decay),
+            )
+        )
+    operands = [generalized_advantage_backward_stage1_operands(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        t3 = generalized_advantage_backward_stage1_chain(*own, *known)
+        at.store(t3.to(mT3.element_type), mT3)
+
+
+@cute.kernel
+def generalized_advantage_backward_stage1_kernel(
+    mDadvantage: cute.Tensor,  # (rows, S) T
+    mDtarget: cute.Tensor,  # (rows, S) T
+    mGoing: cute.Tensor,  # (rows, S) T
+    mT3: cute.Tensor,  # (rows, S) float32
+    gamma: cutlass.Constexpr[float],
+    decay: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mT3.shape, axis=1, reverse=False)  # this thread's elements
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
+    for tile in cutlass.range(walk.tiles):
+        generalized_advantage_backward_stage1_tile(
+            walk, tile, carried, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
+        )
+
+
+@cute.jit
+def generalized_advantage_backward_stage1_launch(
+    stream: cuda.CUstream, mDadvantage: cute.Tensor, mDtarget: cute.Tensor, mGoing: cute.Tensor, mT3: cute.Tensor,
+    gamma: cutlass.Constexpr[float], decay: cutlass.Constexpr[float], how: cutlass.Constexpr[ScanLaunch],
+):
+    generalized_advantage_backward_stage1_kernel(
+        mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
+    ).launch(**scan.grid(how, mT3.shape, 1, stream))
+
+
+def generalized_advantage_backward_stage1_xla(dadvantage, dtarget, going, gamma, decay):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t2 = gamma * decay * going
+    t3 = runtime.scanned("scan", -1, False, True, t2, t2 * (dadvantage + dtarget), jnp.asarray(0.0, jnp.float32))
+    return t3
+
+
+def generalized_advantage_backward_stage2_operands(
+    dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
+    t3, t3_before1_s, size_s, index_s, gamma, decay,
+):
+    """The operands of scan, on one vector of each input."""
+    t5 = size_s - 1
+    t6 = device.where(index_s < t5, value_after1_s, 0.0)
+    t1 = gamma * decay
+    return t1 * going, reward + gamma * going * t6 - value, cute.full_like(dadvantage, 0.0, cutlass.Float32)
+
+
+def generalized_advantage_backward_stage2_chain(
+    dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
+    t3, t3_before1_s, size_s, index_s, gamma, decay, state,
+):
+    """The chain, on one vector of each operand."""
+    t4 = dadvantage + dtarget + t3
+    dreward = t4
+    t5 = size_s - 1
+    t0 = device.where(
+        index_s - 1 < t5, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
+    )
+    dvalue = dtarget - dreward + device.where(index_s >= 1, t0, 0.0)
+    t6 = device.where(index_s < t5, value_after1_s, 0.0)
+    t1 = gamma * decay
+    dgoing = gamma * dreward * t6 + t1 * dreward * state
+    return dreward, dvalue, dgoing
+
+
+def generalized_advantage_backward_stage2_tile(
+    walk, tile, carried, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma, decay,
+    how,
+):
+    """What a thread computes of the elements that a block has at once."""
+    row, iS = walk.axes
+    steps, given, states = walk.steps(tile), [], []
+    for at in steps:
+        (
+            rDadvantage, rDadvantageBefore1S, rDtarget, rDtargetBefore1S, rReward, rValue, rValueAfter1S, rGoing,
+            rGoingBefore1S, rT3, rT3Before1S, rIndexS,
+        ) = at.load(
+            mDadvantage, flat.read(mDadvantage, (row, flat.back(iS, 1))), mDtarget,
+            flat.read(mDtarget, (row, flat.back(iS, 1))), mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))),
+            mGoing, flat.read(mGoing, (row, flat.back(iS, 1))), mT3, flat.read(mT3, (row, flat.back(iS, 1))), iS,
+        )
+        given.append(
+            (
+                device.floats(rDadvantage), device.floats(rDadvantageBefore1S), device.floats(rDtarget),
+                device.floats(rDtargetBefore1S), device.floats(rReward), device.floats(rValue),
+                device.floats(rValueAfter1S), device.floats(rGoing), device.floats(rGoingBefore1S), device.floats(rT3),
+                device.floats(rT3Before1S), device.full(how.vec, mDreward.shape[1], cutlass.Int32),
+                rIndexS.load().to(cutlass.Int32), device.full(how.vec, gamma), device.full(how.vec, decay),
+            )
+        )
+    operands = [generalized_advantage_backward_stage2_operands(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        dreward, dvalue, dgoing = generalized_advantage_backward_stage2_chain(*own, *known)
+        at.store(dreward.to(mDreward.element_type), mDreward)
+        at.store(dvalue.to(mDvalue.element_type), mDvalue)
+        at.store(dgoing.to(mDgoing.element_type), mDgoing)
+
+
+@cute.kernel
+def generalized_advantage_backward_stage2_kernel(
+    mDadvantage: cute.Tensor,  # (rows, S) T
+    mDtarget: cute.Tensor,  # (rows, S) T
+    mReward: cute.Tensor,  # (rows, S) T
+    mValue: cute.Tensor,  # (rows, S) T
+    mGoing: cute.Tensor,  # (rows, S) T
+    mT3: cute.Tensor,  # (rows, S) float32
+    mDreward: cute.Tensor,  # (rows, S) T
+    mDvalue: cute.Tensor,  # (rows, S) T
+    mDgoing: cute.Tensor,  # (rows, S) T
+    gamma: cutlass.Constexpr[float],
+    decay: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mDreward.shape, axis=1, reverse=True)  # this thread's elements
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
+    for tile in cutlass.range(walk.tiles):
+        generalized_advantage_backward_stage2_tile(
+            walk, tile, carried, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma,
+            decay, how,
+        )
+
+
+@cute.jit
+def generalized_advantage_backward_stage2_launch(
+    stream: cuda.CUstream, mDadvantage: cute.Tensor, mDtarget: cute.Tensor, mReward: cute.Tensor, mValue: cute.Tensor,
+    mGoing: cute.Tensor, mT3: cute.Tensor, mDreward: cute.Tensor, mDvalue: cute.Tensor, mDgoing: cute.Tensor,
+    gamma: cutlass.Constexpr[float], decay: cutlass.Constexpr[float], how: cutlass.Constexpr[ScanLaunch],
+):
+    generalized_advantage_backward_stage2_kernel(
+        mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma, decay, how,
+    ).launch(**scan.grid(how, mDreward.shape, 1, stream))
+
+
+def generalized_advantage_backward_stage2_xla(
+    dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
+    t3, t3_before1_s, size_s, index_s, gamma, decay,
+):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t4 = dadvantage + dtarget + t3
+    dreward = t4
+    t5 = size_s - 1
+    t0 = jnp.where(
+        index_s - 1 < t5, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
+    )
+    dvalue = dtarget - dreward + jnp.where(index_s >= 1, t0, 0.0)
+    t6 = jnp.where(index_s < t5, value_after1_s, 0.0)
+    t1 = gamma * decay
+    t2 = runtime.scanned(
+        "scan", -1, True, True, t1 * going, reward + gamma * going * t6 - value, jnp.asarray(0.0, jnp.float32),
+    )
+    dgoing = gamma * dreward * t6 + t1 * dreward * t2
+    return dreward, dvalue, dgoing
+
+
 @runtime.op(
     SPEC,
     launch=generalized_advantage_launch,
     xla=generalized_advantage_xla,
     reference=generalized_advantage_reference,
+    backward_stage1_launch=generalized_advantage_backward_stage1_launch,
+    backward_stage1_xla=generalized_advantage_backward_stage1_xla,
+    backward_stage2_launch=generalized_advantage_backward_stage2_launch,
+    backward_stage2_xla=generalized_advantage_backward_stage2_xla,
     result=GeneralizedAdvantageOutputs,
 )
 def generalized_advantage(

@@ -25,7 +25,7 @@ from codegen.graph.nodes import (
     topological,
 )
 from codegen.graph.ops import NUCLEUS, OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
-from codegen.graph.shifting import shift
+from codegen.graph.shifting import evaluated_at, positions_back, shift
 from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
 from codegen.language.scope import make_scope
@@ -210,8 +210,11 @@ class Adjoints:
             return [(node.args[0], self.graph.node("cast", (g,), node.attr, kind="float", dims=g.dims))]
         if node.op in TAKES:
             table, index = node.args[:2]
+            for axis, by in positions_back(node):  # an element of the table is read so far from its own position
+                g = shift(self.graph, g, axis, -by, self.graph.const(0.0))
+                index = evaluated_at(self.graph, index, axis, -by) if axis in index.dims else index
             if self.by_index or not set(index.dims) <= set(table.dims) - {node.attr}:
-                self.scatter(node, g)
+                self.scatter(node, index, g)
                 return []
             # Each index selects from its own row, so no two indices select one element
             rule = f"where(index({node.attr}) == clip(i, 0, size({node.attr}) - 1), g, 0)"
@@ -276,9 +279,9 @@ class Adjoints:
             return None
         return replace(found.at, table=self.cotangents[found.name].name)
 
-    def scatter(self, node: Node, g: Node) -> None:
+    def scatter(self, node: Node, index: Node, g: Node) -> None:
         """Two indices may select one row of a table, so its gradient is added up by index after the kernel."""
-        table, index = node.args[0].attr, node.args[1]
+        table = node.args[0].attr
         assert isinstance(table, Leaf)
         given = index.attr.name if node.op == "take" and isinstance(index.attr, Leaf) else index
         taken = Taken(table.part, given, str(node.attr), node.dims, g)

@@ -55,6 +55,7 @@ from codegen.graph.nodes import (
     along_of,
     as_multiplied,
     lost_axes,
+    picked_axes,
     topological,
 )
 from codegen.graph.ops import NUCLEUS, OPS, REDUCTIONS, SCANS, UNSORT
@@ -258,6 +259,8 @@ class Analysis:
             return Bound(value, error, beyond | np.any([a.overflow.any() for a in args]))
         if node.op == UNSORT:
             return self.unsorted(node, *args)
+        if node.op == "shift":
+            return self.shifted(node, args[0])
         if node.op == NUCLEUS:
             return self.threshold(node, *args)
         if isinstance(node.attr, Selected):
@@ -277,11 +280,7 @@ class Analysis:
         """A table's elements, of any error where the index is uncertain."""
         table = leaves["table", node.args[0].attr]
         assert isinstance(table, np.ndarray)
-        along = dict(
-            zip(
-                (node.attr, *(a.attr for a in node.args[2:])), (a.value.astype(np.int64) for a in args[1:]), strict=True
-            )
-        )
+        along = dict(zip(picked_axes(node), (a.value.astype(np.int64) for a in args[1:]), strict=True))
         where = [np.clip(along[axis], 0, n - 1) for axis, n in zip(node.args[0].dims, table.shape, strict=True)]
         value = np.asarray(table[tuple(np.broadcast_arrays(*where))])
         uncertain = functools.reduce(np.logical_or, (a.error > 0 for a in args[1:]))
@@ -488,6 +487,14 @@ class Analysis:
         own = np.where(np.isinf(error).any(-1, keepdims=True), np.inf, own)
         overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
         found = (np.swapaxes(np.moveaxis(a[..., :last], -1, axis), axis, into) for a in (value, own, overflow))
+        return Bound(*found)
+
+    def shifted(self, node: Node, arg: Bound) -> Bound:
+        """A value at another place, and any where that is outside: there it is not chosen."""
+        found = [np.broadcast_to(a, arg.value.shape) for a in (arg.value, arg.error, arg.overflow)]
+        assert isinstance(node.attr, tuple)
+        for axis, by in node.attr:
+            found = [np.roll(a, by, self.dimensions[axis][0]) for a in found]
         return Bound(*found)
 
     def threshold(self, node: Node, arg: Bound, mass: Bound) -> Bound:

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.graph.contraction import Rounding, is_computed
 from codegen.graph.names import temporaries
-from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import ROWS, Node, Selected, Statement, along_of, lost_axes, picked_axes, topological
 from codegen.graph.ops import IN_STAGES, NUCLEUS, OPS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS, Operation
 
 WIDTH = 96  # the most characters of an expression
@@ -299,7 +299,7 @@ class _Emitter:
         """Elements of a table at computed places: an index along one axis, and the position along each other axis."""
         table, *places = node.args
         texts = [self.result(place) for place in places]
-        along = dict(zip((node.attr, *(place.attr for place in places[1:])), texts, strict=True))
+        along = dict(zip(picked_axes(node), texts, strict=True))
         name = self.dialect.leaves["table", table.attr]
         where = [along.get(mode, mode) for mode in self.dialect.tables[name]]
         words = f"{name}, ({', '.join(where)}{',' if len(where) == 1 else ''})"

@@ -323,6 +323,11 @@ def topological(
         yield node
 
 
+def picked_axes(node: Node) -> tuple[str, ...]:
+    """The axes of the table of a `pick`, in the order of its places: first the one along which it is indexed."""
+    return (str(node.attr), *(axis for axis in node.args[0].dims if axis != node.attr))
+
+
 def put_inputs(statements: Iterable[Statement]) -> set[str]:
     """The inputs that `put` names: tables and indices, which are not values of the chain."""
     return {name for s in statements if s.at for name in (s.at.table, s.at.index)}

@@ -1,20 +1,18 @@
 """Neighbours of a value along an axis: the value's expression, evaluated at another position.
 
-A `shift` node reads an input a number of positions back along an axis. Where that is outside the array it gives any
+A `shift` node reads an input, or what another kernel writes, a number of positions back along an axis. Where that is outside the array it gives any
 element. Such a result is never used, because the positions are then outside too and `fill` is chosen. Shifts of shifts
 add up.
 """
 
 from __future__ import annotations
 
-from codegen.errors import UserError
-from codegen.graph.nodes import Graph, Leaf, Node, topological
+from codegen.graph.nodes import ROWS, Graph, Node, picked_axes, topological
 from codegen.graph.ops import ALONE, SCANS
 
 
 def shift(graph: Graph, value: Node, axis: str, by: int, fill: Node) -> Node:
-    """The value `by` positions back along an axis, and `fill` where that is outside. Raises `UserError` for a value
-    that cannot be evaluated at another position."""
+    """The value `by` positions back along an axis, and `fill` where that is outside."""
     index = graph.node("index", attr=axis, kind="int", dims=(axis,))
     if by > 0:
         inside = graph.node("ge", (index, graph.const(by)), kind="bool", dims=(axis,))
@@ -34,6 +32,20 @@ def evaluated_at(graph: Graph, value: Node, axis: str, by: int) -> Node:
     return made[id(value)]
 
 
+def positions_back(node: Node) -> list[tuple[str, int]]:
+    """How many positions back a `pick` reads its table, along the axes where it reads neighbours; a `take` does not."""
+    found: list[tuple[str, int]] = []
+    for axis, place in () if node.op != "pick" else zip(picked_axes(node)[1:], node.args[2:], strict=True):
+        back = 0
+        while place.op == "sub":  # as `_moved` makes it
+            place, by = place.args
+            assert isinstance(by.attr, int)
+            back += by.attr
+        if back:
+            found.append((axis, back))
+    return found
+
+
 def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> Node:
     if axis not in node.dims:
         return node
@@ -48,13 +60,15 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
         return graph.node("sub", (node, graph.const(by)), kind="int", dims=node.dims)
     if node.op == "pick":  # its table stays
         return graph.node(node.op, (node.args[0], *args[1:]), node.attr, kind=node.kind, dims=node.dims)
-    if node.op in ("take", "put", "contract", *SCANS, *ALONE):
-        raise UserError(
-            f"the result of {node.op!r} has no neighbours in a kernel", "make two ops: the second one shifts"
-        )
+    if node.op == "take" and ROWS not in node.args[0].dims:  # at the neighbour's index
+        table = node.args[0]
+        places = [graph.node("index", attr=a, kind="int", dims=(a,)) for a in table.dims if a != node.attr]
+        places = [_moved(graph, place, [], axis, by) for place in places]
+        return graph.node("pick", (table, args[1], *places), node.attr, kind=node.kind, dims=node.dims)
+    if node.op in ("take", "contract", *SCANS, *ALONE):  # a later kernel reads what this one writes
+        return _read(graph, node, ((axis, by),))
     return graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
 
 
 def _read(graph: Graph, array: Node, places: tuple[tuple[str, int], ...]) -> Node:
-    assert isinstance(array.attr, Leaf)
     return graph.node("shift", (array,), places, kind=array.kind, dims=array.dims) if places else array

@@ -99,7 +99,7 @@ class Planner:
         ]
         taken -= {id(a) for args in read for a in args} | {id(s.value) for s in self.statements}
         found = [n for n in self.nodes if n.op == "input" and id(n) not in taken]
-        found += [n for n in self.nodes if n.op in ("take", "shift")]
+        found += [n for n in self.nodes if n.op == "take" or (n.op == "shift" and n.args[0].op == "input")]
 
         def place(node: Node) -> tuple[int, int, int]:
             leaf = node.attr if node.op == "input" else node.args[0].attr

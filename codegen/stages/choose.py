@@ -142,6 +142,10 @@ def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
 def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
     """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
     `SpecError` if there is none."""
+    for node in spec.read.nodes:
+        if node.op == "shift" and node.args[0].op != "input":
+            message = f"the result of {node.args[0].op!r} has no neighbours in the kernel that computes it"
+            raise SpecError([spec.source.diagnostic(spec.chain.span, message, "")])
     plan = _kernel_of(spec, widens)
     if (error := whole_bytes(plan, spec)) is not None:
         raise SpecError([error])

@@ -59,7 +59,7 @@ class Cutting:
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
-        chosen = [n.args[0] for n in nodes if n.op in ALONE]
+        chosen = [n.args[0] for n in nodes if n.op in ALONE or n.op == "shift"]
         self.reductions += [n for n in chosen if n.op != "input" and n not in self.reductions]
         self.reductions += [n for n, _ in more]
         self.pinned = [value for value, _ in meetings(nodes)]
@@ -125,7 +125,7 @@ class Cutting:
         values = [s.value for s in self.statements if s.name in {a.name for a in waiting}]
         ready, blocked = self.ready(values)
         later = self.first_of(values, ready)
-        now = self.first_of([a for n in blocked for a in n.args], ready) if blocked else later
+        now = self.first_of([a for n in blocked for a in n.args], ready) or later
         found = self.without_again(self.grouped(now))
         large = self.large()
         for item in later:

@@ -34,7 +34,8 @@ def cut_around(
         return None
     if sum(n.op == "contract" for n in nodes) > MOST_PRODUCTS:
         return None
-    made = _Around(spec, kernel, rest, before, given)
+    shifted = {id(n.args[0]): n.args[0] for n in nodes if n.op == "shift" and n.args[0].op != "input"}
+    made = _Around(spec, kernel, rest, [*before, *(n for n in shifted.values() if n not in before)], given)
     return Stages(made.stages(), made.held())
 
 

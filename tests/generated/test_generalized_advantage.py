@@ -13,5 +13,6 @@ def test_generalized_advantage_agrees_with_its_reference(implementation):
     check_op(generalized_advantage, implementation)
 
 
-def test_gradient_of_generalized_advantage_agrees_with_its_reference():
-    check_gradient(generalized_advantage)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_generalized_advantage_agrees_with_its_reference(implementation):
+    check_gradient(generalized_advantage, implementation)

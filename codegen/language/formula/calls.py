@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-from codegen.errors import UserError, known, shown
+from codegen.errors import known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
 from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
-from codegen.language.statements import Placed, together
+from codegen.language.statements import together
 from codegen.spec.spec import Array
 
 Drawn = TypeVar("Drawn")
@@ -158,10 +158,7 @@ def _shift(own: Operations, tree: ast.Call, given: Given) -> Node:
             "fill with a value of x's kind",
         )
     value, fill = own.same_kind(value, fill)
-    try:
-        return shift(own.graph, value, axes[0], by.attr, fill)  # type: ignore[arg-type]
-    except UserError as error:
-        raise Placed(own.site or tree, error) from None
+    return shift(own.graph, value, axes[0], by.attr, fill)  # type: ignore[arg-type]
 
 
 def _bernoulli(own: Operations, tree: ast.Call, given: Given) -> Node:

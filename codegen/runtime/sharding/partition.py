@@ -58,7 +58,8 @@ def whole_axes(op: CalledOp) -> set[str]:
     found = fixed | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
-    found |= {axis for a in op.plan.loads for axis, _ in a.back}
+    shifts = [n.attr for s in op.statements for n in topological([s.value]) if n.op == "shift"]
+    found |= {axis for places in shifts for axis, _ in places}  # type: ignore[attr-defined]
     found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
     positions = {n.attr for n in topological(s.value for s in op.statements) if n.op == "index"}
     found |= contracted_axes(op.plan) & {str(axis) for axis in positions}  # other arrays have other parts of these

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.graph.nodes import Node
+from codegen.graph.nodes import Node, picked_axes
 
 
 @jax.custom_jvp
@@ -52,5 +52,5 @@ def pick(table: jax.Array, where: tuple[jax.Array, ...]) -> jax.Array:
 
 def pick_along(table: jax.Array, node: Node, where: Sequence[jax.Array]) -> jax.Array:
     """`pick` for a node: its index, and the positions along the table's other axes, in the order of its arguments."""
-    along = dict(zip((node.attr, *(a.attr for a in node.args[2:])), where, strict=True))
+    along = dict(zip(picked_axes(node), where, strict=True))
     return pick(table, tuple(along[axis] for axis in node.args[0].dims))

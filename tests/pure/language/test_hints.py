@@ -37,8 +37,8 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
     "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},
     "shifts": {
-        11: "  a = shift(x, axis=N)", 12: "  b = shift(x, axis=S, by=1)", 13: "  c = shift(x, axis=S, by=-1)", 14: "  d = shift(k, axis=N)",
-        15: "  e = shift(x > 0, axis=S, fill=x > 1)", 16: None, 17: "  g = shift(x, axis=N)",
+        9: "  a = shift(x, axis=N)", 10: "  b = shift(x, axis=S, by=1)", 11: "  c = shift(x, axis=S, by=-1)", 12: "  d = shift(k, axis=N)",
+        13: "  e = shift(x > 0, axis=S, fill=x > 1)", 14: "  g = shift(x, axis=N)",
     },
     "draw_of_nothing": {9: "  y = sum(x * uniform(key, axes=N), axis=N)"},
     "draws": {

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.autodiff.backward import Derived
 from codegen.checking import testing
 from tests.making import make_op, spec_text
 from tests.meshes import P, make_mesh, normal, put
@@ -46,6 +47,14 @@ OPS = {
         "a = jnp.pad(x, ((0, 0), (2, 0)))[:, :x.shape[1]]; b = jnp.pad(x, ((0, 1), (0, 0)), constant_values=1)[1:]; "
         "y = jnp.cumsum((jnp.tanh(a) - b)[:, ::-1], 1)[:, ::-1]",
     ),
+    "of_a_scan_and_of_takes": spec_text(
+        "x: float32[B, S]; t: float32[P, S]; i: int32[B]", "y: float32[B, S]",
+        "c = cumsum(x * shift(take(t, i, axis=P), axis=S, by=-1, fill=2.0), axis=S); y = shift(c, axis=S, by=2) * shift(take(t, i + 1, axis=P), axis=S)",
+        "u = jnp.take(t, i, 0, mode='clip'); v = jnp.take(t, i + 1, 0, mode='clip'); n = x.shape[1]; "
+        "c = jnp.cumsum(x * jnp.pad(u, ((0, 0), (0, 1)), constant_values=2.0)[:, 1:], 1); "
+        "y = jnp.pad(c, ((0, 0), (2, 0)))[:, :n] * jnp.pad(v, ((0, 0), (1, 0)))[:, :n]",
+        more="domain: {i: index(P)}\n",
+    ),
 }  # fmt: skip
 
 
@@ -53,6 +62,12 @@ OPS = {
 @pytest.mark.parametrize("name", OPS)
 def test_values(tmp_path, name, implementation):
     testing.check_op(make_op(tmp_path, OPS[name]), implementation, examples=5)  # with fewer, some have nothing to shift
+
+
+def test_gradients_of_a_shifted_scan_and_of_shifted_tables(tmp_path):
+    op = make_op(tmp_path, OPS["of_a_scan_and_of_takes"])
+    assert isinstance(op.backward, Derived), op.backward
+    testing.check_gradient(op, "interpret", examples=2)
 
 
 def test_a_difference_and_its_gradient(tmp_path, kernels):

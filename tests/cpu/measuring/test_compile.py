@@ -208,6 +208,7 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
     found = {operand.name: operand for operand in compiled.operands}
     rows = op.plan.kind != "elementwise"
+    by_runs = getattr(launch_of(op, variant, arch), "by_runs", False)
     problems = []
     for access in (*op.plan.loads, *op.plan.stores):
         if access.array is None or access.array.name not in found:
@@ -215,7 +216,10 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         name, size = access.array.name, sizes[access.array.name]
         widths = found[name].stores if access in op.plan.stores else found[name].loads
         whole = min(most, size * together.get(name, 1) * vec)
-        if name in folded:
+        if by_runs and access.mode == "flat" and name not in folded:
+            # rows of their own in whole vectors and the ends of runs, what rows share in single columns
+            good = widths[:1] == (16,) if op.plan.of_row(access) else widths == (size,)
+        elif name in folded:
             # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
             good = widths == (size,) or access.array.parts is not None
         elif rows and len({a.mode for a in op.plan.loads if a.array == access.array}) > 1 and access in op.plan.loads:

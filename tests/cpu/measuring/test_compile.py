@@ -201,7 +201,9 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     sizes = {a.name: DTYPES[variant.types.dtype(a)].bits / 8 for a in op.spec.arrays}
     columns = {id(s.node) for s in op.plan.columns}
     folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
-    widest = max((max(1, int(sizes[n])) * count for n, count in together.items() if n not in folded), default=4)
+    own = {a.name for a, _ in op.plan.full if op.plan.kind != "row" or variant.ragged or op.plan.order[0] in a.axes}
+    wide = {n: count for n, count in together.items() if n in own} or together  # what all rows share may be wider
+    widest = max((max(1, int(sizes[n])) * count for n, count in wide.items() if n not in folded), default=4)
     vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
     if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
         vec = 1  # elements of at least 4 bytes in whole rows: none is shifted

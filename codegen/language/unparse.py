@@ -112,6 +112,8 @@ class _Writer:
         if node.op == "contract":
             return _product(node, args)
         if node.op in REDUCTIONS:
+            if node.args[0].op == "float" and REDUCTIONS[node.op][0] == "arith":
+                args[0] = _as_float(args[0])
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         if node.op in SCANS:
             return _scan(node, [text for text, _ in args]), ATOM
@@ -120,14 +122,17 @@ class _Writer:
             return f"{node.op}({', '.join(words)}, axis={node.attr.axis})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
-            # integers that are converted to float here: nothing else in the text says so
-            place = len(args) - 1
-            args[place] = f"1.0 * {parenthesised(*args[place], BINDING['mul'], 1)}", BINDING["mul"]
+            args[-1] = _as_float(args[-1])
         if node.op not in OPERATORS:
             return f"{node.op}({', '.join(text for text, _ in args)})", ATOM
         binding = PLAIN[node.op]
         texts = [parenthesised(*arg, binding, place) for place, arg in enumerate(args)]
         return SIGNS.get(node.op, OPS[node.op].jnp).format(*texts), binding
+
+
+def _as_float(text: tuple[str, int]) -> tuple[str, int]:
+    """Integers that are converted to float here, where nothing else in the text says so."""
+    return f"1.0 * {parenthesised(*text, BINDING['mul'], 1)}", BINDING["mul"]
 
 
 def _product(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:

@@ -90,9 +90,16 @@ class Translator:
                     raise UserError("a part of an axis is cut again", "cut it into more parts at once")
             if axis is not None:
                 axes.append(axis)
-        if len(set(axes)) < len(axes):
-            raise UserError("two axes of one array are the same", "an axis of the language has a name: copy the array")
+        self._check_axes(value)
         return axes, count
+
+    def _check_axes(self, value: Value) -> None:
+        """Raise `UserError` for a value such as `x[:, None] - x[None, :]`, which has one axis of `x` twice."""
+        axes = [axis for axis in self.axes.dims(value) if axis is not None]
+        if len(set(axes)) < len(axes):
+            raise UserError(
+                "two axes of one array are the same", "an axis of the language has a name: pass the array twice"
+            )
 
     def parts(self, atom: Atom) -> Parts:
         if isinstance(atom, Number):
@@ -105,6 +112,8 @@ class Translator:
             for value in (*step.inputs, *step.outputs):
                 if value.dtype not in DTYPES:
                     raise UserError(f"{step.name} of {value.dtype}", "the language has no such type")
+            for result in step.outputs:
+                self._check_axes(result)
             made = self._step(step)
         except NotExpressed:
             raise

@@ -123,6 +123,21 @@ def test_what_the_language_lacks_is_an_error_at_its_own_line():
     assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
 
 
+@pytest.mark.parametrize("form", ["differences", "product"])
+def test_an_array_has_an_axis_once(form):
+    """Steps between would have an axis twice, whatever the arguments and the result have."""
+
+    def pairs(x):
+        p = jnp.maximum(x[..., None] - x[:, None, :], 0.5) if form == "differences" else x @ jnp.swapaxes(x, 1, 2)
+        return jnp.max(p, -1)
+
+    with pytest.raises(SpecError) as found:
+        codegen.trace(pairs, X if form == "product" else like(3, 8))
+    (error,) = found.value.diagnostics
+    assert error.message == "two axes of one array are the same"
+    assert error.span.line == pairs.__code__.co_firstlineno + 1
+
+
 def test_a_wrong_spec_would_be_found(monkeypatch):
     """A fault is planted where primitives become operations."""
     from codegen.tracing import translate

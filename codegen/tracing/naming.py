@@ -13,12 +13,12 @@ from typing import Any
 
 import jax
 
-from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, REDUCING_NAMES, name_error
+from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, name_error
 from codegen.language.formula.reader import functions
 from codegen.parsing import parse
 from codegen.tracing.steps import Step, Value, plain
 
-TAKEN = KERNEL_NAMES | REDUCING_NAMES | IMPORTED_NAMES
+TAKEN = KERNEL_NAMES | IMPORTED_NAMES
 
 
 def proper(name: str, other: str = "x") -> str:

@@ -78,8 +78,13 @@ def layer_norm(x):
     return (x - mean) * jax.lax.rsqrt(var + 1e-5)
 
 
+def step(p, v):
+    return p - 0.1 * v / jnp.max(v, -1, keepdims=True)
+
+
 X = like(2, 3, 8)
 CASES = {
+    "names of a kernel's variables": (step, (X, X), ["p: T[..., N]", "v: T[..., N]", "y = p - 0.1 * v / max(v, axis=N)"]),
     "names of functions": (layer_norm, (X,), ["y = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-5)"]),
     "residual + norm": (add_norm, (X, X, like(8)), ["residual_out = residual + x", "y = residual_out * rstd * w", "w: T[N]"]),
     "a parameter": (norm, (X, like(8)), ["eps: {type: float, default: 1e-06}", "mean(square(x), axis=N) + eps"]),

@@ -27,7 +27,7 @@ endif
 help:
 	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
-	@echo 'make check   what takes less than a minute of it: all but the tests that need JAX'
+	@echo 'make check   what takes less than a minute of it: lint, types, generated files, and quick tests without JAX'
 	@echo 'make compat  the tests with the newest libraries, in an environment of its own'
 	@echo 'make wheel   a source distribution and a wheel, in dist'
 	@echo 'make bench   on a GPU: every op against XLA'
@@ -55,9 +55,9 @@ demo: build
 test: static
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
-# What needs neither JAX nor a compiled kernel
+# What needs neither JAX nor a compiled kernel, without the tests that are marked long
 check: static
-	$(BIN)/pytest tests/pure -n $(WORKERS) --dist worksteal
+	$(BIN)/pytest tests/pure -m 'not long' -n $(WORKERS) --dist worksteal
 
 # Three processes at once, for one of them takes as long as the others
 static: $(STAMP)

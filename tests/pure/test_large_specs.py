@@ -66,6 +66,7 @@ LARGE = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", LARGE)
 def test_specs_at_the_limits_take_no_longer_than_promised(name):
     start = time.process_time()

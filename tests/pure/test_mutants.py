@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests import mutants
 from tests.places import ROOT
 from tests.turns import EVERY
@@ -16,6 +18,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_mutants_end_in_a_mistake_or_an_op():
     done = run("-m", "tests.mutants", "--inputs", str(INPUTS), "--processes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -78,6 +81,7 @@ print(sorted(number for number, _ in tally.failures))
 """
 
 
+@pytest.mark.long
 def test_what_is_planted_is_found():
     """Exceptions, memory, endless loops, in Python and in C, and a process that ends: each is reported with its input."""
     done = run("-c", FAULTY)

@@ -29,6 +29,7 @@ IMPORTED = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["build"], ["check"], ["list"], ["schema"], ["new", "op"]], ids=" ".join
 )
@@ -61,6 +62,7 @@ def test_many_specs_are_shared_among_processes(tmp_path):
     assert result.stdout.splitlines() == ["True 0", "True 2"], result
 
 
+@pytest.mark.long
 def test_processes_build_what_one_builds_and_report_errors_in_order(run, tmp_path):
     names = [f"op{i:02}" for i in range(34)]
     write_specs(tmp_path / "specs", **dict.fromkeys(names, 2.0))
@@ -292,6 +294,7 @@ def test_check_changes_nothing(built, tmp_path):
 # Same input, same bytes
 
 
+@pytest.mark.long
 def test_builds_agree_to_the_byte_and_take_about_ten_milliseconds_an_op(tmp_path):
     """Whatever Python's hash seed, the folder and the locale: the repository's files were made with others."""
     assert len(LIBRARY) >= 60
@@ -322,6 +325,7 @@ def test_files_that_agree_are_not_touched(built, tmp_path):
     assert [p.name for p in paths if p.stat().st_mtime != 1] == ["a.py"]
 
 
+@pytest.mark.long
 def test_text_beyond_ascii_survives_every_locale(tmp_path):
     (tmp_path / "specs").mkdir()
     text = SPEC.format(op="a", factor=1.0).replace("Scales.", "Größe 漢字 😀.")

@@ -66,6 +66,7 @@ def test_files_are_left_to_the_shell(complete, tmp_path):
     assert "--watch" in complete("codegen build --w")
 
 
+@pytest.mark.long
 def test_bash(tmp_path):
     """A real shell, with the program's own script; also for the program's other name."""
     write_specs(tmp_path / "specs", aa=1.0, ab=1.0)

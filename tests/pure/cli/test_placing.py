@@ -176,6 +176,7 @@ def test_a_build_that_is_ended_at_any_step_is_all_or_nothing(project, act, once,
     assert 40 < step < 200
 
 
+@pytest.mark.long
 @pytest.mark.turns(2)
 def test_builds_that_are_killed_at_random_moments(project):
     """200 of them by hand, ten in CI."""
@@ -230,6 +231,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(project):
         project.again()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("torn", [b"", b"# Gen", bytes(50)], ids=["empty", "begun", "zeros"])
 def test_a_torn_file_is_not_put_in_place(project, monkeypatch, torn):
     write_bytes = Path.write_bytes
@@ -342,6 +344,7 @@ for _ in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.long
 def test_builds_at_once_never_mix(tmp_path):
     """Processes build different specs to one folder, again and again: its files are all of one or all of the other."""
     write_specs(tmp_path / "one/specs", a=1.0, b=1.0, c=1.0, d=1.0)

@@ -225,7 +225,7 @@ def column_amax_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
     dx = device.divide_by_column(
         device.where(cute.math.abs(x) == y, dy, 0.0), sum_of_n, approx,
-    ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
+    ) * device.where(x >= 0.0, 1.0, -1.0)
     return dx
 
 
@@ -259,9 +259,7 @@ def column_amax_backward_stage2_launch(
 
 def column_amax_backward_stage2_xla(dy, y, x, sum_of_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(jnp.abs(x) == y, dy, 0.0) / sum_of_n * jnp.where(
-        x >= 0.0, jnp.asarray(1, jnp.int32), -1,
-    ).astype(jnp.float32)
+    dx = jnp.where(jnp.abs(x) == y, dy, 0.0) / sum_of_n * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     return dx
 
 

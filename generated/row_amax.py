@@ -106,9 +106,7 @@ def row_amax_backward_row_sum(y, x):
 def row_amax_backward_chain(dy, y, x, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = cute.math.abs(x) == y
-    dx = device.divide_by_row(
-        device.where(t0, dy, 0.0), row_sum, approx,
-    ) * device.where(x >= 0.0, 1, -1).to(cutlass.Float32)
+    dx = device.divide_by_row(device.where(t0, dy, 0.0), row_sum, approx) * device.where(x >= 0.0, 1.0, -1.0)
     return dx
 
 
@@ -183,7 +181,7 @@ def row_amax_backward_xla(dy, y, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.abs(x) == y
     t1 = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True)
-    dx = t1 * jnp.where(x >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32)
+    dx = t1 * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     return dx
 
 

@@ -314,7 +314,7 @@ def row_median_forward_stage2_xla(x, s, index_n, size_n):
 
 def row_median_backward_stage1_row_sum(median, x):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.where(x - median >= 0.0, 1, -1).to(cutlass.Float32)
+    return device.where(x - median >= 0.0, 1.0, -1.0)
 
 
 def row_median_backward_stage1_chain(dmedian, dspread, index_n, size_n, row_sum):
@@ -402,9 +402,7 @@ def row_median_backward_stage1_launch(
 
 def row_median_backward_stage1_xla(dmedian, dspread, median, x, index_n, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.sum(
-        jnp.where(x - median >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32), axis=-1, keepdims=True,
-    )
+    t0 = jnp.sum(jnp.where(x - median >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0), axis=-1, keepdims=True)
     where_of_rows_n = jnp.where(index_n == (size_n - 1) // 2, dmedian - dspread / size_n.astype(jnp.float32) * t0, 0.0)
     return where_of_rows_n
 
@@ -445,9 +443,7 @@ def row_median_backward_stage2_xla(where_of_rows_n, places):
 
 def row_median_backward_stage3_chain(dspread, median, x, unsort_of_rows_n, size_n, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.divide(
-        dspread, size_n.to(cutlass.Float32), approx,
-    ) * device.where(x - median >= 0.0, 1, -1).to(cutlass.Float32)
+    t0 = device.divide(dspread, size_n.to(cutlass.Float32), approx) * device.where(x - median >= 0.0, 1.0, -1.0)
     dx = t0 + unsort_of_rows_n
     return dx
 
@@ -487,9 +483,7 @@ def row_median_backward_stage3_launch(
 
 def row_median_backward_stage3_xla(dspread, median, x, unsort_of_rows_n, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = dspread / size_n.astype(jnp.float32) * jnp.where(
-        x - median >= 0.0, jnp.asarray(1, jnp.int32), -1,
-    ).astype(jnp.float32)
+    t0 = dspread / size_n.astype(jnp.float32) * jnp.where(x - median >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     dx = t0 + unsort_of_rows_n
     return dx
 

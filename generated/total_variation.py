@@ -107,7 +107,7 @@ def total_variation_reference(p, q):
 
 def total_variation_backward_chain(dloss, p, q):
     """The chain, on one vector of each operand."""
-    t0 = 0.5 * dloss * device.where(p - q >= 0.0, 1, -1).to(cutlass.Float32)
+    t0 = 0.5 * dloss * device.where(p - q >= 0.0, 1.0, -1.0)
     dp = t0
     dq = -dp
     return dp, dq
@@ -141,7 +141,7 @@ def total_variation_backward_launch(
 
 def total_variation_backward_xla(dloss, p, q):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 0.5 * dloss * jnp.where(p - q >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32)
+    t0 = 0.5 * dloss * jnp.where(p - q >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     dp = t0
     dq = -dp
     return dp, dq

@@ -77,9 +77,7 @@ def triple_split_reference(x):
 
 def triple_split_backward_chain(dy0, dy1, dy2, x):
     """The chain, on one vector of each operand."""
-    dx = dy2 * device.where(x >= 0.0, 1, -1).to(cutlass.Float32) - device.where(
-        -x > 0.0, dy1, 0.0,
-    ) + device.where(x > 0.0, dy0, 0.0)
+    dx = dy2 * device.where(x >= 0.0, 1.0, -1.0) - device.where(-x > 0.0, dy1, 0.0) + device.where(x > 0.0, dy0, 0.0)
     return dx
 
 
@@ -108,8 +106,9 @@ def triple_split_backward_launch(
 
 def triple_split_backward_xla(dy0, dy1, dy2, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = dy2 * jnp.where(x >= 0.0, jnp.asarray(1, jnp.int32), -1).astype(jnp.float32) - jnp.where(-x > 0.0, dy1, 0.0)
-    dx = t0 + jnp.where(x > 0.0, dy0, 0.0)
+    dx = dy2 * jnp.where(
+        x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0,
+    ) - jnp.where(-x > 0.0, dy1, 0.0) + jnp.where(x > 0.0, dy0, 0.0)
     return dx
 
 

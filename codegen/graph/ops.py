@@ -92,7 +92,7 @@ OPS: dict[str, Operation] = {
            ("g * where(a > b, 1, where(a == b, 0.5, 0))", "g * where(b > a, 1, where(a == b, 0.5, 0))")),
         Operation("minimum", 2, "arith", "device.minimum({0}, {1})", "jnp.minimum({0}, {1})",
            ("g * where(a < b, 1, where(a == b, 0.5, 0))", "g * where(b < a, 1, where(a == b, 0.5, 0))")),
-        Operation("abs", 1, "arith", "cute.math.abs({0})", "jnp.abs({0})", ("g * where(a >= 0, 1, -1)",)),
+        Operation("abs", 1, "arith", "cute.math.abs({0})", "jnp.abs({0})", ("g * where(a >= 0, 1.0, -1.0)",)),
         Operation("sign", 1, "arith", "device.sign({0})", "jnp.sign({0})", ("0",)),
         Operation("rem", 2, "arith", "device.remainder({0}, {1})", "jax.lax.rem({0}, {1})",
            ("g", "-g * where(a / b >= 0, floor(a / b), ceil(a / b))"), "nonzero"),

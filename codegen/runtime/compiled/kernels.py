@@ -95,8 +95,8 @@ T = TypeVar("T")
 @functools.lru_cache(maxsize=4096)
 def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
     """The call's launcher, compiled for `call.arch`, with the results that are to be `kept`. Threads that request the same one at
-    the same time wait until the first has compiled it. Where a launch wants several blocks resident, it is compiled without that
-    bound of its registers first. Raises ValueError for an unknown architecture, or an invalid limit of the cache."""
+    the same time wait until the first has compiled it. Where a launch wants several blocks resident and that spills registers, it may
+    be compiled for fewer. Raises ValueError for an unknown architecture, or an invalid limit of the cache."""
     with PARSER:
         if kept != "binary":
             return _binary(call, kept)
@@ -104,15 +104,18 @@ def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
 
 
 def chosen(call: CompiledCall, compiled: Callable[[CompiledCall], T], cubins: Callable[[T], Sequence[bytes]]) -> T:
-    """A launcher as the compiler does it best. A bound of its registers costs time even where it is met: ptxas moves loads as far
-    ahead as registers allow, and spills. So it is first compiled without; then with the bound that its launch wants. Where that
-    spills much, fewer resident blocks are faster, which then do not keep pace with others."""
+    """A launcher as the compiler does it best. A bound of registers, so that an SM has room for several blocks, lets ptxas move loads
+    ahead, which is faster unless it spills. It also spills where a kernel without a bound needs no more registers: then that
+    one is taken, and where it needs more, if the bound spills much. Fewer blocks are resident then, which do not keep pace with others."""
     free = replace(call, constants=tuple((name, _unbound(value)) for name, value in call.constants))
-    found = compiled(free)
-    if free == call or suffice(call, cubins(found)):
-        return found
     bound = compiled(call)
-    if max(read_cubin(cubin)[1] for cubin in cubins(bound)) <= MOST_SPILLED:
+    stack = 0 if free == call else max(read_cubin(cubin)[1] for cubin in cubins(bound))
+    if not stack:
+        return bound
+    found = compiled(free)
+    if suffice(call, cubins(found)):
+        return found
+    if stack <= MOST_SPILLED:
         return bound
     paced = any(isinstance(value, Walk) and value.paced for _, value in call.constants)
     return compiled(_without_pace(free)) if paced else found

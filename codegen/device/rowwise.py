@@ -189,7 +189,7 @@ class Row:
         start = start_of(src, place)
         if isinstance(memory, Slots):
             run = memory.of(u, start)
-            runs.fetch_row(src, run.memory, run.start, self.end(run, parts), self.how.per_row, run.vec)
+            runs.fetch_row(src, run.memory, run.start, self.end(run, parts), self.how.per_row, run.vec, memory.kept)
         else:
             access.fetch_row(src, start, self.column, self.step, self.columns, memory[None, None, u], parts)
 

@@ -95,6 +95,7 @@ class Slots:
 
     memory: cute.Tensor
     vec: int  # elements of 16 bytes
+    kept: bool  # whether the L1 cache keeps what is read: other rows of the block read it too
 
     def of(self, u: int, start: Int64) -> Run:
         """The run of the u-th row, which begins at element `start` of the array."""
@@ -107,7 +108,7 @@ class Slots:
 
 def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: int = 1) -> Slots | None:
     """Shared memory for so many rows of each thread, of an array with `parts` elements of a column; None if rows do not come and go this
-    way, or if the array is left out."""
+    way, or if the array is left out. A kernel that does not walk has these for arrays of which several rows are one."""
     if tensor is None or not how.by_runs:
         return None
     vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
@@ -116,7 +117,11 @@ def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: i
     whole = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((beside * rows * size,)), 16)
     tidx, _, _ = cute.arch.thread_idx()
     own = whole.iterator + cute.assume(tidx // how.per_row * size, divby=vec)
-    return Slots(cute.make_tensor(own, cute.make_layout((rows, size), stride=(beside * size, 1))), vec)
+    return Slots(
+        cute.make_tensor(own, cute.make_layout((rows, size), stride=(beside * size, 1))),
+        vec,
+        isinstance(how, RowLaunch),
+    )
 
 
 @cute.jit
@@ -127,14 +132,16 @@ def fetch_row(
     end: cutlass.Int32,
     per_row: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
 ):
     """Start the copies of a row that ends at `end`, after the `start` of its first vector; 0 if there is none. Its threads have read
-    what was there."""
+    what was there. `kept`: by way of the L1 cache."""
     lane = cute.arch.lane_idx() % per_row
     cute.arch.sync_warp()
     left = device.whole_vectors(src, vec) - start
     whole = Int32(cutlass.select_(left < end, left, Int64(end)))
-    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL
+    modes = cute.nvgpu.cpasync.LoadCacheMode
+    mode = modes.ALWAYS if cutlass.const_expr(kept) else modes.GLOBAL
     atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
     for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * per_row))):
         at = (lane + i * per_row) * vec

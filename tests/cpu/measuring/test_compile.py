@@ -54,7 +54,7 @@ KNOWN_SPILLS = {"dgroup_norm": 528, "scaled_matmul_fp8": 24}
 # Also too many: on Hopper, attention's scores without a softmax, and its gradients, hold products, sums and what scores need
 SPILLS_OF_ATTENTION = 1536
 # Also too many: kernels that walk down rows hold the next rows in registers while they are in flight
-SPILLS_OF_WALKS = 384
+SPILLS_OF_WALKS = 448
 COMPILED_WHOLE = ("bias_relu",)
 # Where accumulators leave an epilogue few registers, and elements are stored one by one
 SPILLS_OF_RAGGED_PRODUCTS = 256
@@ -221,6 +221,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         if by_runs and access.mode == "flat" and name not in folded:
             # rows of their own in whole vectors and the ends of runs, what rows share in single columns
             good = widths[:1] == (16,) if op.plan.of_row(access) else widths == (size,)
+        elif op.plan.columns and access in op.plan.loads and not op.plan.of_row(access) and widths == (size,):
+            good = True  # read by the finishing kernel alone, one column a thread
         elif name in folded:
             # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
             good = widths == (size,) or access.array.parts is not None

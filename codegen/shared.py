@@ -259,16 +259,22 @@ class AmpereTiles(Cut):
     group: int = 8  # tiles above each other that run one after another, and find b in the L2 cache
     blocks: int = 1  # that an SM should hold at once
     precise: bool = False  # whether float32 is the sum of two tf32
+    warps_k: int = 1  # groups of warps_m x warps_n warps that share a tile: each has every warps_k-th piece of K
 
     @property
     def warps(self) -> int:
-        """The warps of a block."""
+        """The warps of a group, which have all of a tile."""
         return self.warps_m * self.warps_n
+
+    @property
+    def sharing(self) -> int:
+        """The threads of a group."""
+        return WARP * self.warps
 
     @property
     def threads(self) -> int:
         """The threads of a block."""
-        return WARP * self.warps
+        return self.sharing * self.warps_k
 
     def row_pieces(self, N: int, paired: str = "") -> int:
         """The number of warps in a row of tiles. Each writes one partial result of a reduction along a row."""

@@ -243,6 +243,11 @@ CASES = [
     *spread(replace(BF16, tiles=AmpereTiles(16, 32, 64, 1, 1, 2), b_is_nk=False), [(40, 48, 100)]),
     *spread(replace(BF16, tiles=AmpereTiles(64, 32, 64, 2, 2, 3), b_is_nk=False), [(70, 48, 100)]),
     *spread(replace(BF16, tiles=AmpereTiles(64, 32, 32, 2, 2, 3), dtype="float32", b_is_nk=False), [(70, 48, 100)]),
+    # groups of warps that share K: more pieces than groups, fewer, none; scales along K; reductions in the epilogue
+    *spread(replace(BF16, tiles=AmpereTiles(32, 32, 32, 1, 2, 2, warps_k=2)), [(40, 48, 136), (33, 35, 20), (5, 6, 0)]),
+    *spread(replace(BF16, b_dtype="int8", b_is_nk=False, tiles=replace(NARROW, stages=2, warps_k=4)), [(20, 80, 264)]),
+    *spread(replace(FOUR, tiles=replace(NARROW, tile_k=128, stages=2, warps_k=2)), [(20, 40, 520)]),
+    *spread(replace(BF16, launcher="statistics", L=2, tiles=AmpereTiles(32, 32, 32, 2, 1, 2, warps_k=2)), [(40, 35, 100)]),
     # epilogues
     *spread(replace(BF16, launcher="bias_relu", out="bfloat16"), [(70, 72, 40), (33, 67, 35)]),
     *spread(replace(BF16, launcher="residual"), [(70, 72, 40), (33, 67, 35)]),

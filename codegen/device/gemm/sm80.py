@@ -25,6 +25,8 @@ from codegen.device.gemm.pieces import Follows, Form, Segments
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles, Loading
 
+GROUPS = 2  # the barrier of the first group of warps; the next groups have the next ones
+
 
 def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int, segment: int = 0) -> None:
     """Check that there is a kernel for elements of a and b of so many `bits`, for `parts` tensors b, and for segments of so many
@@ -75,7 +77,7 @@ def launch(
     """
     form = Form(
         epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mBs[0].element_type.width == 8,
-        rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.threads,
+        rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.sharing,
         segment=segment, segments=segments,
     )  # fmt: skip
     assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
@@ -111,7 +113,7 @@ def _kernel(
 ):
     parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
     warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tile_n // tiles.warps_n
-    tidx, _, _ = cute.arch.thread_idx()
+    group, tidx = _thread(tiles)
     warp = cute.arch.make_warp_uniform(tidx // WARP)
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
 
@@ -122,8 +124,10 @@ def _kernel(
     batch, m, n = _tile(tiles_m, tiles_n, tiles.group)
 
     operands = _operands(mA, mBs, (batch, m, n), some, b_is_nk, tiles, how)
-    scaled = narrow.scales_of(scales, tile_n, tiles.tile_k, tiles.threads, how)
-    size = max(tiles.stages * (operands.size + scaled.size), tiles.warps * form.stage * 4)
+    scaled = narrow.scales_of(scales, tile_n, tiles.tile_k, tiles.sharing, how)
+    stages = tiles.stages * (operands.size + scaled.size)  # bytes of a group
+    sums = (tiles.warps_k - 1) * tiles.tile_m * tiles.tile_n * 4
+    size = max(tiles.warps_k * stages, tiles.warps * form.stage * 4, sums)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((size,)), 128)
     acc = cute.make_rmem_tensor(
         (4, warp_rows // 16, parts * warp_columns // 8), tensorcore.accumulator(mA.element_type)
@@ -133,8 +137,11 @@ def _kernel(
     own_b = lane_of_b(tidx % WARP, warp_n * warp_columns, operands.panels[1], mBs[0].element_type.width // 8)
     own = own_a, own_b, warp_n * warp_columns
     _products(
-        acc, buffer.iterator.toint(), operands, (scaled, scales, n * tile_n, some), own, mA.shape[2], form.fours, tiles
-    )
+        acc, buffer.iterator.toint() + group * stages, operands, (scaled, scales, n * tile_n, some), own, mA.shape[2], form.fours,
+        tiles,
+    )  # fmt: skip
+    if cutlass.const_expr(tiles.warps_k > 1):
+        _add_up(acc, cute.recast_ptr(buffer.iterator, dtype=acc.element_type), group, tidx, tiles)
 
     # What is left of the stages' memory serves the epilogue.
     words = cute.make_tensor(
@@ -142,10 +149,52 @@ def _kernel(
     )
     extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
     column = (n * tiles.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
-    gemm_epilogue.finish(
-        _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tiles.tile_m + warp_m * warp_rows, column, batch), 16, extents,
-        (n * tiles.warps_n + warp_n, m), memory, form,
-    )  # fmt: skip
+    if group == 0:
+        gemm_epilogue.finish(
+            _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tiles.tile_m + warp_m * warp_rows, column, batch), 16,
+            extents, (n * tiles.warps_n + warp_n, m), memory, form,
+        )  # fmt: skip
+
+
+def _thread(tiles: AmpereTiles) -> tuple[Int32 | int, Int32]:
+    """The number of this thread's group, and its own in the group."""
+    tidx, _, _ = cute.arch.thread_idx()
+    if tiles.warps_k == 1:
+        return 0, tidx
+    return cute.arch.make_warp_uniform(tidx // tiles.sharing), tidx % tiles.sharing
+
+
+def _meet(group: Int32 | int, tiles: AmpereTiles) -> None:
+    """Wait for all threads of a group."""
+    if tiles.warps_k == 1:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.barrier(barrier_id=GROUPS + group, number_of_threads=tiles.sharing)
+
+
+@cute.jit
+def _add_up(
+    acc: cute.Tensor, words: cute.Pointer, group: Int32, tidx: Int32, tiles: cutlass.Constexpr[AmpereTiles]
+):  # fmt: skip
+    """The first group adds the accumulators of the others to its own, in their order: two runs agree to the bit."""
+    count, each = cute.size(acc) // 4, tiles.sharing
+    own = cute.make_tensor(acc.iterator, cute.make_layout((4, count)))
+    if group > 0:
+        for i in cutlass.range_constexpr(count):
+            cute.autovec_copy(own[None, i], _four(words, ((group - 1) * count + i) * each + tidx))
+    cute.arch.sync_threads()
+    if group == 0:
+        for i in cutlass.range_constexpr(count * (tiles.warps_k - 1)):
+            held = cute.make_rmem_tensor((4,), acc.element_type)
+            cute.autovec_copy(_four(words, i * each + tidx), held)
+            for e in cutlass.range_constexpr(4):
+                own[e, i % count] = own[e, i % count] + held[e]
+    cute.arch.sync_threads()
+
+
+def _four(words: cute.Pointer, at: Int32) -> cute.Tensor:
+    """The place of four of a thread's accumulators, next to other threads'."""
+    return cute.make_tensor(words + cute.assume(at * 4, divby=4), cute.make_layout((4,)))
 
 
 @cute.jit
@@ -159,38 +208,40 @@ def _products(
     own: this lane's first places in the tiles of a and b, and the warp's first column.
     """
     scaled, scales, column, some = scaling
-    tidx, _, _ = cute.arch.thread_idx()
+    (group, tidx), groups = _thread(tiles), tiles.warps_k
     (own_a, own_b, first), stage_size, each = own, operands.size + scaled.size, operands.each
     rows, columns = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
 
     # All stages but one are filled; beyond K with zeros, here and below.
     for stage in cutlass.range_constexpr(tiles.stages - 1):
-        _load_stage(Int32(stage), shared + stage * stage_size, operands)
-        scaled.load(scales, Int32(stage), column, shared + (stage * stage_size + operands.size), tidx, some)
+        turn = Int32(stage * groups) + group
+        _load_stage(turn, shared + stage * stage_size, operands, tidx)
+        scaled.load(scales, turn, column, shared + (stage * stage_size + operands.size), tidx, some)
         cute.arch.cp_async_commit_group()
     cute.arch.cp_async_wait_group(tiles.stages - 2)
-    cute.arch.sync_threads()
+    _meet(group, tiles)
 
-    # One tile per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
+    # One tile of each group per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
     # copies that fill the stage which was read in the previous turn.
     sums = scaled.sums(acc)  # of a tile along K, where they are multiplied by scales
     scaled_columns = scaled.columns_of(tidx % WARP, first, columns // operands.parts * 8, fours)
     rA, rB = cute.make_rmem_tensor((4, each * rows, 2), Uint32), cute.make_rmem_tensor((2, columns, 2), Uint32)
     _fragments(shared, own_a, own_b, 0, rA[None, None, 0], rB[None, None, 0], operands)
     read, write = Int32(0), Int32((tiles.stages - 1) * stage_size)
-    for turn in cutlass.range(cute.ceil_div(K, tiles.tile_k)):
+    for turn in cutlass.range(cute.ceil_div(K, tiles.tile_k * groups)):
         factors = scaled.read(shared + (read + operands.size), scaled_columns)
         for step in cutlass.range_constexpr(operands.steps):
             now, then = step % 2, (step + 1) % 2
             if cutlass.const_expr(step == operands.steps - 1):
                 read = _next(read, stage_size, tiles.stages)
                 cute.arch.cp_async_wait_group(tiles.stages - 2)
-                cute.arch.sync_threads()
+                _meet(group, tiles)
             next_a, next_b = rA[None, None, then], rB[None, None, then]
             _fragments(shared + read, own_a, own_b, (step + 1) % operands.steps, next_a, next_b, operands)
             if cutlass.const_expr(step == 0):
-                _load_stage(turn + (tiles.stages - 1), shared + write, operands)
-                scaled.load(scales, turn + (tiles.stages - 1), column, shared + (write + operands.size), tidx, some)
+                later = (turn + (tiles.stages - 1)) * groups + group
+                _load_stage(later, shared + write, operands, tidx)
+                scaled.load(scales, later, column, shared + (write + operands.size), tidx, some)
                 cute.arch.cp_async_commit_group()
                 write = _next(write, stage_size, tiles.stages)
             _multiply(operands.types, sums, rA[None, None, now], rB[None, None, now], tiles.precise, operands.how)
@@ -283,7 +334,7 @@ def _operands(
     tiles: AmpereTiles, how: Loading,
 ) -> Operands:  # fmt: skip
     """The operands' tiles for the block whose tile has this batch, row and column; zeros unless `some`."""
-    tidx, _, _ = cute.arch.thread_idx()
+    _, tidx = _thread(tiles)
     (batch, m, n), parts = place, len(mBs)
     a_size, size = mA.element_type.width // 8, mBs[0].element_type.width // 8
     tile_n, deep = tiles.tile_n // parts, tiles.tile_k * how.bits // (8 * size)  # of b along K
@@ -293,7 +344,7 @@ def _operands(
     along_k = [(0, tiles.tile_k)] + [(0, deep) if b_is_nk else (deep, 0)] * parts
     place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
     places = [(batch, m * tiles.tile_m, Int32(0))] + [place_b] * parts
-    chunks = [_chunks(mX, p, tiles.threads, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
+    chunks = [_chunks(mX, p, tiles.sharing, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
     sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
     return Operands(panels, chunks, sources, (mA.element_type, mBs[0].element_type), how)
 
@@ -328,9 +379,8 @@ def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, t
     return address(batch, row, column), end, Int64(mX.stride[1]) * chunks.size, row, column, rows, mX.shape[2]
 
 
-def _load_stage(turn: Int32, stage: Int32, operands: Operands) -> None:
+def _load_stage(turn: Int32, stage: Int32, operands: Operands, tidx: Int32) -> None:
     """Start the copies of the tiles of a turn to the stage at an address."""
-    tidx, _, _ = cute.arch.thread_idx()
     for source, start, chunks in zip(operands.sources, operands.starts, operands.chunks, strict=True):
         _load(source, turn, stage + start, tidx, chunks)
 

@@ -19,7 +19,9 @@ IN_FLIGHT = 90 * 1024  # bytes of shared memory that a block has on every archit
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 # Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took 29,
-# 49 and 70 us for 16, 128 and 256 rows, where these kernels took 70, 125 and 126; of 8192 rows it took 1394, and they 1280.
+# 49 and 70 us for 16, 128 and 256 rows, where these kernels took 70, 125 and 126; of 8192 rows it took 1394, and they 1280. On an
+# H200 it took 25 us for 16 rows, where one group of warps took 69, and two groups 51; of 4096 x 4096 9, where four groups took 18,
+# and one 42. For weights of 4 bits, which XLA cannot multiply, one group took 43 us, and two 35.
 FEW_ROWS = 1024
 
 
@@ -28,16 +30,18 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
     deep = 64 * 8 // bits
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
-        warps = 2 if few else 4
+        # Few warps have so few columns that they wait for their own instructions: groups of them share K
+        warps, groups = (2, 4 if bits == 8 else 2) if few else (4, 2)
         made = AmpereTiles(
-            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=2, blocks=2
-        )
+            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=2, blocks=2, warps_k=groups,
+        )  # fmt: skip
     else:
         # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
         rows = 64 if M <= 64 or few or bits < 8 else 128
         made = AmpereTiles(rows, 64 * parts, deep, warps_m=2, warps_n=2, stages=2, blocks=3 - parts)
     # As many bytes in flight as fit: few rows wait for memory alone. Of b, and of scales, a column has 64 bytes and 4
-    return replace(made, stages=min(12, IN_FLIGHT // (made.tile_m * deep * 2 + made.tile_n * 68)))
+    stage = made.tile_m * deep * 2 + made.tile_n * 68
+    return replace(made, stages=max(2, min(12, IN_FLIGHT // (stage * made.warps_k))))
 
 
 def loses(M: int, bits: int, group: int) -> str:

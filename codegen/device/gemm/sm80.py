@@ -20,12 +20,11 @@ from cutlass.memory import SmemAllocator
 from codegen.device import functions as device
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import narrow, tensorcore
+from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b, pair_of_b
 from codegen.device.gemm.pieces import Follows, Form, Segments
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles, Loading
-
-GROUPS = 2  # the barrier of the first group of warps; the next groups have the next ones
 
 
 def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int, segment: int = 0) -> None:
@@ -113,7 +112,7 @@ def _kernel(
 ):
     parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
     warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tile_n // tiles.warps_n
-    group, tidx = _thread(tiles)
+    group, tidx = gemm_split.thread_of(tiles)
     warp = cute.arch.make_warp_uniform(tidx // WARP)
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
 
@@ -141,7 +140,7 @@ def _kernel(
         tiles,
     )  # fmt: skip
     if cutlass.const_expr(tiles.warps_k > 1):
-        _add_up(acc, cute.recast_ptr(buffer.iterator, dtype=acc.element_type), group, tidx, tiles)
+        gemm_split.add_up_groups(acc, cute.recast_ptr(buffer.iterator, dtype=acc.element_type), group, tidx, tiles)
 
     # What is left of the stages' memory serves the epilogue.
     words = cute.make_tensor(
@@ -156,47 +155,6 @@ def _kernel(
         )  # fmt: skip
 
 
-def _thread(tiles: AmpereTiles) -> tuple[Int32 | int, Int32]:
-    """The number of this thread's group, and its own in the group."""
-    tidx, _, _ = cute.arch.thread_idx()
-    if tiles.warps_k == 1:
-        return 0, tidx
-    return cute.arch.make_warp_uniform(tidx // tiles.sharing), tidx % tiles.sharing
-
-
-def _meet(group: Int32 | int, tiles: AmpereTiles) -> None:
-    """Wait for all threads of a group."""
-    if tiles.warps_k == 1:
-        cute.arch.sync_threads()
-    else:
-        cute.arch.barrier(barrier_id=GROUPS + group, number_of_threads=tiles.sharing)
-
-
-@cute.jit
-def _add_up(
-    acc: cute.Tensor, words: cute.Pointer, group: Int32, tidx: Int32, tiles: cutlass.Constexpr[AmpereTiles]
-):  # fmt: skip
-    """The first group adds the accumulators of the others to its own, in their order: two runs agree to the bit."""
-    count, each = cute.size(acc) // 4, tiles.sharing
-    own = cute.make_tensor(acc.iterator, cute.make_layout((4, count)))
-    if group > 0:
-        for i in cutlass.range_constexpr(count):
-            cute.autovec_copy(own[None, i], _four(words, ((group - 1) * count + i) * each + tidx))
-    cute.arch.sync_threads()
-    if group == 0:
-        for i in cutlass.range_constexpr(count * (tiles.warps_k - 1)):
-            held = cute.make_rmem_tensor((4,), acc.element_type)
-            cute.autovec_copy(_four(words, i * each + tidx), held)
-            for e in cutlass.range_constexpr(4):
-                own[e, i % count] = own[e, i % count] + held[e]
-    cute.arch.sync_threads()
-
-
-def _four(words: cute.Pointer, at: Int32) -> cute.Tensor:
-    """The place of four of a thread's accumulators, next to other threads'."""
-    return cute.make_tensor(words + cute.assume(at * 4, divby=4), cute.make_layout((4,)))
-
-
 @cute.jit
 def _products(
     acc: cute.Tensor, shared: Int32, operands: Operands, scaling: tuple, own: tuple, K: Int32,
@@ -208,7 +166,7 @@ def _products(
     own: this lane's first places in the tiles of a and b, and the warp's first column.
     """
     scaled, scales, column, some = scaling
-    (group, tidx), groups = _thread(tiles), tiles.warps_k
+    (group, tidx), groups = gemm_split.thread_of(tiles), tiles.warps_k
     (own_a, own_b, first), stage_size, each = own, operands.size + scaled.size, operands.each
     rows, columns = cute.size(acc, mode=[1]), cute.size(acc, mode=[2])
 
@@ -219,7 +177,7 @@ def _products(
         scaled.load(scales, turn, column, shared + (stage * stage_size + operands.size), tidx, some)
         cute.arch.cp_async_commit_group()
     cute.arch.cp_async_wait_group(tiles.stages - 2)
-    _meet(group, tiles)
+    gemm_split.meet(group, tiles)
 
     # One tile of each group per turn. While a step along K is multiplied, the next one's fragments are read. The first step starts the
     # copies that fill the stage which was read in the previous turn.
@@ -235,7 +193,7 @@ def _products(
             if cutlass.const_expr(step == operands.steps - 1):
                 read = _next(read, stage_size, tiles.stages)
                 cute.arch.cp_async_wait_group(tiles.stages - 2)
-                _meet(group, tiles)
+                gemm_split.meet(group, tiles)
             next_a, next_b = rA[None, None, then], rB[None, None, then]
             _fragments(shared + read, own_a, own_b, (step + 1) % operands.steps, next_a, next_b, operands)
             if cutlass.const_expr(step == 0):
@@ -334,7 +292,7 @@ def _operands(
     tiles: AmpereTiles, how: Loading,
 ) -> Operands:  # fmt: skip
     """The operands' tiles for the block whose tile has this batch, row and column; zeros unless `some`."""
-    _, tidx = _thread(tiles)
+    _, tidx = gemm_split.thread_of(tiles)
     (batch, m, n), parts = place, len(mBs)
     a_size, size = mA.element_type.width // 8, mBs[0].element_type.width // 8
     tile_n, deep = tiles.tile_n // parts, tiles.tile_k * how.bits // (8 * size)  # of b along K

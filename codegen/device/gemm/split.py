@@ -1,14 +1,19 @@
-"""Split-K products: the blocks of a cluster share the contracted axis, and their partial sums are added.
+"""Split-K products: the blocks of a cluster, or groups of warps in a block, share the contracted axis, and their partial sums are added.
 
 Each block stores its accumulators in its shared memory. Then each block adds the accumulators of all blocks of the cluster for
 its own share of the tile's columns, in the order of the blocks, so that two runs agree to the bit, and continues with that
-share.
+share. In a block the first group adds the accumulators of the others to its own, in their order.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cutlass import Int32
+
+from codegen.shared import AmpereTiles
+
+GROUPS = 2  # the barrier of the first group of warps; the next groups have the next ones
 
 
 @cute.jit
@@ -60,3 +65,46 @@ def _four(words: cute.Pointer, at: cutlass.Int32, thread: cutlass.Int32, threads
     """The place of a thread's accumulators of a block of columns, interleaved with all other threads'."""
     place = cute.assume((at * threads + thread) * 4, divby=4)
     return cute.make_tensor(words + place, cute.make_layout((4,)))
+
+
+def thread_of(tiles: AmpereTiles) -> tuple[Int32 | int, Int32]:
+    """The number of this thread's group, and its own in the group."""
+    tidx, _, _ = cute.arch.thread_idx()
+    if tiles.warps_k == 1:
+        return 0, tidx
+    return cute.arch.make_warp_uniform(tidx // tiles.sharing), tidx % tiles.sharing
+
+
+def meet(group: Int32 | int, tiles: AmpereTiles) -> None:
+    """Wait for all threads of a group."""
+    if tiles.warps_k == 1:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.barrier(barrier_id=GROUPS + group, number_of_threads=tiles.sharing)
+
+
+@cute.jit
+def add_up_groups(
+    acc: cute.Tensor,
+    words: cute.Pointer,
+    group: cutlass.Int32,
+    thread: cutlass.Int32,
+    tiles: cutlass.Constexpr[AmpereTiles],
+):
+    """Add the accumulators of the other groups of a block to those of the first one. All threads of the block take part.
+
+    words: shared memory for the accumulators of all groups but one, which nothing else uses; `thread` is one of its group.
+    """
+    count = cute.size(acc) // 4
+    own = cute.make_tensor(acc.iterator, cute.make_layout((4, count)))
+    if group > 0:
+        for i in cutlass.range_constexpr(count):
+            cute.autovec_copy(own[None, i], _four(words, (group - 1) * count + i, thread, tiles.sharing))
+    cute.arch.sync_threads()
+    if group == 0:
+        for i in cutlass.range_constexpr(count * (tiles.warps_k - 1)):
+            held = cute.make_rmem_tensor((4,), acc.element_type)
+            cute.autovec_copy(_four(words, i, thread, tiles.sharing), held)
+            for e in cutlass.range_constexpr(4):
+                own[e, i % count] = own[e, i % count] + held[e]
+    cute.arch.sync_threads()

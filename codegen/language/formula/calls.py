@@ -64,15 +64,25 @@ def _cast(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _index(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The position along an axis; in a function of the prelude also along several axes, as if they were one."""
     axes = own.axes(given["axis"])
-    if len(axes) != 1 or axes[0] == ROWS:
-        name, written = "index", "index(N)"
-        if isinstance(own.site, ast.Call):  # within a prelude function, whose call the user wrote
-            name = called(own.site)
-            written = f"{name}(x, axis=N)"
-        raise own.fail(tree, f"{name!r} takes one named axis", f"as in {written}")
-    axis = axes[0]
-    return own.graph.node("index", attr=axis, kind="int", dims=(axis,))
+    inside = isinstance(own.site, ast.Call)  # within a prelude function, whose call the user wrote
+    if ROWS in axes or (len(axes) != 1 and not inside):
+        name = called(own.site) if isinstance(own.site, ast.Call) else "index"
+        count, written = ("named axes", f"{name}(x, axis=N)") if inside else ("one named axis", "index(N)")
+        raise own.fail(tree, f"{name!r} takes {count}", f"as in {written}")
+    places = [own.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in own.graph.order(axes)]
+    found = places[0]
+    for place in places[1:]:
+        found = own.apply(tree, "mul", [found, own.size(tree, [str(place.attr)])])
+        found = own.apply(tree, "add", [found, place])
+    return found
+
+
+def _end(own: Operations, tree: ast.Call, given: Given) -> Node:
+    """The position after the last one along some axes, an int."""
+    sizes = [own.size(tree, [axis]) for axis in own.axes(given["axis"])]
+    return functools.reduce(lambda a, b: own.apply(tree, "mul", [a, b]), sizes)
 
 
 def _size(own: Operations, tree: ast.Call, given: Given) -> Node:
@@ -362,6 +372,7 @@ OWN = {
     "cast": Form(_cast, ("e", "dtype")),
     "dot": Form(_dot, ("a", "b", "axis")),
     "index": Form(_index, ("axis",)),
+    "_end": Form(_end, ("axis",)),
     "size": Form(_size, ("axis",)),
     "take": Form(_take, ("table", "i", "axis")),
     "put": Form(_put, ("table", "value", "i", "axis", "how"), {"how": ast.Name("set")}),

@@ -155,10 +155,10 @@ class Reader(Operations):
         name = tree.func.id
         if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
             raise self.fail(tree, "'*' and '**' in a call are not part of the language", "write every argument out")
-        if name in FORMS:
-            return FORMS[name].read(self, tree)
         # only the language's own formulas may call "_" names
         internal = self.bound is not None or not name.startswith("_")
+        if name in FORMS and internal:
+            return FORMS[name].read(self, tree)
         if name in OPS and name not in OPERATORS and internal:
             op = OPS[name]
             if tree.keywords or len(tree.args) != op.arity:

@@ -15,7 +15,7 @@ from codegen.checking import draw, testing
 from codegen.checking.errorbound import Analysis, depth
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
-from tests.making import make_jnp_op, spec_text
+from tests.making import make_jnp_op, make_op, spec_text
 
 
 def made(*args: str, **more: str):
@@ -438,3 +438,13 @@ def test_the_place_of_an_extreme_follows_jnp(name, dtype):
     x = np.array(values, "float32")
     x = jnp.asarray(np.nan_to_num(x).clip(-9, 9).astype(dtype) if dtype == "int32" else x)
     np.testing.assert_array_equal(op(x, implementation="xla"), getattr(jnp, name)(x, axis=-1))
+
+
+def test_the_place_along_two_axes_is_that_of_the_flattened_row(tmp_path):
+    chain = "j = argmax(x, axis=(H, N)); k = argmin(x, axis=(N, H))"
+    op = make_op(tmp_path, spec_text("x: float32[..., H, N]", "j: int32[...]; k: int32[...]", chain))
+    x = np.random.default_rng(0).integers(0, 9, (5, 3, 7)).astype("float32")
+    for implementation in ("interpret", "xla"):
+        j, k = op(x, implementation=implementation)
+        np.testing.assert_array_equal(j, x.reshape(5, 21).argmax(-1))
+        np.testing.assert_array_equal(k, x.reshape(5, 21).argmin(-1))

@@ -35,9 +35,8 @@ def test_explained_launches_and_bytes_are_those_of_a_call(name):
             own = op.epilogue if isinstance(op, GemmOp) else op
             shapes = {a: views.user_shape(a, axes) for a in op.spec.arrays}
             sizes = [math.prod(shapes[a]) * bits(binding.dtype(a)) // 8 for a in op.spec.arrays]
-            if not any(n.op == "take" for n in topological(s.value for s in op.statements)) and not put_inputs(
-                op.statements
-            ):
+            nodes = topological(s.value for s in op.statements)
+            if not any(n.op in ("take", "pick") for n in nodes) and not put_inputs(op.statements):
                 assert fused_bytes(binding, shape, op.statements) == sum(sizes)
             for arch in ("sm_80", "sm_90a"):
                 how = own.launch_for(Types(binding.types), axes, arch)

@@ -19,7 +19,7 @@ from codegen.fusing.program import Program, program_of, steps_evaluated
 from codegen.targets import Gpu
 from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, squeezed, with_reference
 from codegen.tracing.axes import RESHAPE
-from codegen.tracing.naming import argument_names, assigned_names, proper, unique
+from codegen.tracing.naming import argument_names, assigned_name, assigned_names, proper, unique
 from codegen.tracing.ops import op_of
 from codegen.tracing.specs import Made, Request, spec_of
 from codegen.tracing.steps import Place, Step, Value
@@ -276,6 +276,8 @@ def replacement(suggestion: Suggestion) -> list[str]:
     indent = source[-1][: len(source[-1]) - len(source[-1].lstrip())]
     names = {old.name: new.name for old, new in zip(chain.made.outputs, suggestion.made.outputs, strict=True)}
     results = ", ".join(names[n] for n in (suggestion.call.outputs if suggestion.call else names))
+    if whole and len(names) == 1:  # what comes after these lines calls it as they did
+        results = assigned_name(path, last) or results
     target = "return " if whole and source[-1].lstrip().startswith("return") else f"{results} = "
     new = f"+{indent}{target}{call_text(suggestion)}"
     others = sorted(

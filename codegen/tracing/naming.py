@@ -73,6 +73,11 @@ def _assigned(path: str) -> dict[int, str]:
     return found
 
 
+def assigned_name(path: str, line: int) -> str:
+    """The name that the statement on a line assigns; "" where it is not one plain name."""
+    return _assigned(path).get(line, "")
+
+
 def assigned_names(steps: Iterable[Step]) -> dict[Value, str]:
     """The name that each statement of the source gives to the value of its last step, where a chain may use it: `mean` is a
     function."""

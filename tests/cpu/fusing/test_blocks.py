@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import codegen
-from codegen.fusing.suggest import call_text, disagreement, looked_at, suggestions
+from codegen.fusing.suggest import call_text, disagreement, looked_at, replacement, suggestions
 
 
 def like(*shape, dtype="bfloat16"):
@@ -134,3 +134,12 @@ def test_the_steps_at_which_chains_end_are_said():
         (1, "a reshape from (4, 64) to (4, 8, 8)"),
         (2, "sort is not traced"),
     }
+
+
+def test_lines_that_are_replaced_assign_the_same_name():
+    def mlp(h, up, down):
+        h = jax.nn.gelu(h @ up)
+        return h @ down
+
+    (one,) = suggestions(mlp, (like(64, 16), like(16, 32), like(32, 16)))
+    assert [line for line in replacement(one) if line.startswith("+ ")] == ["+        h = dense_gelu_tanh(h, up)"]

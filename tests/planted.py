@@ -170,8 +170,9 @@ FAULTS = [
     Fault("norm", "a reduction over half the lanes", 'row.reduce([rRowMean], ("mean",), sRowMean)', 'reduce.over_row([rRowMean], ("mean",), sRowMean, max(how.per_row // 2, 1), how.cluster)'),
     Fault("norm", "elements outside the row reduced", "values, part.vector(v).inside())", "values, reduce.inside(part.vector(v).c, part.columns + 1, vec, how.ragged, how.exact))", 1),
     Fault("norm", "another column's weight", "at.load_shared(mWeight, (0,), rWeight)", "access.load_row(mWeight, 0, at.c + 1, at.step, at.columns, rWeight, 1, how.ragged, False, False)"),
-    Fault("norm", "a row's last element not stored", "at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u])", "rY[None, v, u].store(y.to(mY.element_type))\n                if cutlass.const_expr(at_once == 1):\n                    "
-          "access.store_row(rY[None, v, u], mY, cute.crd2idx((index, 0), mY.layout), at.column, v * at.step, at.columns - 1, 1, how.ragged, True, how.per_row)"),
+    Fault("norm", "a row's last element not stored", "at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)",
+          '__import__("dataclasses").replace(at, columns=at.columns - 1, length=at.length - 1).store('
+          "y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)"),
     Fault("norm", "a stale saved statistic", "    row_mean = row_mean_\n    return row_rsqrt, row_mean", "    row_mean = row_mean_ * 0.0\n    return row_rsqrt, row_mean"),
     Fault("norm", "a gradient's last term", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx, dy", "    dx = t0\n    return dx, dy"),
     Fault("norm", "a factor of a weight's gradient", "return dx, dy * (d * row_rsqrt)", "return dx, dy * d"),

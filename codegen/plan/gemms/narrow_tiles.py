@@ -30,8 +30,10 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
     deep = 64 * 8 // bits
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
-        # Few warps have so few columns that they wait for their own instructions: groups of them share K
-        warps, groups = (2, 4 if bits == 8 else 2) if few else (4, 2)
+        # So few warps wait for their own instructions: groups of them share K, but where scales, sums and a's fragments of 32 rows
+        # fill the registers
+        warps = 2 if few else 4
+        groups = 1 if bits < 8 and M > 16 else 4 if few and bits == 8 else 2
         made = AmpereTiles(
             16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=2, blocks=2, warps_k=groups,
         )  # fmt: skip

@@ -4,7 +4,8 @@ import pytest
 
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents
-from codegen.shared import RowLaunch
+from codegen.plan.op import Op
+from codegen.shared import RowLaunch, WalkLaunch
 
 SPEC = """
 op: made
@@ -16,9 +17,13 @@ reference: y = {reference}
 """
 
 
-def launch(inputs: str, output: str, chain: str, rows: int, columns: int) -> RowLaunch:
+def read(output: str, chain: str, inputs: str) -> Op:
     names = " + ".join(part.split(":")[0] for part in inputs.split(", ") if ":" in part)
-    op = read_op("specs/made.yaml", SPEC.format(inputs=inputs, output=output, chain=chain, reference=names))
+    return read_op("specs/made.yaml", SPEC.format(inputs=inputs, output=output, chain=chain, reference=names))
+
+
+def launch(inputs: str, output: str, chain: str, rows: int, columns: int) -> RowLaunch:
+    op = read(output, chain, inputs)
     dtypes = {a.name: op.spec.dtypes(a)[0] for a in op.spec.arrays}
     extents = Extents(columns, rows * columns, columns, rows)
     how = op.plan.launch(dtypes, extents, {}, "sm_90a")
@@ -65,3 +70,12 @@ def test_a_thread_has_registers_for_its_vectors():
     more = ', u: "bfloat16[..., N]", v: "bfloat16[..., N]"'
     how = launch(X + more, "bfloat16[..., N]", "x * u - mean(v, axis=N)", 10**6, 64)
     assert (how.per_row, how.vectors) == (8, 1)
+
+
+def test_threads_that_walk_down_rows_have_registers_for_what_rows_share():
+    """Of a vector 16 bytes of the row, 32 of two weights, 32 of the maxima: 80 of the 256 that a thread has."""
+    inputs = X + ', w: "bfloat16[N]", b: "bfloat16[N]"'
+    op = read("bfloat16[N]", "max((x - mean(x, axis=N)) * w + b, axis=...)", inputs)
+    how = op.plan.launch({a.name: "bfloat16" for a in op.spec.arrays}, Extents(256, 2**26, 256, 2**18), {}, "sm_90a")
+    assert isinstance(how, WalkLaunch) and how.whole
+    assert (how.threads, how.per_row, how.vectors) == (256, 16, 2)

@@ -73,4 +73,30 @@ class LauncherCall:
             target = devices.pop() if len(devices) == 1 else None  # None: JAX's default device
             return tuple(jax.device_put(result, target) for result in on_host(*present))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(self.shapes, self.outputs, strict=True))[:count]
-        return tuple(jax.pure_callback(on_host, shapes, *present, vmap_method="sequential"))
+        return _called_back(on_host, shapes, present)
+
+
+def _called_back(
+    function: Callable[..., tuple[np.ndarray, ...]],
+    results: Sequence[jax.ShapeDtypeStruct],
+    arrays: Sequence[jax.Array],
+) -> tuple[jax.Array, ...]:
+    """A function of NumPy arrays within a computation. JAX may run it in a thread without `enable_x64`, where numbers of 64 bits become
+    ones of 32. So those go as pairs of words of 32 bits."""
+    wide = [x.dtype if x.dtype.itemsize == 8 else None for x in arrays]
+
+    def in_words(*given: Any) -> tuple[np.ndarray, ...]:
+        numbers = [np.ascontiguousarray(x) for x in given]
+        found = function(*(x if d is None else x.view(d)[..., 0] for x, d in zip(numbers, wide, strict=True)))
+        return tuple(
+            np.ascontiguousarray(y).view(np.uint32).reshape(*r.shape, 2) if r.dtype.itemsize == 8 else y
+            for y, r in zip(found, results, strict=True)
+        )
+
+    shapes = [jax.ShapeDtypeStruct((*r.shape, 2), np.uint32) if r.dtype.itemsize == 8 else r for r in results]
+    words = [x if d is None else jax.lax.bitcast_convert_type(x, np.uint32) for x, d in zip(arrays, wide, strict=True)]
+    found = jax.pure_callback(in_words, shapes, *words, vmap_method="sequential")
+    return tuple(
+        jax.lax.bitcast_convert_type(y, r.dtype) if r.dtype.itemsize == 8 else y
+        for y, r in zip(found, results, strict=True)
+    )

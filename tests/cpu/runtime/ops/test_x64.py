@@ -202,3 +202,30 @@ def test_a_choice_of_two_numbers_has_the_type_of_what_it_meets(tmp_path):
         a = jnp.asarray([[-0.5, 0.25, -2.0]], jnp.float64)
         y, j = op(a, (a * 4).astype(jnp.int64), implementation="interpret")
         assert y.tolist() == [[-0.5, -1.0, -2.0]] and j.tolist() == [[-2, -1, -8]]
+
+
+def test_an_interpreted_call_of_float64_in_a_thread_without_x64(tmp_path):
+    """Of a large computation, a callback runs in another thread, for which `jax.enable_x64` was not set."""
+    op = make_op(
+        tmp_path,
+        """
+op: doubled
+summary: Made here.
+inputs:
+  x: float64[..., N]
+outputs:
+  y: float64[..., N]
+  total: float64[...]
+chain: |
+  y = x * 2
+  total = sum(x, axis=N)
+reference: |
+  y = x * 2
+  total = jnp.sum(x, axis=-1)
+""",
+    )
+    with jax.enable_x64(True):
+        x = np.linspace(1, 2, 2**15).reshape(128, 256)
+        y, total = jax.jit(lambda x: op(jnp.sin(jnp.arcsin(x / 4)) * 4, implementation="interpret"))(x)
+        np.testing.assert_allclose(np.asarray(y), 2 * x, rtol=1e-13)
+        np.testing.assert_allclose(np.asarray(total), x.sum(axis=1), rtol=1e-13)

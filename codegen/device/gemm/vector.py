@@ -71,7 +71,7 @@ class Vector:
         found = access.registers(src, (self.vec,), default, dtype)
         if src is not None:
             for i in range(self.vec):
-                _copy_one(src, place(self.column + i), found, i, i < self.valid)
+                _copy_one(src, place, self.column + i, found, i, i < self.valid)
         return found
 
     def count_up(self, first: Int32) -> cute.Tensor:
@@ -111,9 +111,17 @@ def _times(parts: int, count: Int32) -> Int32:
 
 
 @cute.jit
-def _copy_one(src: cute.Tensor, place: tuple, dst: cute.Tensor, i: cutlass.Constexpr[int], there: cutlass.Boolean):
+def _copy_one(
+    src: cute.Tensor,
+    place: cutlass.Constexpr[Callable[[Int32], cute.Coord]],
+    column: cutlass.Int32,
+    dst: cute.Tensor,
+    i: cutlass.Constexpr[int],
+    there: cutlass.Boolean,
+):
+    """Copy an element, if there is one: only then is its place read, which may be that of an array of indices."""
     if there:
-        dst[i] = src[place]
+        dst[i] = src[place(column)]
 
 
 @cute.jit

@@ -366,3 +366,18 @@ def test_indices_narrower_than_the_table(tmp_path):
     at, table = jnp.asarray([100, 100, 7], "uint8"), jnp.zeros((300, 4))
     found = jax.grad(lambda t: op(jnp.zeros((3, 4)), t, at, implementation="interpret").sum())(table)
     np.testing.assert_array_equal(np.nonzero(np.asarray(found[:, 0]))[0], [7, 100])
+
+
+def test_an_epilogue_reads_no_index_past_the_products_last_column(tmp_path):
+    """Its vectors may end there, and its tiles do: the index array ends too."""
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: float32[..., K]; w: float32[K, N]; t: float32[P]; i: int32[N]", "y: float32[..., N]",
+            "y = x @ w + take(t, i, axis=P)", "y = x @ w + jnp.take(t, i, 0, mode='clip')", more="domain: {i: index(P)}\n",
+        ),
+    )  # fmt: skip
+    x, w, t = (np.linspace(-1, 1, n * m).reshape(n, m).astype(np.float32) for n, m in ((5, 8), (8, 33), (1, 7)))
+    i = (np.arange(33) * 5 % 7).astype(np.int32)
+    got = op(x, w, t[0], i, implementation="interpret")
+    np.testing.assert_allclose(got, x @ w + t[0][i], rtol=2e-2, atol=1e-3)

@@ -165,7 +165,7 @@ writes this page. It compiles each function for Hopper, translates its PTX to C,
 where the column *inputs* says so, otherwise on every 15th and on every number that bfloat16 or float16 has. PTX gives some instructions (`ex2`, `lg2`, `rcp`) only an error bound.
 They are taken to be off by the whole bound, up or down, so a GPU's results are better than the page says.
 
-A power by another number than -0.5, 0.5, 1.5 or 2.5 has two forms as well, of which two examples are below.
+Powers with other exponents than -0.5, 0.5, 1.5 and 2.5 have a precise and an approximate form too. The table shows two of them.
 
 - *precise* is the form for outputs of 32 bits, *approximate* the form for outputs of 16 bits under `math: auto`, and *libm* CUDA's
   function. A function without a precise row uses CUDA's.

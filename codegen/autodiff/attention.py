@@ -178,8 +178,8 @@ class _Cut:
         return known[id(value)]
 
     def ratio(self, node: Node) -> Node | None:
-        """The factor of a row by which an exponential of the weights' scores differs from the weights: theirs is computed in any
-        case. None for other values."""
+        """The number of a row by which to multiply the weights, to get an exponential of the same scores. The backward computes the
+        weights anyway. None for other values."""
         column = self.plan.column
         found = term_of(node, column)
         inner, powers = factored(self.weights, self.plan.column)

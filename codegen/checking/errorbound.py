@@ -498,7 +498,7 @@ class Analysis:
         return Bound(*found)
 
     def threshold(self, node: Node, arg: Bound, mass: Bound) -> Bound:
-        """The least of the largest elements that sum to a mass, between those of sums that are as far off as they may be."""
+        """A bound of `nucleus`: its threshold, and those for sums that are off by their largest error, up and down."""
         assert isinstance(node.attr, Selected)
         axis = self.dimensions[node.attr.axis][0]
         x, error = (np.broadcast_to(a, arg.value.shape) for a in (np.nan_to_num(arg.value, nan=-1.0), arg.error))

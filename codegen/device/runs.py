@@ -55,35 +55,77 @@ def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, 
     """The same, with the copies of the rows started."""
     run = run_of(how, tensor, rows, each, parts)
     if run is not None:
-        _fetch(tensor, run.memory, run.start, run.end, how.threads, run.vec)
+        own, _, _ = cute.arch.thread_idx()
+        _copy_in(tensor, run.memory, run.start, run.end, own, how.threads, run.vec, False)
+        _clear_if(run.end == 0, run.memory, how.threads)
     return run
 
 
 @cute.jit
-def _fetch(
+def _clear_if(empty: cutlass.Boolean, memory: cute.Tensor, threads: cutlass.Constexpr[int]):
+    """Fill the memory of a block without rows: its threads read zeros."""
+    if empty:
+        tidx, _, _ = cute.arch.thread_idx()
+        for at in cutlass.range(tidx, cute.size(memory), threads):
+            memory[at] = memory.element_type(0)
+
+
+@cute.jit
+def _copy_in(
     src: cute.Tensor,
     memory: cute.Tensor,
     start: cutlass.Int64,
     end: cutlass.Int32,
+    own: cutlass.Int32,
+    threads: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+    kept: cutlass.Constexpr[bool],
+):
+    """Start the copies of the elements from `start` to `end` after it, of which this is the `own` of so many threads. `kept`: by way
+    of the L1 cache."""
+    left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
+    whole = Int32(cutlass.select_(left < end, left, Int64(end)))
+    modes = cute.nvgpu.cpasync.LoadCacheMode
+    mode = modes.ALWAYS if cutlass.const_expr(kept) else modes.GLOBAL
+    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
+    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
+        at = (own + i * threads) * vec
+        if at < whole:
+            cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
+    if (whole < end) & (end > 0):  # the array's last elements, which fill no vector
+        for i in cutlass.range_constexpr(-(-vec // threads)):
+            at = whole + own + i * threads
+            if at < end:
+                memory[at] = (src.iterator + (start + at)).load()
+
+
+@cute.jit
+def _copy_out(
+    memory: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    skip: cutlass.Int32,
+    end: cutlass.Int32,
+    own: cutlass.Int32,
     threads: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
 ):
-    tidx, _, _ = cute.arch.thread_idx()
-    left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
-    whole = Int32(cutlass.select_(left < end, left, Int64(end)))
-    mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL
-    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
+    """Write the elements from `skip` to `end` after `start`, of which this is the `own` of so many threads."""
     for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
-        at = (tidx + i * threads) * vec
-        if at < whole:
-            cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
-    # The array's last elements, which fill no vector
-    if (whole < end) & (tidx < vec):
-        if whole + tidx < end:
-            memory[whole + tidx] = (src.iterator + (start + whole + tidx)).load()
-    if end == 0:  # a block without rows: its threads read zeros
-        for at in cutlass.range(tidx, cute.size(memory), threads):
-            memory[at] = src.element_type(0)
+        at = (own + i * threads) * vec
+        if (at >= skip) & (at + vec <= end):
+            held = cute.make_rmem_tensor((vec,), memory.element_type)
+            cute.autovec_copy(device.vector(memory, at, vec), held)
+            cute.autovec_copy(held, device.vector(dst, start + at, vec))
+    # The elements in vectors that are shared with other rows
+    last = end - end % vec
+    for i in cutlass.range_constexpr(-(-vec // threads)):
+        at = own + i * threads
+        if at < vec:
+            if (skip > 0) & (at >= skip) & (at < end):
+                (dst.iterator + (start + at)).store(memory[at])
+            if ((last > 0) | (skip == 0)) & (last + at < end):
+                (dst.iterator + (start + last + at)).store(memory[last + at])
 
 
 # Kernels that walk down rows: a run for each row
@@ -136,22 +178,8 @@ def fetch_row(
 ):
     """Start the copies of a row that ends at `end`, after the `start` of its first vector; 0 if there is none. Its threads have read
     what was there. `kept`: by way of the L1 cache."""
-    lane = cute.arch.lane_idx() % per_row
     cute.arch.sync_warp()
-    left = device.whole_vectors(src, vec) - start
-    whole = Int32(cutlass.select_(left < end, left, Int64(end)))
-    modes = cute.nvgpu.cpasync.LoadCacheMode
-    mode = modes.ALWAYS if cutlass.const_expr(kept) else modes.GLOBAL
-    atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=128)
-    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * per_row))):
-        at = (lane + i * per_row) * vec
-        if at < whole:
-            cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
-    if (whole < end) & (end > 0):  # the array's last elements, which fill no vector
-        for i in cutlass.range_constexpr(-(-vec // per_row)):
-            at = whole + lane + i * per_row
-            if at < end:
-                memory[at] = (src.iterator + (start + at)).load()
+    _copy_in(src, memory, start, end, cute.arch.lane_idx() % per_row, per_row, vec, kept)
 
 
 @cute.jit
@@ -181,22 +209,8 @@ def send_row(
     vec: cutlass.Constexpr[int],
 ):
     """Write a row, once its threads have written theirs to the run."""
-    lane = cute.arch.lane_idx() % per_row
     cute.arch.sync_warp()
-    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * per_row))):
-        at = (lane + i * per_row) * vec
-        if (at >= skip) & (at + vec <= end):
-            held = cute.make_rmem_tensor((vec,), memory.element_type)
-            cute.autovec_copy(device.vector(memory, at, vec), held)
-            cute.autovec_copy(held, device.vector(dst, start + at, vec))
-    last = end - end % vec
-    for i in cutlass.range_constexpr(-(-vec // per_row)):
-        at = lane + i * per_row
-        if at < vec:
-            if (skip > 0) & (at >= skip) & (at < end):
-                (dst.iterator + (start + at)).store(memory[at])
-            if ((last > 0) | (skip == 0)) & (last + at < end):
-                (dst.iterator + (start + last + at)).store(memory[last + at])
+    _copy_out(memory, dst, start, skip, end, cute.arch.lane_idx() % per_row, per_row, vec)
 
 
 def arrive(how: RowLaunch) -> None:
@@ -211,35 +225,10 @@ def send(how: RowLaunch, *runs: tuple[Run | None, cute.Tensor]) -> None:
     """Write the rows to their arrays, once all threads have written theirs to the runs."""
     if how.by_runs:
         cute.arch.sync_threads()
+        own, _, _ = cute.arch.thread_idx()
         for run, tensor in runs:
             if run is not None:
-                _send(run.memory, tensor, run.start, run.skip, run.end, how.threads, run.vec)
-
-
-@cute.jit
-def _send(
-    memory: cute.Tensor,
-    dst: cute.Tensor,
-    start: cutlass.Int64,
-    skip: cutlass.Int32,
-    end: cutlass.Int32,
-    threads: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
-        at = (tidx + i * threads) * vec
-        if (at >= skip) & (at + vec <= end):
-            held = cute.make_rmem_tensor((vec,), memory.element_type)
-            cute.autovec_copy(device.vector(memory, at, vec), held)
-            cute.autovec_copy(held, device.vector(dst, start + at, vec))
-    # The elements in vectors that are shared with other blocks' rows
-    if tidx < vec:
-        last = end - end % vec
-        if (skip > 0) & (tidx >= skip) & (tidx < end):
-            (dst.iterator + start + tidx).store(memory[tidx])
-        if ((last > 0) | (skip == 0)) & (last + tidx < end):
-            (dst.iterator + start + last + tidx).store(memory[last + tidx])
+                _copy_out(run.memory, tensor, run.start, run.skip, run.end, own, how.threads, run.vec)
 
 
 def take(

@@ -32,8 +32,8 @@ from codegen.device.functions import (
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
     """a / b, correctly rounded; approximately within 2 ulp over the whole range.
 
-    The hardware's division takes a slow way, of some hundred instructions, where the dividend is 0, as masked and underflown
-    terms are. So 0 / b is 0 * (2**-24 / b), whose second factor is finite unless b is 0."""
+    The hardware's division takes a slow path, of some hundred instructions, if the dividend is 0. Masked and underflowed terms
+    are 0. So 0 / b is 0 * (2**-24 / b), whose second factor is finite unless b is 0."""
     constant = not isinstance(a, cute.TensorSSA)
     a, b = as_vectors(a, b)
     if a.dtype is not Float32 or (constant and not approx):

@@ -151,31 +151,35 @@ class Reduction(Reads):
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads
         )  # fmt: skip
 
+    def _wants_runs(
+        self, vec: int, ragged: bool, columns: int | None, dtypes: Mapping[str, str], schedule: Mapping[str, int]
+    ) -> bool:
+        """Whether rows go through shared memory if there is room: vectors would need masks, or threads would read element by element."""
+        packed = any(DTYPES[d].packed for d in dtypes.values())
+        wanted = self.by_runs and (ragged or vec == 1) and bool(columns) and not packed
+        return wanted and not schedule.keys() & {"cluster", "vector_bytes"}
+
     def _in_runs(
         self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]
     ) -> RowLaunch | None:
         """The launch of blocks that copy runs of rows, if vectors need masks, or if few threads of a row would read element by
         element; None if there is no such kernel, or no room for the rows."""
-        if not self.by_runs or not (ragged or vec == 1) or not columns or schedule.keys() & {"cluster", "vector_bytes"}:
+        if not self._wants_runs(vec, ragged, columns, dtypes, schedule):
             return None
         own = {
             a.array for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)
         }
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
-        per_row = 1
-        while per_row * most < columns:
-            per_row *= 2
-        per_row = schedule.get("threads_per_row", per_row)
+        per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
         threads = max(schedule.get("threads", LEAST_THREADS) // per_row, 1) * per_row
         room = threads // per_row * columns * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in own)
-        packed = any(DTYPES[d].packed for d in dtypes.values())
         # A row of its own that is no part of its block's run is copied by a warp
         together = all(self.in_run(a) for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
         if per_row > (MOST_IN_BLOCK if ragged and together else WARP):
             return None
-        if packed or vectors > 2 * most or room > RUN_BYTES:
+        if vectors > 2 * most or room > RUN_BYTES:
             return None
         exact = columns == vectors * per_row and threads == per_row
         return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
@@ -290,17 +294,13 @@ class Reduction(Reads):
     ) -> WalkLaunch | None:
         """As `_in_runs`, for threads that walk down rows, of which the next one is in flight."""
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        wanted = self.by_runs and (ragged or vec == 1) and not schedule.keys() & {"cluster", "vector_bytes"}
-        if not wanted or not columns or any(DTYPES[d].packed for d in dtypes.values()):
+        if not columns or not self._wants_runs(vec, ragged, columns, dtypes, schedule):
             return None
         needs = self.walking_needs(1, self.column_bytes(dtypes), dtypes, 1)
         vectors = [a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
         most = min(COSTLY_IN_RUN if self.costly else MOST_IN_RUN, RUN_VALUES // (len(vectors) + 2 * (needs.sums // 4)))
         most = max(LEAST_IN_RUN, most)
-        per_row = 1
-        while per_row * most < columns:
-            per_row *= 2
-        per_row = schedule.get("threads_per_row", per_row)
+        per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         if per_row > WARP:
             return None
         threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
@@ -351,3 +351,8 @@ class Reduction(Reads):
         room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
+
+
+def _fewest_threads(columns: int, most: int) -> int:
+    """The least power of two of threads that share so many columns, with at most `most` each."""
+    return 1 << (-(-columns // most) - 1).bit_length()

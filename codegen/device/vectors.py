@@ -46,10 +46,12 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
 def compact_stride(tensor: cute.Tensor, mode: int) -> Any:
     """A compact tensor's stride: the product of the sizes within the mode, in 64 bits, with their known divisors."""
     stride: Any = 1
+    known = 1  # converting an extent to 64 bits forgets its divisors
     for inner in range(cute.rank(tensor) - 1, mode, -1):
         extent = tensor.shape[inner]
         stride = (extent if isinstance(extent, int) else Int64(extent)) * stride
-    return stride
+        known *= cute.get_divisibility(extent)
+    return stride if isinstance(stride, int) else cute.assume(stride, divby=known)
 
 
 def compacted(tensor: cute.Tensor | None) -> cute.Tensor | None:

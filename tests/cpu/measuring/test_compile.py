@@ -131,6 +131,7 @@ def test_factors_that_are_converted_compile():
     key, operands = op.bind((), {**arrays, "implementation": "cute"})
     compiled = compile_call(op, op._kernel_call(key, operands, "sm_80"), "sm_80")
     assert "fma.rn.bf16x2" in compiled.ptx and compiled.spills == 0
+    assert "cp.async.cg" in compiled.ptx and "ld.global.v4" not in compiled.ptx  # factors whose rows are aligned
     assert unlisted(compiled.ptx) == []
 
 

@@ -26,14 +26,18 @@ def widened(word: Uint32, source: type[Numeric], target: type[Numeric], how: Loa
     """Four int8 or float8 of a word, or eight numbers of 4 bits, as words of two float16 or bfloat16."""
     if how.bits == 4:
         return _of_four_bits(word, target, how)
-    if source is Int8:
-        biased = word ^ Uint32(0x80808080)  # x + 128, not negative
-        if target is Float16:  # as the last bits of 1024 + 128 + x
-            pairs = [tensorcore.pick_bytes(biased, Uint32(0x64646464), places) for places in (0x4140, 0x4342)]
-            return [_of_two("sub.f16x2 $0, $1, $2;", pair, Uint32(0x64806480)) for pair in pairs]
-        # as the last bits of 2**23 + 128 + x
-        bits = [tensorcore.pick_bytes(biased, Uint32(0x4B000000), 0x7440 + e) for e in range(4)]
-        return _of_floats([b.bitcast(Float32) - Float32(2**23 + 128) for b in bits])
+    if source is Int8 and target is Float16:  # x + 128, not negative, as the last bits of 1024 + 128 + x
+        biased = word ^ Uint32(0x80808080)
+        pairs = [tensorcore.pick_bytes(biased, Uint32(0x64646464), places) for places in (0x4140, 0x4342)]
+        return [_of_two("sub.f16x2 $0, $1, $2;", pair, Uint32(0x64806480)) for pair in pairs]
+    if source is Int8:  # the last seven bits as those of 128 + x, less 128 or, where the first bit is set, 256
+        found = []
+        for places in (0x4140, 0x4342):
+            pair = tensorcore.pick_bytes(word, Uint32(0), places)
+            more = tensorcore.replace_bits(pair, 0x007F007F, 0x43004300)
+            less = tensorcore.replace_bits(pair, 0x00800080, 0xC300C300)
+            found.append(_of_two("fma.rn.bf16x2 $0, $1, $2, $3;", more, Uint32(0x3F803F80), less))
+        return found
     halves = [_from_float8(word >> shift, FLOAT8[source]) for shift in (0, 16)]
     if target is Float16:
         return halves

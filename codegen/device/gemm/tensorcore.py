@@ -114,6 +114,12 @@ def pick_bytes(low: Uint32, high: Uint32, places: int) -> Uint32:
     return Uint32(llvm.inline_asm(Uint32.mlir_type, operands, f"prmt.b32 $0, $1, $2, {places};", "=r,r,r"))
 
 
+def replace_bits(word: Uint32, kept: int, others: int) -> Uint32:
+    """The bits of a word that are `kept`, and all of `others`: one instruction, where ptxas makes two of & and |."""
+    operands = [x.ir_value() for x in (word, Uint32(kept), Uint32(others))]
+    return Uint32(llvm.inline_asm(Uint32.mlir_type, operands, "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r"))
+
+
 def split(word: Uint32, precise: bool) -> list[Uint32]:
     """A float32 as tf32; `precise`: and the remainder as another tf32. Tensor cores truncate the 13 bits that tf32 lacks, so each is
     first increased by the average loss: see `_raised`."""

@@ -137,6 +137,7 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "popc": integers.count_bits,
     "clz": integers.leading_zeros,
     "prmt": integers.prmt,
+    "lop3": integers.lop3,
     "mov": logic.move,
     "selp": logic.select,
     "setp": logic.set_predicate,

@@ -2,7 +2,7 @@
 tiles, and whether that takes less time than a copy of b in 16 bits and a product of that. Plain Python, without a GPU.
 
 Times are in cycles of an H100, as in `hopper_tiles`. The main loop's mma.sync is taken to reach a third of WGMMA's peak rate. A
-warp converts four elements in 11 instructions, and every row of tiles converts b again. Few rows are bound by memory, which has one
+warp converts four elements in 8 instructions, and every row of tiles converts b again. Few rows are bound by memory, which has one
 byte of each element instead of five: the copy reads one and writes two, and the product reads these.
 """
 

@@ -720,6 +720,14 @@ def test_bit_fields(bits):
         check_integers(text, bits, 3, lambda a, b, c, k=kind: extract(a, b, c, k))
 
 
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [(0xEA, lambda a, b, c: a & b | c), (0x6A, lambda a, b, c: a & b ^ c), (0xD2, lambda a, b, c: a ^ ~b & c)],
+)
+def test_functions_of_three_bits(table, expected):
+    check_integers(f"lop3.b32 %d, %a, %b, %c, {table};", 32, 3, lambda a, b, c: expected(a, b, c) % 2**32)
+
+
 def test_byte_permutation():
     """Every nibble selects a byte of {b, a}, or fills the byte with its sign."""
 

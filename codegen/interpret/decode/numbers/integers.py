@@ -192,6 +192,22 @@ def leading_zeros(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Exec
     return run
 
 
+def lop3(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
+    """Each bit is that of a table of eight, at the place that three bits are: of a the highest."""
+    only(words, ("b32",))
+    target, a, b, c, table = operands
+
+    def run(m: Machine) -> None:
+        bits, result = [m.read(x, "u32") for x in (a, b, c)], np.uint32(0)
+        for place in range(8):
+            same = [x if place & weight else ~x for x, weight in zip(bits, (4, 2, 1), strict=True)]
+            held = (m.read(table, "u32") >> np.uint32(place) & np.uint32(1)) * np.uint32(0xFFFFFFFF)
+            result = result | (same[0] & same[1] & same[2] & held)
+        m.write(target, result)
+
+    return run
+
+
 def prmt(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     only(words, ("b32",))
     target, a, b, c = operands

@@ -198,7 +198,7 @@ def lop3(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     target, a, b, c, table = operands
 
     def run(m: Machine) -> None:
-        bits, result = [m.read(x, "u32") for x in (a, b, c)], np.uint32(0)
+        bits, result = [m.read(x, "u32") for x in (a, b, c)], np.zeros(1, np.uint32)
         for place in range(8):
             same = [x if place & weight else ~x for x, weight in zip(bits, (4, 2, 1), strict=True)]
             held = (m.read(table, "u32") >> np.uint32(place) & np.uint32(1)) * np.uint32(0xFFFFFFFF)

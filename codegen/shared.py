@@ -361,3 +361,22 @@ def spacing(size: object) -> int:
     if not isinstance(size, int) or size <= 0:
         return 1
     return next(s for s in range(SPACING, 0, -1) if size % s == 0)
+
+
+@dataclass(frozen=True)
+class SumLaunch:
+    """The launch of a sum by index. Each launch has compiled kernels of its own. Where rows are in the order of their keys, neighbouring
+    ones with one key are summed in chunks, and these chunks in chunks, `levels` times. Else each thread reads all keys."""
+
+    vec: int  # columns of a thread
+    is_sorted: bool  # whether the rows are in the order of their keys
+    levels: int = 0
+    chunk: int = 64  # rows of a chunk
+    threads: int = 256  # of a block
+    steps: int = 4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
+    at_once: int = 8  # rows that a thread has in flight
+
+    @property
+    def constants(self) -> dict[str, SumLaunch]:
+        """The constants that the launcher is called with."""
+        return {"how": self}

@@ -26,7 +26,7 @@ def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged:
     if ragged or not _whole_words(dst):
         _load_some(src, place, valid, dst)
     else:
-        address, words = (src.iterator + place).toint(), cute.recast_tensor(dst, Uint32)
+        address, words = (src.iterator + place).toint(), _words(dst)
         for first, count in accesses(cute.size(words)):
             for i, word in enumerate(_load_words(address + 4 * first, count, valid > 0)):
                 words[first + i] = word
@@ -38,7 +38,7 @@ def store(src: cute.Tensor, dst: cute.Tensor, place: Int64, valid: cutlass.Int32
     if ragged or not _whole_words(src):
         _store_some(src, dst, place, valid)
     else:
-        address, words = (dst.iterator + place).toint(), cute.recast_tensor(src, Uint32)
+        address, words = (dst.iterator + place).toint(), _words(src)
         for first, count in accesses(cute.size(words)):
             _store_words(address + 4 * first, [words[first + i] for i in range(count)], valid > 0)
 
@@ -66,6 +66,14 @@ def compacted(tensor: cute.Tensor | None) -> cute.Tensor | None:
 
 def _whole_words(registers: cute.Tensor) -> bool:
     return cute.size(registers) * registers.element_type.width % 32 == 0
+
+
+def _words(registers: cute.Tensor) -> cute.Tensor:
+    """Registers as words of 32 bits. `recast_tensor` makes one word of one element of 64 bits, which has no stride."""
+    if cute.size(registers) > 1:
+        return cute.recast_tensor(registers, Uint32)
+    words = cute.recast_ptr(registers.iterator, dtype=Uint32)
+    return cute.make_tensor(words, cute.make_layout((registers.element_type.width // 32,)))
 
 
 def accesses(words: int) -> list[tuple[int, int]]:

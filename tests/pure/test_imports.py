@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "interpret": "errors extras",
     "runtime.call": "errors shared graph spec plan device",
     "runtime.xla": "graph spec language plan autodiff runtime.call",
-    "runtime.compiled": "errors targets shared parsing cache plan interpret runtime.call",
+    "runtime.compiled": "errors targets shared parsing cache graph plan device interpret runtime.call",
     "runtime.sharding": "graph spec plan runtime.call runtime.xla",
     "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.autodiff import backward as backwards
+from codegen.autodiff.reverse import Scattered
 from codegen.graph.nodes import DTYPES
 from codegen.plan.launches import Tuned
 from codegen.plan.op import Op as PlannedOp
@@ -20,6 +21,7 @@ from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.by_graph import ByGraph
+from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
 from codegen.runtime.ops.op import AnyOp
@@ -27,7 +29,7 @@ from codegen.runtime.ops.staged import InStages, Stage, StagedForward, has_kerne
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
-from codegen.runtime.xla.scatter import add_taken
+from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
 
 # In which the gradients of a call may be computed; "whole": as those of the op's jnp form
@@ -161,12 +163,17 @@ class BackwardOp(DerivedOp):
         tables = {s.output for s in how.scattered}
         found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
         found |= {name: there[a.name] for name, a in how.same}
-        for s in how.scattered:
-            taken = there[s.output], how.spec.array(s.output).axes
-            so_far = found.get(s.table, jnp.zeros(there[s.table].shape, taken[0].dtype))
-            places = how.spec if any(a.name == s.index for a in how.spec.outputs) else self.origin.spec
-            found[s.table] = add_taken(self.origin.spec, s, so_far, (there[s.index], places.array(s.index)), taken)
-        return found | {s.table: found[s.table].astype(there[s.table].dtype) for s in how.scattered}
+        for table in dict.fromkeys(s.table for s in how.scattered):
+            taken = [self._taken(s, there) for s in how.scattered if s.table == table]
+            summed = functools.partial(sums_by_index, key.implementation)
+            found[table] = table_gradient(self.origin.spec, there[table], found.get(table), taken, summed)
+        return found
+
+    def _taken(self, how: Scattered, there: dict[str, jax.Array]) -> Taken:
+        """What an output of the backward adds to a table's gradient."""
+        spec = self.derived.how.spec
+        places = spec if any(a.name == how.index for a in spec.outputs) else self.origin.spec
+        return Taken(how, there[how.index], places.array(how.index), (there[how.output], spec.array(how.output).axes))
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:
         """Gradients in the order of the forward's operands; None for an operand without one."""

@@ -276,8 +276,7 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple[Any, ...]]) -
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
         call = ShardedCall(op, key, [x.shape for x in operands])
-        if mesh.empty:  # within a `shard_map` over some axes of a mesh
-            mesh = Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
+        mesh = mesh_of(mesh, results)
         shards = call.shards([_spec(x, mesh) for x in (*operands, *results)], mesh.shape)
         inner, outer = ([NamedSharding(mesh, s) for s in specs] for specs in call.specs(shards))
         split = Split(call.axes, shards, mesh.shape)
@@ -297,12 +296,29 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple[Any, ...]]) -
     function.def_partition(partition, sharding_rule=rule, decode_shardings=False)
 
     def run(*operands: Any) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
-        left = [n for axis, n in mesh.shape.items() if axis not in mesh.manual_axes]
-        alone = bool(mesh.manual_axes) and math.prod(left) == 1  # each call is one shard already
-        return one_device(*operands) if alone else function(*operands)
+        return one_device(*operands) if is_one_shard() else function(*operands)
 
     return run
+
+
+def mesh_of(mesh: Any, results: Sequence[Any]) -> Mesh:
+    """The mesh of a call; within a `shard_map` over some axes of a mesh, where JAX gives none, that of the results' devices."""
+    if not mesh.empty:
+        return mesh
+    return Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))
+
+
+def is_one_shard() -> bool:
+    """Whether a call, within a `shard_map` over all axes, is one shard already."""
+    mesh = jax.sharding.get_abstract_mesh()
+    left = [n for axis, n in mesh.shape.items() if axis not in mesh.manual_axes]
+    return bool(mesh.manual_axes) and math.prod(left) == 1
+
+
+def entries(array: Any, mesh: Mesh) -> list[tuple[str, ...]]:
+    """The mesh axes that shard each dimension of an array."""
+    found = _padded(_spec(array, mesh))
+    return [*found, *[()] * (len(array.shape) - len(found))]
 
 
 def _spec(array: Any, mesh: Mesh) -> PartitionSpec:

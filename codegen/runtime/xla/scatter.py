@@ -4,7 +4,9 @@ table, which are added up. Axes are matched by name."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,27 +24,101 @@ from codegen.spec.spec import Array, Spec
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-def add_taken(
-    spec: Spec, how: Scattered, so_far: jax.Array, at: tuple[jax.Array, Array], values: Named
-) -> jax.Array:  # fmt: skip
-    """A table's gradient `so_far`, in the user's shape, plus the `values` at the places that the indices `at` give. `spec` is the spec
-    of the op that takes from the table."""
-    table, (places_given, index) = spec.array(how.table), at
-    given = {how.index: places_given} if index in spec.inputs else {}
-    axes = bind_axes(spec, {how.table: so_far, **given})
-    parts = {part: named_axes(table, so_far, axes, part) for part in output_parts(table)}
-    places = (named_axes(index, places_given, axes, None) if given else places_given), index.axes
-    parts[how.part] = _add_by_index((parts[how.part], table.axes), places, how.axis, values)
-    return join_parts(table, parts, axes)
+Summed = Callable[[jax.Array, jax.Array, Any, str], jax.Array]  # of keys (N,), values (outer, N, columns), rows and a dtype
 
 
-def _add_by_index(table: Named, index: Named, along: str, values: Named) -> jax.Array:
-    """The table plus `values`: each is added to the element that the index, clamped to the axis, selects. The values have the axes
-    of the index and the table's other axes. Along axes that index and table share, an element stays at its place."""
-    at, axes = index[0], _each(table[1], table[0].ndim)
-    at = at if at.dtype.itemsize >= 4 else at.astype(jnp.int32)
-    at = jnp.clip(at, 0, table[0].shape[axes.index(along)] - 1)
-    return _at_places(table, (at, index[1]), along, values, lambda places, added: places.add(added))
+@dataclass(frozen=True)
+class Taken:
+    """Gradients of what an index took from a table: they are added to the table's gradient at the places that the index gives."""
+
+    how: Scattered
+    index: jax.Array
+    index_array: Array  # what the spec says of the index
+    values: Named
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The same as rows to sum by their keys: the `values` (outer, N, columns), and which axes of the table are `outer` and `columns`.
+    The keys are places along the other axes of the table, together."""
+
+    keys: jax.Array  # (N,)
+    values: jax.Array
+    outer: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+def table_gradient(
+    spec: Spec, table: jax.Array, so_far: jax.Array | None, taken: Sequence[Taken], summed: Summed
+) -> jax.Array:
+    """The gradient of a `table`, in the user's shape and its dtype: what was `taken` from it, added up by index, and its gradient
+    `so_far`. `spec` is the spec of the op that takes from the table. `summed` adds up rows by their keys."""
+    array, inputs = spec.array(taken[0].how.table), {a.name for a in spec.inputs}
+    given = {t.how.index: t.index for t in taken if t.how.index in inputs}
+    axes = bind_axes(spec, {array.name: table, **given})
+    shape = axes.shape(array.axes)
+    names = _each(array.axes, len(shape))
+    found: dict[int | None, list[jax.Array]] = {part: [] for part in output_parts(array)}
+    compute = taken[0].values[0].dtype
+    for part, parts_of in found.items():
+        if so_far is not None:
+            parts_of.append(named_axes(array, so_far, axes, part))
+        rows = [_rows((names, shape), t, axes, t.how.index in given) for t in taken if t.how.part == part]
+        joined = _joined(rows)
+        whole = len(joined) == 1 and not parts_of  # nothing is added: the sums may have the table's dtype at once
+        for own in joined:
+            parts_of.append(_summed_rows((names, shape), own, summed, table.dtype if whole else compute))
+    made = {p: functools.reduce(jnp.add, own) if own else jnp.zeros(shape, compute) for p, own in found.items()}
+    return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
+
+
+def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
+    """What was taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
+    names, sizes = table
+    index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
+    values, value_names = taken.values[0], _each(taken.values[1], taken.values[0].ndim)
+    index_names = _each(taken.index_array.axes, index.ndim)
+    own = [a for a in value_names if a in index_names]
+    index = index.transpose([index_names.index(a) for a in own])
+    begin = value_names.index(own[0]) if own else 0
+    if value_names[begin : begin + len(own)] != own:
+        whole = [a for a in names if a != taken.how.axis and a not in own]
+        values, begin = values.transpose([value_names.index(a) for a in (*own, *whole)]), 0
+        value_names = [*own, *whole]
+    outer, columns = value_names[:begin], value_names[begin + len(own) :]
+    at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
+    at = jnp.clip(at, 0, sizes[names.index(taken.how.axis)] - 1).astype(jnp.int32)
+    keys = jnp.zeros_like(at)
+    for name, size in zip(names, sizes, strict=True):
+        if name == taken.how.axis:
+            keys = keys * size + at
+        elif name in own:  # an element stays at its place
+            keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
+    size_of = dict(zip(value_names, values.shape, strict=True))
+    shape = (math.prod(size_of[a] for a in outer), math.prod(index.shape), math.prod(size_of[a] for a in columns))
+    return _Rows(keys.reshape(shape[1]), values.reshape(shape), tuple(outer), tuple(columns))
+
+
+def _joined(rows: Sequence[_Rows]) -> list[_Rows]:
+    """Rows of one kind, one after the other, are summed together."""
+    kinds: dict[Any, list[_Rows]] = {}
+    for own in rows:
+        kinds.setdefault((own.outer, own.columns), []).append(own)
+    return [
+        replace(each[0], keys=jnp.concatenate([r.keys for r in each]), values=jnp.concatenate([r.values for r in each], 1))
+        if len(each) > 1
+        else each[0]
+        for each in kinds.values()
+    ]
+
+
+def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed: Summed, dtype: Any) -> jax.Array:
+    """The sums of rows, in the shape of a table with these axes, as names and sizes."""
+    size_of = dict(zip(*table, strict=True))
+    picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
+    order = [*rows.outer, *picked, *rows.columns]
+    found = summed(rows.keys, rows.values, math.prod(size_of[a] for a in picked), jnp.dtype(dtype).name)
+    return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table[0]])
 
 
 def stored(

@@ -1,7 +1,7 @@
 """Kernels that sum rows by index: row `r` of the result is the sum of all rows whose key is `r`, zeros where there are none.
 
 The rows are read in the order of their keys, which were sorted before, and of equal keys in the order of the rows: `mOrder` has their
-numbers, `mKeys` their keys in that order, and `mStarts` where the rows of each key start. A key that occurs often would be the work of
+numbers, `mKeys` their keys in that order. The first kernel finds where the rows of each key start: `mStarts`. A key that occurs often would be the work of
 one thread for each vector of columns. So aligned chunks of `how.chunk` rows in that order, whose keys are all the same, are summed
 before, and chunks of these sums too, `how.levels` times. The sum of a key begins with its rows before the first whole chunk,
 continues with the sums of chunks, and ends with its rows after the last whole chunk. Which rows are added in which order depends on
@@ -27,7 +27,7 @@ from codegen.device.functions import compute_type
 from codegen.shared import SumLaunch
 
 
-NO_LEVELS = SumLaunch(1, False)
+UNSORTED = SumLaunch(1, False)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _add_levels(
 @cute.jit
 def _add_equal(sums: cute.Tensor, rows: cutlass.Constexpr, keys: cute.Tensor, key: Int32, how: cutlass.Constexpr):
     """Add all rows with a key, which are not sorted."""
-    for at in cutlass.range(cute.size(keys), unroll=8):
+    for at in cutlass.range(cute.size(keys), unroll=4):
         if keys[at] == key:
             added = vectors.load(rows.tensor, rows.place(Int32(at)), Int32(how.vec), how.vec, False)
             sums.store(sums.load() + added.load().to(sums.element_type))
@@ -162,6 +162,26 @@ def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vector, how: Su
     place = (Int64(own.outer) * dst.shape[1] + row) * dst.shape[2] + own.column
     values = access.registers_of(sums.load().to(dst.element_type), dst, how.vec)
     vectors.store(values, dst, place, Int32(how.vec), False)
+
+
+@cute.jit
+def _find_start(key: Int32, mKeys: cute.Tensor, mStarts: cute.Tensor):
+    """The number of smaller keys, bit by bit."""
+    if key < cute.size(mStarts):
+        count, found = Int32(cute.size(mKeys)), Int32(0)
+        for i in cutlass.range(31):
+            further = found + (Int32(1) << (30 - i))
+            if further > found and further <= count:
+                if mKeys[further - 1] < key:
+                    found = further
+        mStarts[key] = found
+
+
+@cute.kernel
+def starts_kernel(mKeys: cute.Tensor, mStarts: cute.Tensor, how: cutlass.Constexpr[SumLaunch]):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    _find_start(bidx * how.threads + tidx, mKeys, mStarts)
 
 
 @cute.jit
@@ -231,13 +251,16 @@ def sum_by_index_launch(
     stream: Any,
     mOrder: cute.Tensor | None,
     mKeys: cute.Tensor,
-    mStarts: cute.Tensor | None,
     mValues: cute.Tensor,
     mY: cute.Tensor,
+    mStarts: cute.Tensor | None = None,  # where rows are sorted
     mParts: cute.Tensor | None = None,  # where there are levels
-    how: cutlass.Constexpr[SumLaunch] = NO_LEVELS,
+    how: cutlass.Constexpr[SumLaunch] = UNSORTED,
 ):
     """Sum the values by their keys, chunks first."""
+    if cutlass.const_expr(how.is_sorted):
+        blocks = cute.size(mStarts) // how.threads + 1
+        starts_kernel(mKeys, mStarts, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
     for level in cutlass.range_constexpr(1, how.levels + 1):
         chunks = Levels(mValues, mOrder, mParts).chunks(level, how)
         chunks_kernel(mOrder, mKeys, mValues, mParts, level, how).launch(**_grid(how, mParts, chunks, stream))

@@ -10,6 +10,7 @@ from codegen.shared import SumLaunch
 WIDEST = 16  # bytes of a load or a store
 FEW_ROWS = 1024  # of these, each thread reads all keys
 FEW_READS = 10**8  # where all threads together read that many at most
+CHUNK = 64  # neighbouring rows that are summed before, if they have one key
 MOST_IN_A_ROW = 256  # partial results that a thread may add one after the other
 MOST_VECTORS = 2**31 - 2**12  # that threads can count
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
@@ -45,7 +46,7 @@ class Sums:
             return None
         vec = self._vec()
         if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
-            return SumLaunch(vec, True, levels=2)
+            return SumLaunch(vec, True, levels=2, chunk=CHUNK)
         vectors = self.outer * self.columns // vec
         if vectors * max(self.keys, self.rows) > MOST_VECTORS or max(self.keys, self.rows) >= MOST_VECTORS:
             return None
@@ -54,8 +55,8 @@ class Sums:
             return SumLaunch(vec, False, at_once=at_once)
         levels, left = 0, self.rows
         while left > MOST_IN_A_ROW:
-            levels, left = levels + 1, left // SumLaunch.chunk
-        return SumLaunch(vec, True, levels, at_once=at_once)
+            levels, left = levels + 1, left // CHUNK
+        return SumLaunch(vec, True, levels, CHUNK, at_once=at_once)
 
     def _vec(self) -> int:
         """The columns of a thread: a whole vector of the narrower array, if that divides the columns."""

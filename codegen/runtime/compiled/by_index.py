@@ -12,7 +12,7 @@ from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import current_arch
 from codegen.shared import SumLaunch
 
-NAMES = ["order", "keys", "starts", "values", "sums", "sums of chunks"]
+NAMES = ["order", "keys", "values", "sums", "starts", "sums of chunks"]
 
 
 def sizes(keys: int, values: jax.Array, result: str) -> Sums:
@@ -30,21 +30,19 @@ def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> L
     how = own.launch()
     assert how is not None
     count, vec = values.shape[1], how.vec
-    order, starts = None, None
-    if how.is_sorted:
-        order, keys = _sorted(keys, own)
-        starts = jnp.searchsorted(keys, jnp.arange(rows + 1, dtype=keys.dtype), method="scan_unrolled")
-        starts = starts.astype(jnp.int32)
+    order, keys = _sorted(keys, own) if how.is_sorted else (None, keys)
 
     def wide(shape: tuple[int, ...], dtype: str) -> Tensor:
         return Tensor(shape, dtype, (1, 1, vec), min(WIDEST, vec * DTYPES[dtype].size))
 
-    words = [Tensor(() if x is None else x.shape, "int32", (1,), 4) for x in (order, keys, starts)]
+    words = [Tensor((count,), "int32", (1,), 4) for _ in range(2)]
     outputs = [wide((values.shape[0], rows, values.shape[2]), result)]
+    if how.is_sorted:
+        outputs.append(Tensor((rows + 1,), "int32", (1,), 4))
     if how.levels:
         outputs.append(wide((values.shape[0], _chunks(count, how), values.shape[2]), own.compute))
     return LauncherCall(
-        sum_by_index_launch, (order, keys, starts, values), (*words, wide(values.shape, own.dtype)), tuple(outputs),
+        sum_by_index_launch, (order, keys, values), (*words, wide(values.shape, own.dtype)), tuple(outputs),
         tuple(t.shape for t in outputs), how, dict(how.constants),
     )  # fmt: skip
 
@@ -60,7 +58,7 @@ def launched(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.
 def interpreted_sums(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
     """The same, interpreted on the CPU."""
     call = kernel_call(keys, values, rows, result)
-    return call.interpreted(interpreted.architecture(), NAMES[: 4 + len(call.outputs)], 1, {})[0]
+    return call.interpreted(interpreted.architecture(), NAMES[: 3 + len(call.outputs)], 1, {})[0]
 
 
 def _chunks(rows: int, how: SumLaunch) -> int:

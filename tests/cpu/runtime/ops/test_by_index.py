@@ -1,0 +1,159 @@
+"""Sums by index: the interpreted kernels against NumPy, and how they are mapped, sharded, differentiated and exported."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.plan import by_index as plan
+from codegen.runtime.compiled import by_index as kernels
+from codegen.runtime.ops import by_index
+from codegen.runtime.ops.by_index import sums_by_index
+from tests.meshes import P, collectives, make_mesh
+from tests.meshes import put as put_on
+
+CASES = {  # outer, rows, columns, keys; the dtypes of values and sums; most of the keys
+    "few": (2, 30, 8, 7, "float32", "bfloat16", None),
+    "one_column": (3, 50, 1, 5, "float32", "float32", 4),
+    "narrow": (1, 70, 8, 90, "bfloat16", "bfloat16", 5),
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Chunks of a few rows, on several levels, and nothing unsorted."""
+    monkeypatch.setattr(plan, "CHUNK", 4)
+    monkeypatch.setattr(plan, "MOST_IN_A_ROW", 4)
+    monkeypatch.setattr(plan, "FEW_ROWS", 0)
+
+
+def made(case):
+    outer, rows, columns, keys, dtype, _, most = case
+    random = np.random.default_rng(rows)
+    places = random.integers(0, keys + 1, rows)  # the last is that of no row
+    places = places if most is None else np.where(random.random(rows) < 0.9, most, places)
+    return places.astype(np.int32), jnp.asarray(random.standard_normal((outer, rows, columns)), dtype)
+
+
+def expected(places, values, keys):
+    found = np.zeros((values.shape[0], keys + 1, values.shape[2]))
+    np.add.at(found, (slice(None), places), np.asarray(values, np.float64))
+    return found[:, :keys]
+
+
+def check(case):
+    keys, result = case[3], case[5]
+    places, values = made(case)
+    got = sums_by_index("interpret", jnp.asarray(places), values, keys, result)
+    assert got.dtype == result
+    error = max(2.0**-20, 2 * float(jnp.finfo(result).eps))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected(places, values, keys), error, error)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_of_sorted_rows(name, small):
+    assert kernels.sizes(CASES[name][3], made(CASES[name])[1], CASES[name][5]).launch().is_sorted
+    check(CASES[name])
+
+
+@pytest.mark.parametrize("name", ["few", "one_column"])
+def test_sums_of_few_rows(name):
+    assert not kernels.sizes(CASES[name][3], made(CASES[name])[1], CASES[name][5]).launch().is_sorted
+    check(CASES[name])
+
+
+def test_pairs_are_sorted_where_a_key_and_a_rows_number_are_too_long_for_one_number(small, monkeypatch):
+    monkeypatch.setattr(plan, "PACKED", 1)
+    check(CASES["few"])
+
+
+def test_rows_of_a_key_are_added_in_their_order():
+    places, values = made(CASES["one_column"])
+    got = sums_by_index("interpret", jnp.asarray(places), values, 5, "float32")
+    for key in range(5):
+        total = np.zeros(3, np.float32)
+        for row in np.flatnonzero(places == key):
+            total += np.asarray(values)[:, row, 0]
+        np.testing.assert_array_equal(got[:, key, 0], total)
+
+
+def test_chunks_have_an_order_too(small):
+    """19 rows of one key, in chunks of four: the last row of a chunk, three whole chunks, two rows."""
+    values = np.random.default_rng(0).standard_normal((3, 22, 1)).astype(np.float32)
+    places = np.where(np.arange(22) < 7, 0, 1).astype(np.int32)
+    got = sums_by_index("interpret", jnp.asarray(places), jnp.asarray(values), 5, "float32")
+    x = values[0, :, 0]
+    total = x[7]
+    for i in (8, 12, 16):
+        total += ((x[i] + x[i + 1]) + x[i + 2]) + x[i + 3]
+    assert got[0, 1, 0] == (total + x[20]) + x[21]
+
+
+@pytest.mark.parametrize("mapped", [(0, None), (None, 1), (0, 2)], ids=["keys", "values", "both"])
+def test_vmap(mapped):
+    random = np.random.default_rng(0)
+    places = jnp.asarray(random.integers(0, 4, (3, 10)), jnp.int32)
+    values = jnp.asarray(random.standard_normal((2, 10, 4)), "float32")
+    every = jnp.stack([values, 2 * values, -values], mapped[1] or 0)
+    given = places if mapped[0] == 0 else places[0], every if mapped[1] is not None else values
+    got = jax.vmap(lambda k, v: sums_by_index("interpret", k, v, 4, "float32"), mapped)(*given)
+    for i in range(3):
+        own = places[i] if mapped[0] == 0 else places[0], jnp.take(every, i, mapped[1]) if mapped[1] else values
+        np.testing.assert_allclose(got[i], expected(*map(np.asarray, own), 4), 1e-5, 1e-5)
+
+
+def test_gradients():
+    places, values = made(CASES["few"])
+    got = jax.grad(lambda v: jnp.sin(sums_by_index("interpret", places, v, 7, "float32")).sum())(values)
+    slopes = np.cos(np.pad(expected(places, values, 7), ((0, 0), (0, 1), (0, 0)), constant_values=np.pi / 2))
+    np.testing.assert_allclose(got, slopes[:, places], 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "sums", "found"),
+    [
+        (P(), P("a", None, "b"), P("a", None, "b"), set()),
+        (P("a"), P(None, "a", "b"), P(None, None, "b"), {"all-reduce"}),
+        (P("b"), P(None, "b"), P(None, "a"), {"all-reduce"}),
+        (P("a"), P(None, "a"), P(), {"all-reduce"}),
+    ],
+)
+def test_sharded(keys, values, sums, found, monkeypatch):
+    """Each device sums what it has, to the rows that it has."""
+    mesh, case = make_mesh(), (4, 16, 4, 8)
+    seen = []
+
+    def launched(keys, values, rows, result):
+        seen.append((*values.shape, rows))
+        return by_index._by_scatter(keys, values, rows, result)
+
+    monkeypatch.setattr(kernels, "launched", launched)
+    monkeypatch.setattr(by_index, "choose", lambda cute, _, *operands, refuse: cute((False, False))(*operands))
+    by_index._mappable.cache_clear()
+    random = np.random.default_rng(0)
+    places = random.integers(0, 9, 16).astype(np.int32)
+    x = random.standard_normal(case[:3]).astype(np.float32)
+
+    def run(k, v):
+        got = sums_by_index(None, k, v, 8, "float32")
+        return jax.lax.with_sharding_constraint(got, jax.sharding.NamedSharding(mesh, sums))
+
+    compiled = jax.jit(run).lower(put_on(mesh, places, keys), put_on(mesh, x, values)).compile()
+    by_index._mappable.cache_clear()
+    assert set(collectives(compiled)) == found
+    sizes = {"a": 4, "b": 2}
+    split = [sizes.get(axis, 1) for axis in (*values, None, None)[:3]]
+    assert seen[-1][:3] == tuple(n // by for n, by in zip(case, split, strict=False))
+    assert seen[-1][3] == 8 // sizes.get((*sums, None)[1] if len(sums) > 1 else None, 1)
+    got = compiled(put_on(mesh, places, keys), put_on(mesh, x, values))
+    np.testing.assert_allclose(got, expected(places, x, 8), 1e-5, 1e-5)
+
+
+def test_export_with_a_symbolic_number_of_rows(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    (n,) = jax.export.symbolic_shape("n")
+    shapes = jax.ShapeDtypeStruct((n,), jnp.int32), jax.ShapeDtypeStruct((1, n, 8), jnp.float32)
+    sums = jax.jit(lambda k, v: sums_by_index("cute", k, v, 5, "bfloat16"))
+    checks = [jax.export.DisabledSafetyCheck.custom_call("CuteDSLRT_NvJaxCutlassCall_v2")]
+    (found,) = jax.export.export(sums, platforms=["cuda"], disabled_checks=checks)(*shapes).out_avals
+    assert found.shape == (1, 5, 8)

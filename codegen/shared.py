@@ -364,19 +364,14 @@ def spacing(size: object) -> int:
 
 
 @dataclass(frozen=True)
-class SumLaunch:
-    """The launch of a sum by index. Each launch has compiled kernels of its own. Where rows are in the order of their keys, neighbouring
-    ones with one key are summed in chunks, and these chunks in chunks, `levels` times. Else each thread reads all keys."""
+class SumLaunch(Launch):
+    """The launch of a sum by index: the columns of a thread are whole vectors. Where rows are in the order of their keys, chunks of
+    neighbouring ones with one key are summed first, and chunks of these sums, `levels` times. Else each thread reads all keys."""
 
-    vec: int  # columns of a thread
-    is_sorted: bool  # whether the rows are in the order of their keys
+    is_sorted: bool = False  # whether the rows are in the order of their keys
     levels: int = 0
-    chunk: int = 64  # rows of a chunk
-    threads: int = 256  # of a block
-    steps: int = 4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
+    chunk: int = 0  # rows of a chunk
+    steps: int = (
+        4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
+    )
     at_once: int = 8  # rows that a thread has in flight
-
-    @property
-    def constants(self) -> dict[str, SumLaunch]:
-        """The constants that the launcher is called with."""
-        return {"how": self}

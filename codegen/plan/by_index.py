@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from codegen.graph.nodes import DTYPES
 from codegen.shared import SumLaunch
 
+THREADS = 256  # of a block
 WIDEST = 16  # bytes of a load or a store
 FEW_ROWS = 1024  # of these, each thread reads all keys
 FEW_READS = 10**8  # where all threads together read that many at most
@@ -42,25 +44,22 @@ class Sums:
 
     def launch(self) -> SumLaunch | None:
         """The kernels' launch, or None where no kernel takes such a call."""
-        if self.dtype not in ("float32", "float64", "bfloat16", "float16") or DTYPES[self.result].size < 2:
-            return None
         vec = self._vec()
         if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
-            return SumLaunch(vec, True, levels=2, chunk=CHUNK)
+            return SumLaunch(vec, False, THREADS, is_sorted=True, levels=2, chunk=CHUNK)
         vectors = self.outer * self.columns // vec
         if vectors * max(self.keys, self.rows) > MOST_VECTORS or max(self.keys, self.rows) >= MOST_VECTORS:
             return None
         at_once = 8 if vec * DTYPES[self.dtype].size <= WIDEST else 4
         if self.rows <= FEW_ROWS and vectors * self.keys * self.rows <= FEW_READS:
-            return SumLaunch(vec, False, at_once=at_once)
+            return SumLaunch(vec, False, THREADS, at_once=at_once)
         levels, left = 0, self.rows
         while left > MOST_IN_A_ROW:
             levels, left = levels + 1, left // CHUNK
-        return SumLaunch(vec, True, levels, CHUNK, at_once=at_once)
+        return SumLaunch(vec, False, THREADS, is_sorted=True, levels=levels, chunk=CHUNK, at_once=at_once)
 
     def _vec(self) -> int:
         """The columns of a thread: a whole vector of the narrower array, if that divides the columns."""
-        vec = WIDEST // min(DTYPES[self.dtype].size, DTYPES[self.result].size)
-        while self.columns is None and vec > 1 or self.columns is not None and self.columns % vec:
-            vec //= 2
-        return vec
+        if self.columns is None:
+            return 1
+        return math.gcd(self.columns, WIDEST // min(DTYPES[self.dtype].size, DTYPES[self.result].size))

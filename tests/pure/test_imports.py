@@ -39,10 +39,11 @@ MAY_IMPORT = {
     "device": "shared",
     "device.gemm": "shared device",
     "device.attention": "shared device device.gemm",
+    "device.by_index": "shared device",
     "interpret": "errors extras",
     "runtime.call": "errors shared graph spec plan device",
     "runtime.xla": "graph spec language plan autodiff runtime.call",
-    "runtime.compiled": "errors targets shared parsing cache graph plan device interpret runtime.call",
+    "runtime.compiled": "errors targets shared parsing cache graph plan device.by_index interpret runtime.call",
     "runtime.sharding": "graph spec plan runtime.call runtime.xla",
     "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",

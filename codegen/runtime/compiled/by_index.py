@@ -17,14 +17,14 @@ NAMES = ["order", "keys", "values", "sums", "starts", "sums of chunks"]
 
 def sizes(keys: int, values: jax.Array, result: str) -> Sums:
     """The sizes and dtypes of a call."""
-    known = (n if isinstance(n, int) else None for n in (*values.shape, keys))
-    return Sums(*known, values.dtype.name, result)
+    outer, rows, columns, own = (n if isinstance(n, int) else None for n in (*values.shape, keys))
+    return Sums(outer, rows, columns, own, values.dtype.name, result)
 
 
 def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> LauncherCall:
     """The call of the kernels: `values` (outer, N, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
     A key of `rows` or more has no row."""
-    from codegen.device.by_index import sum_by_index_launch
+    from codegen.device.by_index.sums import sum_by_index_launch
 
     own = sizes(rows, values, result)
     how = own.launch()

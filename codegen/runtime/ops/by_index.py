@@ -22,6 +22,8 @@ def sums_by_index(
 ) -> jax.Array:
     """The sums (outer, rows, columns) of the `values` (outer, N, columns) with each key, in the dtype `result`. `keys` (N,) are
     int32, from 0 on; one of `rows` or more is that of no row. Sums are computed in float32, of float64 values in float64."""
+    if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
+        return sums_by_index(implementation, keys, values, rows, "float32").astype(result)
     return _differentiable(implementation, rows, result, keys, values)
 
 
@@ -44,7 +46,7 @@ def _backward(implementation: Implementation, rows: int, result: str, residuals:
 _differentiable.defvjp(_forward, _backward)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _mappable(implementation: Implementation, rows: Any, result: str) -> Any:
     """The sums for so many rows, as a function that `vmap` maps."""
 
@@ -87,8 +89,8 @@ def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, row
         on_shards = partitioned_sums(local, rows, own.compute, result)
         return lambda *operands: (on_shards(*operands),)
 
-    def default(*operands: jax.Array) -> tuple[jax.Array]:
-        return (_by_scatter(*operands, rows, result),)
+    def default(keys: jax.Array, values: jax.Array) -> tuple[jax.Array]:
+        return (_by_scatter(keys, values, rows, result),)
 
     refuse = "sums by index: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
     return choose(cute, default, keys, values, refuse=refuse if implementation == "cute" else "")[0]

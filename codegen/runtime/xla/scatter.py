@@ -24,7 +24,9 @@ from codegen.spec.spec import Array, Spec
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-Summed = Callable[[jax.Array, jax.Array, Any, str], jax.Array]  # of keys (N,), values (outer, N, columns), rows and a dtype
+Summed = Callable[
+    [jax.Array, jax.Array, Any, str], jax.Array
+]  # of keys (N,), values (outer, N, columns), rows and a dtype
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ def _joined(rows: Sequence[_Rows]) -> list[_Rows]:
     for own in rows:
         kinds.setdefault((own.outer, own.columns), []).append(own)
     return [
-        replace(each[0], keys=jnp.concatenate([r.keys for r in each]), values=jnp.concatenate([r.values for r in each], 1))
+        replace(
+            each[0], keys=jnp.concatenate([r.keys for r in each]), values=jnp.concatenate([r.values for r in each], 1)
+        )
         if len(each) > 1
         else each[0]
         for each in kinds.values()

@@ -1,0 +1,1 @@
+"""Sums by index: rows added up that have the same key."""

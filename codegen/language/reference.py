@@ -1,7 +1,7 @@
 """Checks that the reference of a spec is jnp code and nothing else.
 
-It may use `jnp`, `jax.nn`, `jax.lax`, `jax.random`, `jax.jvp`, `jax.vjp`, `jax.grad`, the inputs, params, and names that it assigns. The
-generated file has the text that is printed from its syntax tree, so nothing but checked code gets there.
+It may use `jnp`, `jax.nn`, `jax.lax`, `jax.random`, `jax.scipy`'s `special` and `stats`, `jax.jvp`, `jax.vjp`, `jax.grad`, a few of
+Python's own functions, the inputs, params, and names that it assigns. The generated file has the text that is printed from its syntax tree, so nothing but checked code gets there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import ast
 import functools
 import keyword
 import math
-from typing import TypeGuard
 
 from codegen.errors import SpecError, UserError, known, shown
 from codegen.language.statements import MAX_STATEMENTS, SPLIT, Line, Placed, construct, literal, read_lines, together
@@ -20,11 +19,15 @@ from codegen.spec.spec import Spec
 _EXPRESSIONS = (
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript, ast.Slice,
     ast.Tuple, ast.List, ast.Starred, ast.keyword, ast.Lambda, ast.arguments, ast.arg, ast.IfExp, ast.operator, ast.unaryop,
-    ast.cmpop, ast.expr_context,
+    ast.cmpop, ast.expr_context, ast.ListComp, ast.GeneratorExp, ast.comprehension,
 )  # fmt: skip
 _SUBMODULES = {"linalg", "fft"}
+_SCIPY = {"special", "stats"}
+_BUILTINS = frozenset("abs enumerate len max min range reversed sum tuple zip".split())
 _METHODS = frozenset(
-    "shape dtype ndim size T astype reshape sum mean max min prod any all transpose swapaxes at set add ravel real imag".split()
+    "shape dtype ndim size T mT astype reshape ravel flatten squeeze transpose swapaxes repeat take diagonal trace dot "
+    "sum mean max min prod any all var std argmax argmin sort argsort cumsum cumprod clip round conj real imag "
+    "at set add multiply".split()
 )
 # Functions of jnp that read or write files, or call an argument
 _REFUSED = frozenset(
@@ -47,7 +50,7 @@ def read_reference(spec: Spec) -> Reference:
     lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
     body: list[str] = []
     broken: set[str] = set()  # names that a wrong statement assigns: errors that follow from it are not reported
-    checker.later = {node.id for line in lines if line.tree for node in ast.walk(line.tree) if _is_target(node)}
+    checker.later = {name for line in lines if line.tree for name in _assigned(line.tree)}
     for line in lines:
         if line.tree is None:
             broken.add(line.first_name)
@@ -145,6 +148,8 @@ class _Checker:
                     message = f"{shown(argument.arg)} is not a valid name for an argument"
                     raise Placed(argument, UserError(message, "pick another name"))
             self.expression(node.body, (*local, *names))
+        elif isinstance(node, ast.ListComp | ast.GeneratorExp):
+            self.comprehension(node, local)
         else:
             name = node.arg if isinstance(node, ast.keyword) else "ok"
             if name is None:
@@ -153,7 +158,23 @@ class _Checker:
                 )
             if not _plain_name(name):
                 raise Placed(node, UserError(f"no function takes an argument named {shown(name)}", "check its name"))
-            together([functools.partial(self.expression, child, local) for child in ast.iter_child_nodes(node)])
+            children = list(ast.iter_child_nodes(node))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
+                children.remove(node.func)
+            together([functools.partial(self.expression, child, local) for child in children])
+
+    def comprehension(self, node: ast.ListComp | ast.GeneratorExp, local: tuple[str, ...]) -> None:
+        """`[f(a) for a in b if c]`: each `for` sees the names of those before it."""
+        for part in node.generators:
+            self.expression(part.iter, local)
+            elements = part.target.elts if isinstance(part.target, ast.Tuple) else [part.target]
+            for element in elements:
+                if not isinstance(element, ast.Name) or not _plain_name(element.id):
+                    raise Placed(element, UserError("only names can be assigned", "as in [f(a) for a in b]"))
+            local = (*local, *(e.id for e in elements if isinstance(e, ast.Name)))
+            for condition in part.ifs:
+                self.expression(condition, local)
+        self.expression(node.elt, local)
 
     def attribute(self, node: ast.Attribute, local: tuple[str, ...]) -> None:
         path = _path(node)
@@ -163,9 +184,13 @@ class _Checker:
                 or (len(path) == 3 and path[0] == "jnp" and path[1] in _SUBMODULES)
                 or (len(path) == 2 and path[0] == "jax" and path[1] in ("jvp", "vjp", "grad"))
                 or (len(path) == 3 and path[0] == "jax" and path[1] in ("nn", "lax", "random"))
+                or (len(path) in (4, 5) and path[:2] == ["jax", "scipy"] and path[2] in _SCIPY)
             )
             if not good or not all(map(_plain_name, path[1:])):
-                hint = "it may use jnp, jax.nn, jax.lax, jax.random, jax.jvp, jax.vjp and jax.grad"
+                hint = (
+                    "it may use jnp, jax.nn, jax.lax, jax.random, jax.scipy.special, jax.scipy.stats, jax.jvp, jax.vjp "
+                    "and jax.grad"
+                )
                 raise Placed(node, UserError(f"{shown('.'.join(path))} is not allowed in a reference", hint))
             return
         if len(path) > 1 and path[0] not in self.names | self.assigned | self.broken | set(local):
@@ -176,8 +201,10 @@ class _Checker:
         self.expression(node.value, local)
 
 
-def _is_target(node: ast.AST) -> TypeGuard[ast.Name]:
-    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+def _assigned(tree: ast.stmt) -> set[str]:
+    """The names that a statement assigns; those of a comprehension are its own."""
+    targets = tree.targets if isinstance(tree, ast.Assign) else []
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def _base(node: ast.Attribute) -> ast.AST:

@@ -72,27 +72,24 @@ def _size(name: str, text: str, form: str) -> int:
 
 
 def _group(word: str) -> Axis:
-    form = "a group is (2 N) for halves, (N 2) for pairs, (B G=128) for blocks of a fixed size, or (H G) for groups"
-    inner = word[1:-1].split() if word.endswith(")") else []
-    if len(inner) == 3 and "," not in word:  # blocks with parts
-        halves = _is_number(inner[0])
-        count, outer, block = inner if halves else (inner[2], *inner[:2])
-        name, equals, extent = block.partition("=")
-        if _is_number(count) and equals and "=" not in outer and not _is_number(outer):
-            return Axis((_axis(outer), _axis(name)), _parts(count), halves, (None, _size(name, extent, form)))
-        form = "parts of blocks are (2 B G=128) for halves, and (B G=128 2) for pairs"
-    if len(inner) == 2 and "," not in word:
-        first, second = inner
-        if _is_number(first) and not _is_number(second):
-            return Axis((_axis(second),), _parts(first), True, (None,))
-        if _is_number(second) and not _is_number(first):
-            return Axis((_axis(first),), _parts(second), False, (None,))
-        name, equals, extent = second.partition("=")
-        if equals and "=" not in first and not _is_number(first):
-            return Axis((_axis(first), _axis(name)), extents=(None, _size(name, extent, form)))
-        if not equals and "=" not in first and not _is_number(first):
-            return Axis((_axis(first), _axis(second)), extents=(None, None))
-    raise UserError(f"cannot read the group {shown(word)}", form)
+    """The axes and parts of `(2 N)`, `(B G=128)`, `(H G)` or `(C A=2 B=2)`: at most one axis has no size, or two have none."""
+    form = "a group is (2 N) for halves, (N 2) for pairs, (B G=128) or (G=32 C) with sizes, or (H G) for groups"
+    inner = word[1:-1].split() if word.endswith(")") and "," not in word else []
+    numbers = [place for place, item in enumerate(inner) if _is_number(item)]
+    names = [item for item in inner if not _is_number(item)]
+    open_names = sum("=" not in name for name in names)
+    ends = numbers in ([], [0], [len(inner) - 1])
+    if not ends or not names or len(inner) < 2 or open_names > (1 if numbers or len(names) > 2 else 2):
+        parted = "parts of blocks are (2 B G=128) for halves, and (B G=128 2) for pairs"
+        hint = parted if numbers and len(names) > 1 else form
+        raise UserError(f"cannot read the group {shown(word)}", hint)
+    axes, extents = [], []
+    for item in names:
+        name, equals, extent = item.partition("=")
+        axes.append(_axis(name))
+        extents.append(_size(name, extent, form) if equals else None)
+    parts = _parts(inner[numbers[0]]) if numbers else None
+    return Axis(tuple(axes), parts, numbers != [len(inner) - 1], tuple(extents))
 
 
 def _is_number(word: str) -> bool:

@@ -230,8 +230,7 @@ class Printer(Text):
         if op in ("neg", "not", "invert"):
             return f"{'-' if op == 'neg' else '~'}{self.at(args[0], UNARY)}", UNARY
         if op == "pow":
-            exponent = int(args[1].attr) if float(args[1].attr).is_integer() else args[1].attr
-            return f"{self.at(args[0], 10)} ** {exponent}", POWER
+            return f"{self.at(args[0], 10)} ** {self.exponent(args[1])}", POWER
         if op in ("sum", "mean") and len(args) > 1:
             each = [self.reduced(op, self.at(a, 0), attr) if attr else self.at(a, 7) for a in args]
             return (" + ".join(each), 6) if op == "sum" else (f"({' + '.join(each)}) / {len(each)}", 7)

@@ -150,8 +150,6 @@ class Translator:
                 power = params["y"]
                 return make("square", args, kind) if power == 2 else make("pow", (args[0], number(power)), kind)
             case "pow":
-                if not args[1].is_number:
-                    raise UserError("a power whose exponent is an array", "write exp(b * log(a))")
                 return make("pow", args, kind)
             case "round":
                 if int(params["rounding_method"]) != 1:

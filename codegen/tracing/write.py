@@ -38,6 +38,12 @@ class Text:
         """The text of a formula and how strongly it binds."""
         raise NotImplementedError
 
+    def exponent(self, formula: Formula) -> str:
+        if not formula.is_number:
+            return self.at(formula, ATOM)
+        number = float(formula.attr)
+        return str(int(number) if number.is_integer() else number)
+
 
 class Writer(Text):
     """Writes statements. `wished` are names for formulas, and `targets` the names to which the outputs, in order, are
@@ -109,8 +115,7 @@ class Writer(Text):
         if op in ("neg", "not", "invert"):
             return f"{'-' if op == 'neg' else '~'}{self.at(args[0], UNARY)}", UNARY
         if op == "pow":
-            exponent = int(args[1].attr) if float(args[1].attr).is_integer() else args[1].attr
-            return f"{self.at(args[0], ATOM)} ** {exponent}", POWER
+            return f"{self.at(args[0], ATOM)} ** {self.exponent(args[1])}", POWER
         if op in ("sum", "mean") and len(args) > 1:
             return self.joined(formula)
         given = [self.at(a, 0) for a in args]

@@ -21,7 +21,6 @@ from codegen.spec.spec import Array
 # What serves instead of an operation on integers
 NUMBER = "write where(condition, 1, 0) for the bool"
 WHOLE = "convert it first, as in cast(floor(x), int32)"
-FOR_FLOATS = {"floordiv": "write floor(a / b)", "mod": "write a - floor(a / b) * b, or rem(a, b), which has a's sign"}
 
 
 class Operations:
@@ -43,8 +42,8 @@ class Operations:
         """The value of an expression. Raises `Placed`."""
         raise NotImplementedError
 
-    def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
-        """A composite function of one float, called by an operator or by another function."""
+    def expanded(self, tree: ast.AST, name: str, *values: Node) -> Node:
+        """A composite function of floats, called by an operator or by another function."""
         raise NotImplementedError
 
     def fail(self, tree: ast.AST, message: str, hint: str = "") -> Placed:
@@ -140,7 +139,7 @@ class Operations:
         if op.rule == "whole" or (op.rule == "bits" and "int" in kinds):
             if set(kinds) != {"int"}:
                 other = next(k for k in kinds if k != "int")
-                hint = NUMBER if other == "bool" else FOR_FLOATS.get(name, WHOLE)
+                hint = NUMBER if other == "bool" else WHOLE
                 raise self.fail(tree, f"{sign} takes integers, not {with_article(other)}", hint)
             return self.fold(tree, name, args)
         if op.rule in ("logic", "bits") or (name in ("eq", "ne") and kinds == ["bool", "bool"]):

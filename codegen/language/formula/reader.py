@@ -21,6 +21,7 @@ from codegen.language.statements import SPLIT, Follows, Placed, construct, liter
 from codegen.spec.spec import Array
 
 MAX_EXPONENT = 64
+FOR_FLOATS = {"Mod": "_modulo", "FloorDiv": "_floor_divide"}  # operators that have functions of their own for floats
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
@@ -132,6 +133,8 @@ class Reader(Operations):
         if kind == "Mult" and (left.kind == "bool") != (right.kind == "bool"):  # as in dy * (y > 0)
             condition, value = (left, right) if left.kind == "bool" else (right, left)
             return self.apply(tree, "where", [condition, value, self.graph.const(0.0 if value.kind == "float" else 0)])
+        if kind in FOR_FLOATS and "float" in (left.kind, right.kind) and "bool" not in (left.kind, right.kind):
+            return self.expanded(tree, FOR_FLOATS[kind], left, right)
         return self.apply(tree, BINARY[kind], [left, right])
 
     def read_BoolOp(self, tree: ast.BoolOp) -> Node:
@@ -194,9 +197,10 @@ class Reader(Operations):
             self.graph.calls.setdefault(id(value), Call(made.name, inner.bound))
         return value
 
-    def expanded(self, tree: ast.AST, name: str, value: Node) -> Node:
-        """A composite function of one float, called by an operator or by another function."""
-        bound: dict[str, Node | tuple[str, ...]] = {"x": self.to_float(value)}
+    def expanded(self, tree: ast.AST, name: str, *values: Node) -> Node:
+        """A composite function of floats, called by an operator or by another function."""
+        floats = map(self.to_float, values)
+        bound: dict[str, Node | tuple[str, ...]] = dict(zip(prelude()[name].params, floats, strict=True))
         result = Reader(self.scope, bound, self.site or tree).read(prelude()[name].body)
         self.graph.calls.setdefault(id(result), Call(name, bound))
         return result
@@ -204,12 +208,12 @@ class Reader(Operations):
     def power(self, tree: ast.BinOp, base: Node, exponent: Node) -> Node:
         if "bool" in (base.kind, exponent.kind):
             raise self.fail(tree, "'**' takes numbers, not a bool", "write where(condition, 1, 0) for the bool")
-        parts = topological([exponent])
-        if not exponent.is_const and all(n.args or n.is_const or n.op == "param" for n in parts):
-            return self.fold(tree, "pow", [self.to_float(base), self.to_float(exponent)])
         if not exponent.is_const:
-            hint = "write exp2(x)" if base.is_const and base.attr == 2 else "where a > 0, write exp(b * log(a))"
-            raise self.fail(tree.right, "the exponent must be made of numbers and parameters", hint)
+            floats = [self.to_float(base), self.to_float(exponent)]
+            parts = topological([exponent])
+            if all(n.args or n.is_const or n.op == "param" for n in parts):
+                return self.fold(tree, "pow", floats)
+            return self.apply(tree, "exp2", floats[1:]) if base.attr == 2 else self.apply(tree, "pow", floats)
         n = exponent.attr
         assert isinstance(n, int | float)
         if not abs(n) <= MAX_EXPONENT:

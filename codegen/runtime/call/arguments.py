@@ -239,11 +239,13 @@ def _dim_extents(spec: Spec, array: Array, dim: Axis, n: int, shape: tuple[int, 
                     f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {dim.parts} there, not {n}"
                 )
             return []
-    fixed = dim.extents[1] if len(dim.names) == 2 else None  # of two names in one dimension, the second has a size
-    each = (dim.parts or 1) * (fixed or 1)
-    if n % each != 0:
-        raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} divides {n} by {each}")
-    return [(dim.names[0], n // each), *([] if fixed is None else [(dim.names[1], fixed)])]
+    known_sizes = dim.extents if len(dim.names) != 1 else (None,)  # that of an axis by itself is compared by the caller
+    each = (dim.parts or 1) * math.prod(extent or 1 for extent in known_sizes)
+    unknown = None in known_sizes
+    if n % each != 0 or (not unknown and n != each):
+        verb = f"divides {n} by {each}" if unknown else f"has {each} there, not {n}"
+        raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} {verb}")
+    return [(name, extent or n // each) for name, extent in zip(dim.names, known_sizes, strict=True)]
 
 
 def static_value(spec: Spec, param: Param, value: Any) -> Any:

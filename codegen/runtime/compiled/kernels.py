@@ -34,6 +34,7 @@ from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
 from codegen.runtime.call.typed import bridged
 from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
+from codegen.runtime.compiled.passes import without_assembling
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.shared import RowLaunch, Walk
 from codegen.targets import ARCHITECTURES
@@ -71,18 +72,17 @@ def nameable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Binary:
-    """A compiled launcher: an object file for the host, which contains the kernels' cubin; and their PTX where it was kept."""
+    """A compiled launcher: an object file for the host, which contains the kernels' cubin, or where it was kept their PTX."""
 
     module: bytes
     ptx: str
 
 
-# The results of a compilation to keep: only the object file, its PTX too, or its PTX with source lines, which takes half as
-# long again. Where only the PTX is needed, the assembler need not optimise.
+# The results of a compilation to keep: only the object file, or its PTX, or its PTX with source lines, which takes half as
+# long again. Where the PTX is kept, the object file has no machine code.
 Kept = Literal["binary", "ptx", "lines"]
 OPTIONS: dict[Kept, str] = {
-    "binary": COMPILE_OPTIONS, "ptx": "--ptxas-options -O1 --keep-ptx",
-    "lines": "--ptxas-options -O1 --keep-ptx --generate-line-info",
+    "binary": COMPILE_OPTIONS, "ptx": "--keep-ptx", "lines": "--keep-ptx --generate-line-info",
 }  # fmt: skip
 
 
@@ -213,7 +213,8 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
         outputs, jax.tree.structure(tuple(0 for _ in outputs)), (),
         tuple(a.spec for a in inputs), tuple(a.spec for a in outputs), OPTIONS[kept], False, constants,
     )  # fmt: skip
-    with compiling_for(call.arch) as folder:
+    stop = without_assembling() if kept != "binary" else contextlib.nullcontext()
+    with compiling_for(call.arch) as folder, stop:
         # As cutlass.jax's get_or_compile_kernel, but without an execution engine, which nothing uses
         _load_runtime()
         compiled = cute.compile(

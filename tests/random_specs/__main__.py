@@ -37,6 +37,12 @@ def main() -> None:
         default=Wanted.ties,
         help="compare computed values with their own maxima",
     )
+    words.add_argument(
+        "--further",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="only (or no) ops with scans, selections, attention and other further calls and types; else every second seed",
+    )
     words.add_argument("--no-shrink", dest="shrink", action="store_false", help="print failing specs as they are")
     words.add_argument("--build-only", action="store_true", help="build specs, compile nothing")
     words.add_argument("--print", action="store_true", help="print the specs and try none")
@@ -90,6 +96,8 @@ def run(given: argparse.Namespace, first: int, last: int, seconds: float):
     """The rows that a batch in its own process prints; a batch that dies prints a row about it."""
     options = [f"--{name}={getattr(given, name)}" for name in ("variants", "calls", "gradients")]
     options += ["--ties" if given.ties else "--no-ties"]
+    if given.further is not None:
+        options += ["--further" if given.further else "--no-further"]
     options += [] if given.shrink else ["--no-shrink"]
     options += ["--build-only"] if given.build_only else []
     environment = surroundings() | os.environ
@@ -122,7 +130,8 @@ def run(given: argparse.Namespace, first: int, last: int, seconds: float):
 def batch(given: argparse.Namespace, seeds: range) -> None:
     """Tries one spec after the other, and prints a line of JSON for each."""
     for seed in seeds:
-        spec = random_spec(seed, Wanted(ties=given.ties))
+        further = seed % 2 == 1 if given.further is None else given.further
+        spec = random_spec(seed, Wanted(ties=given.ties, further=further))
         if given.print:
             print(spec.text)
             continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tests.random_specs.tree import OPS, ROWS
+from tests.random_specs.nodes import OPS, ROWS
 
 
 class Family(NamedTuple):
     """A kind of kernel: its axes, those that reductions along a row may reduce, those that reductions over rows do, and
     how often it is drawn. `width` is the size of the last axis, an inner one of a split, if it is fixed.
-    In a `staged` op, elements and other reductions use those over rows."""
+    In a `staged` op, elements and other reductions use those over rows. `forms` are calls (of `forms.py`) that its values
+    have, and `maker` draws the whole op (of `makers.py`). In a `narrow` op, arrays may have types of 4 bits and powers of
+    two."""
 
     axes: tuple[str, ...]
     along: tuple[tuple[str, ...], ...] = ()
@@ -19,6 +21,9 @@ class Family(NamedTuple):
     split: bool = False
     contracts: bool = False
     staged: bool = False
+    forms: tuple[str, ...] = ()
+    maker: str = ""
+    narrow: bool = False
 
 
 LAST = (("N",),)
@@ -50,6 +55,43 @@ FAMILIES = {
     "product and folds": Family((ROWS, "N"), LAST, ((ROWS,),), contracts=True, often=3),
 }
 
+# Kinds of ops with further calls and types, drawn apart from those above
+ORDERS = ("top_k", "top_k", "sort", "argsort", "unsort", "argmax", "nucleus")
+ANYWHERE = ("shift", "draw", "gather", "argmax")
+EVERYTHING = ("scan", "shift", "draw", "gather", *ORDERS)
+FURTHER = {
+    "scan": Family(("B", "S", "N"), forms=("scan",), often=4),
+    "scan of rows": Family((ROWS, "N"), forms=("scan", "scan", "shift", "draw"), often=3),
+    "scan of one axis": Family(("N",), forms=("scan",), often=1),
+    "scan and more": Family(("B", "S", "N"), LAST, (("S",), ("B", "S")), forms=("scan", "scan", "shift", "gather"), often=3, staged=True),
+    "states": Family(("B", "S", "N"), forms=("states",), often=2),
+    "shift": Family(("B", "S", "N"), forms=("shift",), often=3),
+    "shift of rows": Family((ROWS, "N"), forms=("shift",), often=2),
+    "shift and row": Family(("B", "S", "N"), LAST, forms=("shift",), often=2),
+    "shift and column": Family(("B", "S", "N"), (), (("B", "S"), ("B",)), forms=("shift", "shift", "draw"), often=2),
+    "order": Family((ROWS, "N"), forms=ORDERS, often=4),
+    "order of named axes": Family(("B", "S", "N"), forms=ORDERS, often=3),
+    "order and row": Family((ROWS, "N"), LAST, forms=ORDERS, often=2),
+    "draw": Family((ROWS, "N"), forms=("draw",), often=2),
+    "draw of named axes": Family(("B", "S", "N"), LAST, (("B", "S"),), forms=("draw",), often=2),
+    "gather": Family((ROWS, "N"), forms=("gather",), often=2),
+    "gather and row": Family(("B", "S", "N"), LAST, forms=("gather", "shift"), often=2),
+    "gather and column": Family((ROWS, "N"), (), ((ROWS,),), forms=("gather", "draw"), often=2),
+    "put": Family(("B", "N"), forms=("put",), often=2),
+    "put of rows": Family((ROWS, "N"), forms=("put",), often=2),
+    "everything": Family((ROWS, "N"), LAST, ((ROWS,),), forms=EVERYTHING, often=3, staged=True),
+    "everything of named axes": Family(("B", "S", "N"), LAST, (("S",), ("B", "S")), forms=EVERYTHING, often=3, staged=True),
+    "product and calls": Family((ROWS, "N"), contracts=True, forms=ANYWHERE, often=2),
+    "narrow": Family((ROWS, "N"), often=3, narrow=True),
+    "narrow rows": Family((ROWS, "N"), LAST, often=2, narrow=True),
+    "narrow blocks": Family((ROWS, "B", "G"), (("G",),), often=4, split=True, narrow=True),
+    "narrow and calls": Family((ROWS, "N"), forms=("shift", "draw", "gather"), often=1, narrow=True),
+    "parts of blocks": Family((ROWS, "B", "G"), (("G",),), often=3, split=True, forms=("parts",)),
+    "blocks and calls": Family((ROWS, "B", "G"), (("G",),), often=2, split=True, forms=("parts", "draw", "shift", "argmax")),
+    "attention": Family(("B", "H", "Q", "E"), maker="attention", often=8),
+    "layers": Family((ROWS, "M"), maker="layers", often=8),
+}  # fmt: skip
+
 # Dtypes of a float array or variable, with how often each is drawn
 FLOATS = {("float32",): 8, ("bfloat16",): 4, ("float16",): 3, ("float32", "bfloat16"): 5, ("bfloat16", "float16"): 1,
           ("float8_e4m3fn",): 1, ("float8_e5m2",): 1}  # fmt: skip
@@ -64,6 +106,12 @@ FACTORS = {
     ("int8",): 1,
     ("float8_e4m3fn",): 1,
 }
+
+NARROW_FLOATS = {("float32",): 3, ("bfloat16",): 2, ("float4_e2m1fn",): 3, ("float8_e8m0fnu",): 2,
+                 ("float4_e2m1fn", "float8_e4m3fn"): 1}  # fmt: skip
+NARROW_INTS = {("int4",): 3, ("uint4",): 2, ("int8",): 1, ("int4", "int8"): 1}
+NO_GRADIENT = {"float4_e2m1fn", "float8_e8m0fnu"}  # which have no gradient
+QUERIES = {("bfloat16",): 4, ("float16",): 3, ("float16", "bfloat16"): 2, ("float32",): 2, ("float8_e4m3fn",): 1}
 
 UNARY = [name for name, row in OPS.items() if row.takes in ("f", "n") and row.gives in ("f", "n") and name != "pow"]
 PREDICATES = ["isnan", "isinf", "isfinite"]

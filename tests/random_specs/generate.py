@@ -15,22 +15,28 @@ from tests.random_specs.decisions import (
     FAMILIES,
     FLOAT_FOLDS,
     FLOATS,
+    FURTHER,
     INTS,
     NAMES,
+    NARROW_FLOATS,
+    NARROW_INTS,
+    NO_GRADIENT,
     TWICE,
     WIDE_INTS,
 )
-from tests.random_specs.tree import (
+from tests.random_specs.forms import FORMS, SELECTED
+from tests.random_specs.makers import MAKERS
+from tests.random_specs.nodes import (
     FOLDS,
     ROWS,
     Array,
     Dim,
     Node,
     Param,
-    RandomSpec,
     kind_of,
     nodes,
 )
+from tests.random_specs.tree import RandomSpec
 from tests.random_specs.values import Values, call, const, leaf
 
 
@@ -40,11 +46,14 @@ class Wanted:
     of a value that compilers may contract to different FMAs."""
 
     ties: bool = True
+    further: bool = False  # whether ops have calls and types that the others lack
     families: tuple[str, ...] = ()  # none: those of several kernels for one seed of seven, and the others else
 
 
 def random_spec(seed: int, wanted: Wanted = Wanted()) -> RandomSpec:
     """The spec of an integer."""
+    if wanted.further:
+        wanted = replace(wanted, families=tuple(FURTHER))
     if not wanted.families:
         staged = seed % 7 == 4
         wanted = replace(wanted, families=tuple(name for name, f in FAMILIES.items() if f.staged == staged))
@@ -60,6 +69,7 @@ class _Maker(Values):
     keys: list[tuple[str, str]] = field(default_factory=list)
     domains: list[str] = field(default_factory=list)
     saved: list[str] = field(default_factory=list)
+    count: int = 0  # of elements that are selected
 
     def fresh(self, prefix: str) -> str:
         taken = (
@@ -84,19 +94,26 @@ class _Maker(Values):
     # The whole
 
     def spec(self) -> RandomSpec:
-        self.family = FAMILIES[self.weighted({name: FAMILIES[name].often for name in self.wanted.families})]
+        families = {name: (FAMILIES | FURTHER)[name] for name in self.wanted.families}
+        self.family = families[self.weighted({name: family.often for name, family in families.items()})]
         self.wild = self.chance(0.12)
         self.floats = DOUBLES if self.chance(0.06) and not self.family.contracts else FLOATS
         self.ints = WIDE_INTS if self.chance(0.06) and not self.family.contracts else INTS
         self.width = self.random.choice([4, 8, 16, 32]) if self.family.split else 0
-        self.make_inputs()
-        self.make_params()
-        self.make_chain()
+        self.axes = self.family.axes
+        if self.family.narrow:
+            self.floats, self.ints = NARROW_FLOATS, NARROW_INTS
+        if self.family.maker:
+            MAKERS[self.family.maker](self)
+        else:
+            self.make_inputs()
+            self.make_params()
+            self.make_chain()
         self.make_keys()
         used = {d for a in (*self.inputs, *self.outputs) for d in (a.dtype,)}
         used |= {n.attr for _, _, v in self.chain for n in nodes(v) if n.op == "cast"}
         return RandomSpec(
-            self.name, self.family.axes, tuple(t for t in self.types if t[0] in used),
+            self.name, self.axes, tuple(t for t in self.types if t[0] in used),
             tuple(sorted(self.inputs, key=lambda a: a.default is not None)), tuple(self.outputs), tuple(self.params),
             tuple(self.chain), tuple(self.keys), self.wild,
         )  # fmt: skip
@@ -106,13 +123,19 @@ class _Maker(Values):
             self.keys.append(("math", self.random.choice(["precise", "fast"])))
         if self.saved and not self.family.over and self.chance(0.1):
             self.keys.append(("save", f"[{self.random.choice(self.saved)}]"))
-        elif self.chance(0.04):
+        elif self.chance(0.04) or self.without_gradient():
             self.keys.append(("grad", "none"))
         if self.chance(0.06) and not self.family.contracts:
             how = self.random.choice(["{threads: 64}", "{threads: 256, vector_bytes: 8}", "{vector_bytes: 4}"])
             self.keys.append(("schedule", how))
         if self.domains:
             self.keys.append(("domain", f"{{{', '.join(self.domains)}}}"))
+
+    def without_gradient(self) -> bool:
+        """Whether an array, or a value of the chain, has no gradient."""
+        dtypes = {d for a in (*self.inputs, *self.outputs) for d in dict(self.types).get(a.dtype, (a.dtype,))}
+        values = {n.op for _, _, v in self.chain for n in nodes(v)}
+        return bool(dtypes & NO_GRADIENT) or bool(values & {"nucleus", "put"})
 
     # Inputs
 
@@ -121,7 +144,7 @@ class _Maker(Values):
         found = [Dim(a) for a in axes]
         if self.family.split and tuple(axes[-2:]) == ("B", "G") and self.chance(0.8):
             found[-2:] = [Dim("B", inner="G", width=self.width)]
-        return tuple(found)
+        return tuple(Dim(d.axis, width=self.count) if d.axis == SELECTED else d for d in found)
 
     def add_input(self, axes: Sequence[str], kind: str, always: bool = False, parts: bool = True) -> None:
         table = {"float": self.floats, "int": self.ints, "bool": {("bool",): 1}}[kind]
@@ -131,8 +154,12 @@ class _Maker(Values):
             dims = (*dims[:-1], Dim(dims[-1].axis, parts=count, interleaved=self.chance(0.5)))
         elif parts and self.chance(0.06) and all(not d.inner for d in dims):
             dims = (*dims, Dim(parts=self.random.choice([1, 2, 3])))
+        elif parts and "parts" in self.family.forms and dims and dims[-1].inner:
+            dims = (*dims[:-1], replace(dims[-1], parts=self.random.choice([2, 2, 3]), interleaved=self.chance(0.5)))
         if not always and self.chance(0.25):
             default = self.random.choice([c for c in CONSTANTS[kind] if kind != "int" or c >= 0])
+        if self.family.narrow and (not dims or dims[-1].parts or dims[-1].axis == ROWS):
+            table = {"float": FLOATS, "int": INTS, "bool": table}[kind]  # two numbers of 4 bits are neighbours along an axis
         array = Array(self.fresh(self.random.choice(NAMES[:12])), self.dtype(table), dims, default)
         self.inputs.append(array)
         for part in range(array.parts) if array.parts else (None,):
@@ -219,6 +246,7 @@ class _Maker(Values):
         )
         body = self.assign(self.fresh("z"), body)
         self.pool.append(body)
+        body = self.make_forms(body, whole)
         if family.contracts and (family.along or family.over):
             return self.make_product_folds(body, whole)
         for axes in family.along:
@@ -232,6 +260,17 @@ class _Maker(Values):
             return self.make_outputs(whole)
         self.make_columns(body, whole)
         return None
+
+    def make_forms(self, body: Node, whole: frozenset[str]) -> Node:
+        """Calls of the family, of which elements use the results; and so may the body, which is returned."""
+        for _ in range(self.random.choice([1, 1, 2]) if self.family.forms else 0):
+            made = FORMS[self.random.choice(self.family.forms)](self, whole)
+            if made is not None:
+                self.pool.append(self.assign(self.fresh("r"), made))
+                if self.chance(0.4):
+                    body = self.assign(self.fresh("z"), self.joined(self.covering(body, whole), self.pool[-1]))
+                    self.pool.append(body)
+        return body
 
     def folds(self, axes: tuple[str, ...]) -> dict[str, int]:
         """The reductions of a computed float, with how often each is drawn."""
@@ -287,11 +326,12 @@ class _Maker(Values):
             self.pool.append(self.assign(self.fresh("soft"), made))
 
     def add_output(
-        self, axes: Sequence[str], value: Node, dtype: str = "", parts: Sequence[Node] = (), count: int = 0
-    ) -> None:
-        dims = self.dims(axes)
+        self, axes: Sequence[str], value: Node, dtype: str = "", parts: Sequence[Node] = (), count: int = 0,
+        given: tuple[Dim, ...] = (),
+    ) -> None:  # fmt: skip
+        dims = given or self.dims(axes)
         if count:
-            dims = (*dims[:-1], Dim(dims[-1].axis, parts=count, interleaved=self.chance(0.5)))
+            dims = (*dims[:-1], replace(dims[-1], parts=count, interleaved=self.chance(0.5)))
         kind = self.weighted({"same": 9, "int": 1}) if value.kind == "float" and not count else "same"
         table = {"float": self.floats, "int": self.ints, "bool": {("bool",): 1}}["int" if kind == "int" else value.kind]
         output = Array(self.fresh("y"), dtype or self.dtype(table), dims)
@@ -322,7 +362,8 @@ class _Maker(Values):
             if place == extra:
                 value = self.absorbing(value, whole)
             count = 2 if self.chance(0.1) and family.axes[-1] != ROWS and not family.split else 0
-            more = [self.covering(self.expression("float", whole, 1), whole)] if count else []
+            count = self.random.choice([2, 3]) if "parts" in family.forms and self.chance(0.4) else count
+            more = [self.covering(self.expression("float", whole, 1), whole) for _ in range(count - 1)]
             self.add_output(family.axes, value, parts=more, count=count)
 
     def of_kind(self, kind: str, dims: frozenset[str]) -> Node:

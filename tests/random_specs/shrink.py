@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.random_specs.tree import Node, RandomSpec, nodes
+from tests.random_specs.calls import CALLS, arrays_of
+from tests.random_specs.nodes import Node, nodes
+from tests.random_specs.tree import RandomSpec
 
 
 def shrunk(spec: RandomSpec, fails: Callable[[RandomSpec], bool], most: int = 150) -> RandomSpec:
@@ -75,7 +77,7 @@ def values(node: Node) -> Iterator[Node]:
                 yield made if node.op in REDUCING else made._replace(dims=dims)
 
 
-REDUCING = frozenset("sum prod max min mean var norm logsumexp any all softmax log_softmax".split())
+REDUCING = frozenset([*"sum prod max min mean var norm logsumexp any all softmax log_softmax".split(), *CALLS])
 
 
 def pruned(spec: RandomSpec) -> RandomSpec:
@@ -91,6 +93,7 @@ def pruned(spec: RandomSpec) -> RandomSpec:
             used |= {str(n.attr) for n in nodes(value) if n.op in ("named", "param")}
             used |= {n.attr[0] for n in nodes(value) if n.op == "input"}
             used |= {x for n in nodes(value) if n.op in ("take", "product") for x in n.attr[:2]}
+            used |= {x for n in nodes(value) for x in arrays_of(n)}
     keys = tuple(
         (key, text)
         for key, text in spec.keys

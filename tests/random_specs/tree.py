@@ -9,167 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-ROWS = "..."
-
-
-@dataclass(frozen=True)
-class Dim:
-    """A dimension of an array: a named axis; with `parts`, an axis of halves or pairs, or only parts; with `inner`, a
-    split."""
-
-    axis: str = ""
-    parts: int = 0
-    interleaved: bool = False
-    inner: str = ""
-    width: int = 0
-
-    def __str__(self) -> str:
-        if self.inner:
-            return f"({self.axis} {self.inner}={self.width})"
-        if self.parts and self.axis:
-            return f"({self.axis} {self.parts})" if self.interleaved else f"({self.parts} {self.axis})"
-        return str(self.parts) if self.parts else self.axis
-
-
-@dataclass(frozen=True)
-class Array:
-    """An input or an output; `dtype` is a dtype or a type variable."""
-
-    name: str
-    dtype: str
-    dims: tuple[Dim, ...]
-    default: float | int | bool | None = None
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        return tuple(name for d in self.dims for name in (d.axis, d.inner) if name)
-
-    @property
-    def parts(self) -> int:
-        return sum(d.parts for d in self.dims)
-
-    def __str__(self) -> str:
-        default = "" if self.default is None else f" = {self.default}"
-        return f"{self.dtype}[{', '.join(map(str, self.dims))}]{default}"
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter. `kind` is float, int or bool."""
-
-    name: str
-    kind: str
-    default: Any
-    static: bool
-
-
-class Node(NamedTuple):
-    """A value: an operation of `ROWS_OF`, or one of the leaves and calls that the printers know."""
-
-    op: str
-    kind: str
-    dims: frozenset[str]
-    args: tuple[Node, ...] = ()
-    attr: Any = None
-
-
-def nodes(node: Node) -> Iterator[Node]:
-    yield node
-    for arg in node.args:
-        yield from nodes(arg)
-
-
-class Row(NamedTuple):
-    """An operation: the kinds of its arguments (f: a float, to which integers are converted; n: a number of the other
-    arguments' kind; b: a bool) and of its result, its two texts, and the bounds of float arguments that keep values
-    moderate."""
-
-    takes: str
-    gives: str
-    jnp: str
-    chain: str = ""
-    confined: str = ""
-
-
-def _functions(gives: str, confined: str, *names: str) -> dict[str, Row]:
-    return {name: Row("f", gives, f"jnp.{name}({{0}})", f"{name}({{0}})", confined) for name in names}
-
-
-def _nn(*names: str) -> dict[str, Row]:
-    return {name: Row("f", "f", f"jax.nn.{name}({{0}})", f"{name}({{0}})") for name in names}
-
-
-def _signs(takes: str, gives: str, **signs: str) -> dict[str, Row]:
-    return {name: Row(takes, gives, f"({{0}} {s} {{1}})", f"({{0}} {s} {{1}})") for name, s in signs.items()}
-
-
-OPS: dict[str, Row] = {
-    **_signs("nn", "n", add="+", sub="-", mul="*"),
-    **_signs("nn", "b", lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!="),
-    **_signs("bb", "b", both="&", either="|"),
-    "not": Row("b", "b", "(~{0})", "(~{0})"),
-    "neg": Row("n", "n", "(-{0})", "(-{0})"),
-    "minimum": Row("nn", "n", "jnp.minimum({0}, {1})", "minimum({0}, {1})"),
-    "maximum": Row("nn", "n", "jnp.maximum({0}, {1})", "maximum({0}, {1})"),
-    "where": Row("bnn", "n", "jnp.where({0}, {1}, {2})", "where({0}, {1}, {2})"),
-    "abs": Row("n", "n", "jnp.abs({0})", "abs({0})"),
-    "sign": Row("n", "n", "jnp.sign({0})", "sign({0})"),
-    "square": Row("n", "n", "jnp.square({0})", "square({0})"),
-    "rem": Row("nn", "n", "jnp.fmod({0}, {1})", "rem({0}, {1})"),
-    "clip": Row("nnn", "n", "jnp.minimum(jnp.maximum({0}, {1}), {2})", "clip({0}, {1}, {2})"),
-    "gate": Row("fb", "f", "jnp.where({1}, {0}, 0)", "({0} * {1})"),
-    "div": Row("ff", "f", "({0} / {1})", "({0} / {1})", " positive"),
-    "atan2": Row("ff", "f", "jnp.arctan2({0}, {1})", "atan2({0}, {1})", " positive"),
-    "pow": Row("f", "f", "({0} ** {attr})", "({0} ** {attr})", "positive"),
-    **_functions("f", "positive", "sqrt", "cbrt", "log", "log2"),
-    **_functions("f", "bounded", "exp", "exp2", "expm1", "sinh", "cosh"),
-    **_functions("f", "", "sin", "cos", "tanh", "floor", "ceil", "round"),
-    **_functions("f", "unit", "tan"),
-    **_functions("b", "", "isnan", "isinf", "isfinite"),
-    "log1p": Row("f", "f", "jnp.log1p({0})", "log1p({0})", "positive"),
-    "reciprocal": Row("f", "f", "(1 / {0})", "reciprocal({0})", "positive"),
-    "rsqrt": Row("f", "f", "jax.lax.rsqrt({0})", "rsqrt({0})", "positive"),
-    "asin": Row("f", "f", "jnp.arcsin({0})", "asin({0})", "unit"),
-    "acos": Row("f", "f", "jnp.arccos({0})", "acos({0})", "unit"),
-    "atan": Row("f", "f", "jnp.arctan({0})", "atan({0})"),
-    "erf": Row("f", "f", "jax.lax.erf({0})", "erf({0})"),
-    "erfc": Row("f", "f", "jax.lax.erfc({0})", "erfc({0})"),
-    **_nn("relu", "relu6", "elu", "celu", "selu", "silu", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_swish",
-          "softplus", "mish"),
-    "squareplus": Row("f", "f", "jnp.where({0} == -jnp.inf, 0, jax.nn.squareplus({0}))", "squareplus({0})"),
-    "gelu": Row("f", "f", "jax.nn.gelu({0}, approximate=False)", "gelu({0})"),
-    "gelu_tanh": Row("f", "f", "jax.nn.gelu({0}, approximate=True)", "gelu_tanh({0})"),
-    "quick_gelu": Row("f", "f", "({0} * jax.nn.sigmoid(1.702 * {0}))", "quick_gelu({0})"),
-    "squared_relu": Row("f", "f", "jnp.square(jax.nn.relu({0}))", "squared_relu({0})"),
-    "leaky_relu": Row("f", "f", "jax.nn.leaky_relu({0}, 0.2)", "leaky_relu({0}, 0.2)"),
-    "softsign": Row("f", "f", "jax.nn.soft_sign({0})", "softsign({0})"),
-}  # fmt: skip
-
-# Reductions: takes, gives, the jnp text of an array {0} along {1}, and what an argument is confined to
-FOLDS: dict[str, Row] = {
-    "sum": Row("n", "n", "jnp.sum({0}, axis={1}, keepdims=True, dtype={0}.dtype)"),
-    "prod": Row("n", "n", "jnp.prod({0}, axis={1}, keepdims=True, dtype={0}.dtype)", confined="near_one"),
-    "max": Row("n", "n", "jnp.max({0}, axis={1}, keepdims=True)"),
-    "min": Row("n", "n", "jnp.min({0}, axis={1}, keepdims=True)"),
-    "mean": Row("f", "f", "jnp.mean({0}, axis={1}, keepdims=True)"),
-    "var": Row("f", "f", "jnp.var({0}, axis={1}, keepdims=True)"),
-    "norm": Row("f", "f", "jnp.sqrt(jnp.sum(jnp.square({0}), axis={1}, keepdims=True))"),
-    "logsumexp": Row("f", "f", "jax.nn.logsumexp({0}, axis={1}, keepdims=True)"),
-    "any": Row("b", "b", "jnp.any({0}, axis={1}, keepdims=True)"),
-    "all": Row("b", "b", "jnp.all({0}, axis={1}, keepdims=True)"),
-    "softmax": Row("f", "f", "jax.nn.softmax({0}, axis={1})"),
-    "log_softmax": Row("f", "f", "jax.nn.log_softmax({0}, axis={1})"),
-}
-KEEPING = {"softmax", "log_softmax"}  # which keep the axis
-
-SATURATING = {"float8_e4m3fn": "448", "float8_e5m2": "57344"}
-INTEGERS = {
-    **{f"int{b}": (-(2 ** (b - 1)), 2 ** (b - 1) - 1) for b in (8, 16, 32, 64)},
-    **{f"uint{b}": (0, 2**b - 1) for b in (8, 16, 32)},
-}
-WIDE_INTEGERS = {"int64", "uint32"}
+from tests.random_specs.calls import CALLS, axes_text
+from tests.random_specs.nodes import (
+    FOLDS, INTEGERS, NARROW, OPS, ROWS, SATURATING, WIDE_INTEGERS, Array, Dim, Node, Param, kind_of, nodes,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,18 +57,13 @@ class RandomSpec:
         return dict(self.types).get(array.dtype, (array.dtype,))
 
 
-def kind_of(dtype: str) -> str:
-    return "bool" if dtype == "bool" else "int" if "int" in dtype else "float"
-
-
 def chain_text(node: Node) -> str:
     """A value in the language of a chain."""
     args = [chain_text(a) for a in node.args]
     if node.op in OPS:
         return OPS[node.op].chain.format(*args, attr=node.attr)
     if node.op in FOLDS:
-        axes = node.attr[0] if len(node.attr) == 1 else f"({', '.join(node.attr)})"
-        return f"{node.op}({args[0]}, axis={axes})"
+        return f"{node.op}({args[0]}, axis={axes_text(node.attr)})"
     if node.op == "input":
         name, part = node.attr
         return name if part is None else f"{name}[{part}]"
@@ -237,6 +77,8 @@ def chain_text(node: Node) -> str:
         return f"take({table}, {index}, axis={axis})"
     if node.op == "cast":
         return f"cast({args[0]}, {node.attr})"
+    if node.op in CALLS:
+        return CALLS[node.op].chain(node, args)
     assert node.op == "product", node.op
     a, b, part, _ = node.attr
     return f"({a} @ {b})" if part is None else f"({a} @ {b}[{part}])"
@@ -271,17 +113,24 @@ class Reference:
         for array in there:
             for place, dim in enumerate(array.dims):
                 extent = f"{array.name}.shape[{place - len(array.dims)}]"
-                if dim.axis == axis and dim.inner:
-                    return f"({extent} // {dim.width})"
-                if dim.axis == axis:
-                    return f"({extent} // {dim.parts})" if dim.parts else extent
-                if dim.inner == axis:
+                if dim.axis == axis and dim.width and not dim.inner:
                     return str(dim.width)
+                if dim.axis == axis and (dim.width or not dim.inner):
+                    return f"({extent} // {count})" if (count := max(1, dim.parts) * max(1, dim.width)) > 1 else extent
+                if dim.inner == axis:
+                    groups = self.size(dim.axis, there)
+                    return str(dim.width) if dim.width else f"({extent} // {groups} if {groups} else 1)"
+        if dims := [d for a in self.spec.outputs for d in a.dims if d.axis == axis and d.width]:
+            return str(dims[0].width)
         raise AssertionError(f"nothing has {axis}")
 
-    def shape(self, axes: Sequence[str] | frozenset[str]) -> str:
-        """The shape of a value that varies along these axes."""
-        sizes = "".join(f"{self.sizes[a] if a in axes else 1}, " for a in self.named)
+    def at(self, axis: str) -> int:
+        """The dimension of a named axis, from the end."""
+        return self.named.index(axis) - len(self.named)
+
+    def shape(self, axes: Sequence[str] | frozenset[str], **given: str) -> str:
+        """The shape of a value that varies along these axes, of which some have a `given` size."""
+        sizes = "".join(f"{given.get(a, self.sizes[a] if a in axes else 1)}, " for a in self.named)
         return f"{'rows' if ROWS in axes else '()'} + ({sizes.rstrip()})"
 
     def laid_out(self, text: str, axes: Sequence[str]) -> str:
@@ -291,22 +140,35 @@ class Reference:
             marks.pop(0)
         return text if "None" not in marks else f"{text}[{', '.join(['...', *marks])}]"
 
+    def flat(self, text: str, dims: Sequence[str] | frozenset[str], axes: Sequence[str]) -> str:
+        """A value that varies along `dims`, with a dimension for each of these axes only."""
+        text = f"jnp.broadcast_to({text}, {self.shape(dims)})"
+        marks = [":" if a in axes else "0" for a in self.named]
+        return f"{text}[{', '.join(['...', *marks])}]" if "0" in marks else text
+
+    def whole(self, node: Node, dims: Sequence[str] | frozenset[str]) -> str:
+        """The name of a value that is broadcast to these dims."""
+        text = f"jnp.broadcast_to({self.value(node)}, {self.shape(dims)})"
+        return self.assigned(("whole", node, frozenset(dims)), text)
+
     def input(self, name: str, part: int | None) -> str:
         array = self.arrays[name]
         text = name
         for place, dim in enumerate(array.dims):
             after = len(array.dims) - place - 1
             tail = ", :" * after
-            if dim.inner:
-                rest = f" + {name}.shape[-{after}:]" if after else ""
-                text = f"{name}.reshape({name}.shape[:-{after + 1}] + ({self.sizes[dim.axis]}, {dim.width}){rest})"
-            elif dim.parts and not dim.axis:
+            if dim.parts and not dim.axis:
                 text = f"{name}[..., {part}{tail}]"
             elif dim.parts and dim.interleaved:
                 text = f"{name}[..., {part}::{dim.parts}{tail}]"
             elif dim.parts:
                 size = self.sizes.get(dim.axis) or self.size(dim.axis, [array])
+                size = f"{size} * {dim.width}" if dim.inner else size
                 text = f"{name}[..., {part} * {size}:{part + 1} * {size}{tail}]"  # type: ignore[operator]
+            if dim.inner:
+                rest = f" + {name}.shape[-{after}:]" if after else ""
+                blocks = f"{self.sizes[dim.axis]}, {dim.width or self.sizes[dim.inner]}"
+                text = f"{text}.reshape({name}.shape[:-{after + 1}] + ({blocks}){rest})"
         text = self.laid_out(text, array.axes)
         if array.default is not None:
             text = f"jnp.asarray({text} if jnp.ndim({name}) else {name})"
@@ -349,6 +211,8 @@ class Reference:
             return self.assigned(node.attr, text if node.kind == "bool" else f"{text}.astype({self.dtype(node.kind)})")
         if node.op == "cast":
             return self.cast(node)
+        if node.op in CALLS:
+            return self.assigned(node, CALLS[node.op].jnp(self, node))
         return self.product(node)
 
     def operation(self, node: Node) -> str:
@@ -383,7 +247,7 @@ class Reference:
             if dtype in SATURATING:
                 text = f"jnp.clip({text}, -{SATURATING[dtype]}, {SATURATING[dtype]})"
             return f"{text}.astype(jnp.{dtype}).astype(real)"
-        low, high = INTEGERS[dtype]
+        low, high = (INTEGERS | NARROW)[dtype]
         if arg.kind == "int":
             return f"jnp.clip({self.value(arg)}, {low}, {high})"
         text = self.assigned(("rounded", node), f"jnp.trunc({self.value(arg)})")
@@ -410,6 +274,8 @@ class Reference:
 
     def output(self, array: Array) -> str:
         found = [(part, value) for name, part, value in self.spec.chain if name == array.name]
+        if found[0][1].op == "put":  # it has its table's shape
+            return f"v_{array.name}"
         texts = []
         for part, value in found:
             text = f"v_{array.name}{'' if part is None else part}"
@@ -417,16 +283,20 @@ class Reference:
                 text += ".astype(real)"
             text = f"jnp.broadcast_to({text}, {self.shape(array.axes)})"
             marks = [":" if a in array.axes else "0" for a in self.named]
-            texts.append(f"{text}[{', '.join(['...', *marks])}]" if "0" in marks else text)
+            text = f"{text}[{', '.join(['...', *marks])}]" if "0" in marks else text
+            for place, dim in enumerate(array.dims):
+                if dim.inner:
+                    made, after = self.assigned(("output", array.name, part), text), len(array.dims) - place - 1
+                    rest = f" + {made}.shape[-{after}:]" if after else ""
+                    size = f"{self.sizes[dim.axis]} * {dim.width or self.sizes[dim.inner]}"
+                    text = f"{made}.reshape({made}.shape[:-{after + 2}] + ({size},){rest})"
+            texts.append(text)
         last = array.dims[-1] if array.dims else Dim()
-        if last.inner:
-            (text,) = texts
-            made = self.assigned(("output", array.name), text)
-            return f"{made}.reshape({made}.shape[:-2] + ({self.sizes[last.axis]} * {last.width},))"
         if not last.parts:
             return texts[0]
         joined = f"({', '.join(texts)},)"
         if last.axis and not last.interleaved:
             return f"jnp.concatenate({joined}, axis=-1)"
         made = self.assigned(("output", array.name), f"jnp.stack({joined}, axis=-1)")
-        return f"{made}.reshape({made}.shape[:-2] + ({self.sizes[last.axis]} * {last.parts},))" if last.axis else made
+        size = f"{self.sizes[last.axis]} * {f'{last.width} * ' if last.width else ''}{last.parts}" if last.axis else ""
+        return f"{made}.reshape({made}.shape[:-2] + ({size},))" if last.axis else made

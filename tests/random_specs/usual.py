@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tests.random_specs.tree import ROWS, Array, Dim, Node, Param, RandomSpec
+from tests.random_specs.nodes import ROWS, Array, Dim, Node, Param
+from tests.random_specs.tree import RandomSpec
 from tests.random_specs.values import Values, call, const, leaf
 
 LARGE = 2**26  # elements of a large op's largest array

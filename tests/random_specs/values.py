@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.random_specs.decisions import CASTS, COMPARISONS, CONSTANTS, EXPONENTS, FORMS, PREDICATES, SPECIAL, UNARY
-from tests.random_specs.tree import FOLDS, INTEGERS, KEEPING, OPS, ROWS, WIDE_INTEGERS, Array, Node, nodes
+from tests.random_specs.nodes import FOLDS, INTEGERS, KEEPING, OPS, ROWS, WIDE_INTEGERS, Array, Node, nodes
 
 
 def leaf(op: str, kind: str, dims: Iterable[str] = (), attr: Any = None) -> Node:

@@ -297,7 +297,7 @@ class Analysis:
             )
 
     def decision(self, node: Node, args: list[Bound], overflow: np.ndarray) -> Bound:
-        """A bool, uncertain where the ends of its arguments' intervals disagree."""
+        """A bool, uncertain where the ends of its arguments' intervals disagree, or, of equality, where the intervals meet."""
         function = _FUNCTIONS[node.op]
         value = np.asarray(function(*(a.value for a in args)))
         uncertain = np.zeros(value.shape, bool)
@@ -312,6 +312,9 @@ class Analysis:
                 uncertain = uncertain | (np.asarray(function(*ends)) != value)
             for arg in args:
                 uncertain = uncertain | lost(arg.value, arg.error)
+            if node.op in ("eq", "ne"):
+                error = args[0].error + args[1].error
+                uncertain = uncertain | ((error > 0) & (np.abs(args[0].value - args[1].value) <= error))
         return Bound(value, uncertain.astype(np.float64), overflow)
 
     def among_rivals(self, args: list[Bound], extreme: Extreme) -> np.ndarray:

@@ -46,6 +46,16 @@ def test_a_value_is_its_own_extreme_where_no_other_may_be(row, extreme, op):
         np.testing.assert_array_equal(bounds["y", None].value, expected)
 
 
+@pytest.mark.parametrize("op", ["==", "!="])
+def test_an_equality_is_uncertain_within_the_errors(op):
+    """In float32, tanh(-10) is -1, and in float64 it is not. The number itself need not be an end of the interval."""
+    made = read_op("specs/made.yaml", spec_text("x: float32[N]", "y: bool[N]", f"y = tanh(x) {op} -1"))
+    x = np.array([-30.0, -10.0, -3.0, np.nan])
+    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    bound = analysis.statements(made.statements, {("input", Leaf("x")): x})["y", None]
+    np.testing.assert_array_equal(bound.error, [1, 1, 0, 0])
+
+
 def argmax(folder):
     reference = "z = x * a + b; y = jnp.argmax(z, -1).astype('int32')"
     chain = "z = x * a + b; m = max(z, axis=N); y = min(where(z == m, index(N), size(N)), axis=N)"

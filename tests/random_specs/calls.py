@@ -63,9 +63,8 @@ def moved(made: Any, name: str, axis: str, by: int, fill: str) -> str:
     place, size = f"{name}.ndim - {-made.at(axis)}", made.sizes[axis]
     joined = f"[{fill}, {name}]" if by > 0 else f"[{name}, {fill}]"
     first = 0 if by > 0 else -by
-    return (
-        f"jax.lax.slice_in_dim(jnp.concatenate({joined}, axis={made.at(axis)}), {first}, {first} + {size}, axis={place})"
-    )
+    joined = f"jnp.concatenate({joined}, axis={made.at(axis)})"
+    return f"jax.lax.slice_in_dim({joined}, {first}, {first} + {size}, axis={place})"
 
 
 def filled(made: Any, node: Node, axis: str, by: int, value: str) -> str:
@@ -78,8 +77,9 @@ def _scan(made: Any, node: Node) -> str:
     args = [made.whole(a, node.dims) for a in node.args[: 2 if name == "scan" else 1]]
     first = node.args[2:] if name == "scan" else ()
     if name == "scan":
-        pair = f"jax.lax.associative_scan(lambda p, q: (p[0] * q[0], p[1] * q[0] + q[1]), ({', '.join(args)}), reverse={how.reverse}, axis={args[0]}.ndim - {-made.at(how.axis)})"
-        text = made.assigned(("pair", node), pair)
+        how_far = f"reverse={how.reverse}, axis={args[0]}.ndim - {-made.at(how.axis)}"
+        joined = "lambda p, q: (p[0] * q[0], p[1] * q[0] + q[1])"
+        text = made.assigned(("pair", node), f"jax.lax.associative_scan({joined}, ({', '.join(args)}), {how_far})")
         text = f"{text}[1] + {text}[0] * {made.value(first[0])}" if first else f"{text}[1]"
     elif name in ("cummax", "cumlogsumexp"):
         text = f"jax.lax.{name}({args[0]}, axis={args[0]}.ndim - {-made.at(how.axis)}, reverse={how.reverse})"
@@ -156,10 +156,11 @@ def _dot(made: Any, node: Node) -> str:
 
 
 def _gather(made: Any, node: Node) -> str:
-    table, axis, rest = node.attr
+    table, _, rest = node.attr
     text = f"jnp.take({table}, {made.whole(node.args[0], node.args[0].dims)}, axis=0, mode='clip')"
-    if rest:  # its axis comes last, where the index has an axis of size 1
-        text = f"jnp.moveaxis({text}, -1, {made.at(rest) - 1})[{', '.join(['...', '0', *[':'] * (-1 - made.at(rest))])}]"
+    if rest:  # its axis comes last, and the index has an axis of size 1 there
+        after = [":"] * (-1 - made.at(rest))
+        text = f"jnp.moveaxis({text}, -1, {made.at(rest) - 1})[{', '.join(['...', '0', *after])}]"
     return text if node.kind == "bool" else f"{text}.astype({made.dtype(node.kind)})"
 
 
@@ -187,9 +188,9 @@ def _draw_text(node: Node, args: list[str]) -> str:
 def _put(made: Any, node: Node) -> str:
     how = node.attr
     size = f"{how.table}.shape[0]"
-    rows = made.assigned(
-        ("rows", node), f"jnp.where(({how.places} < 0) | ({how.places} >= {size}), {size}, {how.places}).reshape({how.places}.size)"
-    )
+    outside = f"({how.places} < 0) | ({how.places} >= {size})"
+    places = f"jnp.where({outside}, {size}, {how.places}).reshape({how.places}.size)"
+    rows = made.assigned(("rows", node), places)
     value = made.flat(made.whole(node.args[0], how.axes), how.axes, how.axes)
     value = f"{value}.reshape(({how.places}.size,) + {how.table}.shape[1:])"
     way = how.how or "set"

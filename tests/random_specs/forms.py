@@ -47,7 +47,9 @@ def scan(m: Any, whole: Dims) -> Node:
     if name != "scan":
         value = m.confined("near_one", value) if name == "cumprod" else value
         return Node(name, "float", dims, (value,), how)
-    decay = const(m.random.choice([0.5, 0.9, 1.0])) if m.chance(0.2) else call("sigmoid", m.expression("float", dims, 1))
+    decay = (
+        const(m.random.choice([0.5, 0.9, 1.0])) if m.chance(0.2) else call("sigmoid", m.expression("float", dims, 1))
+    )
     value = call("mul", call("sub", const(1.0), decay), value) if m.chance(0.3) else value
     first: tuple[Node, ...] = ()
     if m.chance(0.5):
@@ -138,7 +140,11 @@ def draw(m: Any, whole: Dims) -> Node:
         key = m.fresh("key")
         m.inputs.append(Array(key, "uint32", (Dim(parts=2),)))
     name = m.weighted({"uniform": 3, "bernoulli": 3, "normal": 1, "bits": 1})
-    dtypes = {"uniform": ["float32", "float16", "bfloat16"], "bits": ["uint32", "uint16", "uint8"], "normal": ["float32"]}
+    dtypes = {
+        "uniform": ["float32", "float16", "bfloat16"],
+        "bits": ["uint32", "uint16", "uint8"],
+        "normal": ["float32"],
+    }
     dtype = m.random.choice(dtypes[name]) if name in dtypes else ""
     args = (const(m.random.choice([0.25, 0.5, 0.9])),) if name == "bernoulli" else ()
     kind = {"bernoulli": "bool", "bits": "int"}.get(name, "float")

@@ -159,7 +159,8 @@ class _Maker(Values):
         if not always and self.chance(0.25):
             default = self.random.choice([c for c in CONSTANTS[kind] if kind != "int" or c >= 0])
         if self.family.narrow and (not dims or dims[-1].parts or dims[-1].axis == ROWS):
-            table = {"float": FLOATS, "int": INTS, "bool": table}[kind]  # two numbers of 4 bits are neighbours along an axis
+            # no 4 bits: two numbers in a byte are neighbours along an axis
+            table = {"float": FLOATS, "int": INTS, "bool": table}[kind]
         array = Array(self.fresh(self.random.choice(NAMES[:12])), self.dtype(table), dims, default)
         self.inputs.append(array)
         for part in range(array.parts) if array.parts else (None,):

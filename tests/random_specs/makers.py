@@ -56,8 +56,8 @@ def attention(m: Any) -> None:
     m.domains += [f"{x.attr[0]}: finite" for x in (q, k)]
     scores = (*batch, *heads, "Q", "S")
     s = m.assign(m.fresh("s"), dot(q, k, "D"))
-    for step in m.random.choices(list(STEPS), list(often for _, often in STEPS.values()), k=m.random.choice([0, 1, 2, 3])):
-        s = m.assign(m.fresh("s"), STEPS[step][0](m, s, scores))
+    for _ in range(m.random.choice([0, 1, 2, 3])):
+        s = m.assign(m.fresh("s"), m.weighted(STEPS)(m, s, scores))
     p = m.assign(m.fresh("p"), m.weighted(WEIGHTS)(m, s, heads))
     if m.chance(0.15):
         key = m.fresh("key")
@@ -73,8 +73,9 @@ def attention(m: Any) -> None:
         if not grouped or ("H" in rest) == ("G" in rest):
             dims = [d for d in written if d.axis in rest]
             m.pool.append(array(m, "g", m.dtype(FLOATS), dims))
-    value_of = m.absorbing(o if m.chance(0.6) else m.covering(m.expression("float", frozenset(axes), 1), frozenset(axes)), frozenset(axes))
-    m.add_output(axes, value_of, dtype=dtype if m.chance(0.6) else "", given=written)
+    whole = frozenset(axes)
+    o = o if m.chance(0.6) else m.covering(m.expression("float", whole, 1), whole)
+    m.add_output(axes, m.absorbing(o, whole), dtype=dtype if m.chance(0.6) else "", given=written)
     if m.chance(0.25):
         dims = (*map(Dim, batch), *inner, Dim("Q"))
         lse = call("logsumexp", s, attr=("S",))
@@ -133,14 +134,14 @@ def _sloped(m: Any, s: Node, axes: Sequence[str]) -> Node:
     return call("add", s, call("mul", slope, call("sub", column, row)))
 
 
-STEPS: dict[str, tuple[Callable[[Any, Node, Sequence[str]], Node], int]] = {
-    "scale": (_scaled, 5),
-    "cap": (lambda m, s, axes: call("mul", const(3.0), call("tanh", call("div", s, const(3.0)))), 2),
-    "bias": (_biased, 3),
-    "mask": (_masked, 3),
-    "causal": (_causal, 5),
-    "documents": (_documents, 1),
-    "slope": (_sloped, 1),
+STEPS: dict[Callable[[Any, Node, Sequence[str]], Node], int] = {
+    _scaled: 5,
+    lambda m, s, axes: call("mul", const(3.0), call("tanh", call("div", s, const(3.0)))): 2,
+    _biased: 3,
+    _masked: 3,
+    _causal: 5,
+    _documents: 1,
+    _sloped: 1,
 }
 
 

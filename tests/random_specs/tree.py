@@ -13,7 +13,19 @@ from typing import Any
 
 from tests.random_specs.calls import CALLS, axes_text
 from tests.random_specs.nodes import (
-    FOLDS, INTEGERS, NARROW, OPS, ROWS, SATURATING, WIDE_INTEGERS, Array, Dim, Node, Param, kind_of, nodes,
+    FOLDS,
+    INTEGERS,
+    NARROW,
+    OPS,
+    ROWS,
+    SATURATING,
+    WIDE_INTEGERS,
+    Array,
+    Dim,
+    Node,
+    Param,
+    kind_of,
+    nodes,
 )  # fmt: skip
 
 

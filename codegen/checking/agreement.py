@@ -96,7 +96,10 @@ def _numbers(
         numbers = np.asarray(got, np.float64)
         center = np.asarray(stored(wide, dtype), np.float64)
         equal = same(numbers, center)
-        within = (np.asarray(low, np.float64) <= numbers) & (numbers <= np.asarray(high, np.float64))
+        ends = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        within = (ends[0] <= numbers) & (numbers <= ends[1])
+        # Of a type without negative numbers, an interval around 0 has NaN and the smallest numbers
+        within |= np.isnan(ends[0]) & ((numbers <= ends[1]) | (np.isnan(numbers) & ~np.isnan(ends[1])))
         # Where float32 overflows on the way, so may the reference in float32, or only the chain
         value = bound.value
         model = np.asarray(stored(np.where(np.abs(value) > np.finfo(np.float32).max, np.inf * np.sign(value), value)

@@ -145,6 +145,10 @@ class Reference:
         sizes = "".join(f"{given.get(a, self.sizes[a] if a in axes else 1)}, " for a in self.named)
         return f"{'rows' if ROWS in axes else '()'} + ({sizes.rstrip()})"
 
+    def ordered(self, text: str, axes: Sequence[str], wanted: Sequence[str]) -> str:
+        """An array with these axes, in another order."""
+        return text if list(axes) == list(wanted) else f"jnp.transpose({text}, {tuple(axes.index(a) for a in wanted)})"
+
     def laid_out(self, text: str, axes: Sequence[str]) -> str:
         """An array with these axes, with a dimension for each."""
         marks = [":" if a in axes else "None" for a in self.named]
@@ -181,6 +185,7 @@ class Reference:
                 rest = f" + {name}.shape[-{after}:]" if after else ""
                 blocks = f"{self.sizes[dim.axis]}, {dim.width or self.sizes[dim.inner]}"
                 text = f"{text}.reshape({name}.shape[:-{after + 1}] + ({blocks}){rest})"
+        text = self.ordered(text, array.axes, [a for a in (ROWS, *self.named) if a in array.axes])
         text = self.laid_out(text, array.axes)
         if array.default is not None:
             text = f"jnp.asarray({text} if jnp.ndim({name}) else {name})"
@@ -296,6 +301,7 @@ class Reference:
             text = f"jnp.broadcast_to({text}, {self.shape(array.axes)})"
             marks = [":" if a in array.axes else "0" for a in self.named]
             text = f"{text}[{', '.join(['...', *marks])}]" if "0" in marks else text
+            text = self.ordered(text, [a for a in (ROWS, *self.named) if a in array.axes], array.axes)
             for place, dim in enumerate(array.dims):
                 if dim.inner:
                     made, after = self.assigned(("output", array.name, part), text), len(array.dims) - place - 1

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, topological
-from codegen.graph.ops import ALONE, IN_STAGES, PINNED, SELECTIONS
+from codegen.graph.nodes import Leaf, Node, Selected, Statement, topological
+from codegen.graph.ops import ALONE, IN_STAGES, PINNED, PLACED, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Gemm, Op, Staged
@@ -59,8 +59,11 @@ class Cutting:
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = list(topological(s.value for s in self.statements))
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
-        chosen = [n.args[0] for n in nodes if n.op in ALONE or n.op == "shift"]
-        self.reductions += [n for n in chosen if n.op != "input" and n not in self.reductions]
+        self.last = {i: axis for n in nodes if n.op in ALONE for i, axis in _last_axes(n)}
+        chosen = [n.args[0] for n in nodes if n.op == "shift" and n.args[0].op != "input"]
+        chosen += [a for n in nodes if n.op in ALONE for a in n.args[:1] if not self.is_plain(a)]
+        self.copied = {id(n) for n in chosen if n.op == "input"}
+        self.reductions += [n for n in dict.fromkeys(chosen) if n not in self.reductions]
         self.reductions += [n for n, _ in more]
         self.pinned = [value for value, _ in meetings(nodes)]
         self.decided = {id(n.args[0]) for n in nodes if n.op == PINNED and pin_types(n)}  # by marks of the spec's own
@@ -83,9 +86,12 @@ class Cutting:
     def result(self, node: Node) -> Array:
         """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
         dtype = str(node.attr) if node.op == "cast" else self.dtypes[node.kind]
+        last = self.last.get(id(node))
+        axes = (*(a for a in node.dims if a != last), *(a for a in node.dims if a == last))
         alike = [node, *node.args] if node.op == "cast" else [node]  # a store of this type rounds the same
         for value in alike:
-            if (output := self.given.get((id(value), dtype))) is not None:
+            output = self.given.get((id(value), dtype))
+            if output is not None and (last is None or self.outputs[output].axes == axes):
                 return self.outputs[output]
         found = [self.called[id(value)] for value in alike if id(value) in self.called]
         used = {a.name for a in self.results.values()}
@@ -94,8 +100,14 @@ class Cutting:
         else:
             word = self.words.get(id(node)) or _WORDS.get(node.op, node.op.lstrip("_"))
             name = fresh(self.taken, f"{word}_of_{_axes_word(node)}")
-        dims = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in node.dims)
-        return Array(name, dtype, dims)
+        return Array(name, dtype, tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in axes))
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether it is an array as kernels read it that compute nothing else: without parts, and with the right axis last."""
+        if node.op != "input" or not isinstance(node.attr, Leaf):
+            return False
+        array = self.spec.array(node.attr.name)
+        return array.parts is None and array.default is None and array.axes[-1:] == (self.last[id(node)],)
 
     def stages(self) -> tuple[Op, ...] | None:
         while self.left:
@@ -251,7 +263,9 @@ class Cutting:
         assigned = self.assigned(items)
         arrays = list(dict.fromkeys(self.results[id(i)] if isinstance(i, Node) else i for i in items))
         nodes = list(topological((s.value for s in assigned), self.is_known))
-        read = {id(n) for n in nodes} & self.known.keys()
+        alone = any(n.op in ALONE and not self.is_known(n) for n in nodes)
+        known = {i: leaf for i, leaf in self.known.items() if alone or i not in self.copied}
+        read = {id(n) for n in nodes} & known.keys()
         more = [replace(self.results[i], default=None) for i in self.results if i in read]
         held = {i: self.results[i].dtype for i in self.known}
         again = deciding_types(assigned, types_of(arrays), self.read, self.variables, held)
@@ -261,10 +275,10 @@ class Cutting:
         spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
         title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
         calls = self.spec.read.graph.calls
-        made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
+        made = restricted(spec, title, assigned, arrays, more, names, known, calls, marked)
         if not made.computes_as(self.spec):  # with another input that makes it float64
             more += [a for a in self.spec.inputs if a.dtype in self.spec.doubles and a not in made.inputs]
-            made = restricted(spec, title, assigned, arrays, more, names, self.known, calls, marked)
+            made = restricted(spec, title, assigned, arrays, more, names, known, calls, marked)
         op = self.kernel(made)
         plan = op.plan
         if (
@@ -304,6 +318,15 @@ class Cutting:
         except UserError as error:
             raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
         raise AssertionError(f"{self.spec.op} was cut nowhere")
+
+
+def _last_axes(node: Node) -> list[tuple[int, str]]:
+    """The last axis of the arrays that a kernel for this selection, sort or placement reads and writes."""
+    assert isinstance(node.attr, Selected)
+    along, into = node.attr.axis, node.attr.into
+    if node.op in (PLACED, UNSORT):
+        return [*((id(a), into) for a in node.args[:2]), (id(node), along)]
+    return [(id(node.args[0]), along), (id(node), into)]
 
 
 def _axes_word(node: Node) -> str:

@@ -26,7 +26,7 @@ def restricted(
     axes, and `more`. `pinned` values are marked."""
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
-    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf) and id(n) not in leaves}
     read |= put_inputs(statements)
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}

@@ -58,6 +58,28 @@ def test_gradients_go_to_the_selected_elements(top_k, size):
         np.testing.assert_array_equal(got, expected)
 
 
+def test_parts_and_any_axis_are_selected_by_way_of_a_copy(tmp_path):
+    """The kernels work along the last axis of an array, so an earlier stage writes one."""
+
+    def reference(x):
+        a, b = jnp.moveaxis(x[..., 0::2], 1, -1), x[..., 1::2]
+        return jnp.moveaxis(jax.lax.top_k(a, 3)[0], -1, 1), jnp.sort(b, axis=1)
+
+    chain = "y = top_k(x[0], K, axis=S); z = sort(x[1], axis=S)"
+    text = "y = jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(x[..., 0::2], 1, -1), 3)[0], -1, 1); z = jnp.sort(x[..., 1::2], axis=1)"
+    op = make_op(
+        tmp_path, spec_text("x: float32[B, S, (N 2)]", "y: float32[B, K=3, N]; z: float32[B, S, N]", chain, text)
+    )
+    x = rows(60)[0].reshape(2, 5, 6)
+    expected, pull = jax.vjp(reference, x)
+    weights = tuple(np.arange(1.0, 1 + y.size, dtype="float32").reshape(y.shape) for y in expected)
+    for implementation in ("interpret", "xla"):
+        got, pulled = jax.vjp(lambda x, how=implementation: tuple(op(x, implementation=how)), x)
+        for y, other in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(y, other)
+        np.testing.assert_array_equal(pulled(weights)[0], pull(weights)[0])
+
+
 def test_too_few_elements(top_k):
     with pytest.raises(ValueError, match="N is 39, and the largest 40 of its elements are selected"):
         top_k(rows(39))

@@ -19,8 +19,7 @@ from codegen import extras
 from codegen.checking.errorbound import stored
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
-from codegen.plan.attention import Attention
-from codegen.plan.op import contracted_axes
+from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.rows.walking import ANY, in_parts
 from codegen.runtime.call.arguments import Axes, Types
@@ -84,9 +83,7 @@ def cases(
             needed |= {s.at.axis for s in op.statements if s.at}
             needed |= {axis for a in op.plan.loads if a.mode == "table" for axis in a.array.axes}
             needed |= {axis for domain in dict(spec.domain).values() for axis in positions(domain)}
-            needed |= (
-                {op.plan.contracted} if isinstance(op.plan, Attention) else set()
-            )  # there is a kernel for some sizes
+            needed |= {p.contracted for p in attention_in(op.plan)}  # there is a kernel for some sizes
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
             needed |= least_sizes(s.value for s in op.statements).keys()
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
@@ -154,9 +151,11 @@ def _product_sizes(
     contracted, even = contracted_axes(op.plan), _even(op, dtypes)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
-    heads = {op.plan.contracted, op.plan.value} if isinstance(op.plan, Attention) else set()
+    attention = attention_in(op.plan)
+    heads = {axis for p in attention for axis in (p.contracted, p.value)}
     if heads:  # scores are made by tiles
-        tiled, contracted = {op.plan.row, op.plan.keys[-1]}, set()
+        tiled = {axis for p in attention for axis in (p.row, p.keys[-1])}
+        contracted -= heads | {axis for p in attention for axis in p.keys}
     for axis in names:
         pool = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
         extents[axis] = op.spec.extents.get(axis) or pick(
@@ -205,7 +204,9 @@ def arrays(op: AnyOp, case: Case) -> dict[str, np.ndarray]:
         dtype, shape = case.types.dtype(array), user_shape(array, case.axes)
         own = [i - len(array.dims) for i, d in enumerate(array.dims) if contracted & set(d.names)]
         domain = domains.get(array.name)
-        if isinstance(op.plan, Attention) and array == op.plan.v:
+        if any(
+            array == p.v or (p is not op.plan and {p.value, p.keys[-1]} <= {*array.axes}) for p in attention_in(op.plan)
+        ):
             # 0 times infinity is NaN, but a kernel skips tiles of weights that are all 0, and rounds small ones to 0
             domain = domain or "finite"
         if array.name in distinct:

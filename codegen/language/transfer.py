@@ -120,6 +120,18 @@ def extended_spec(spec: Spec, base: Spec, more: Iterable[Statement], graph: Grap
     return spec.with_chain(base.source.path, chain, text)
 
 
+def joined_spec(spec: Spec, title: str, parts: Iterable[Spec]) -> Spec:
+    """The spec whose chain computes the chains of `parts`, in which each may read outputs of those before it, rounded to their types.
+    Raises `SpecError` if the chain does not fit the spec."""
+    joined = _Joined(spec, title, Values((), {}))
+    for part in parts:
+        joined.add(part)
+    outputs = {a.name for a in spec.outputs}
+    results = tuple(Statement(*place, value) for place, value in joined.results.items() if place[0] in outputs)
+    values = Values(results, joined.graph.calls)
+    return derived_spec(spec, title, values, {a.name for a in spec.arrays} | {p.name for p in spec.params})
+
+
 def printed(spec: Spec, chain: Chain, first: int = 0) -> str:
     """The text of a chain's statements from number `first` on, in the language of chains."""
     taken = {a.name for a in spec.arrays} | {p.name for p in spec.params}
@@ -196,3 +208,28 @@ class _Transfer:
         if node.op in ("take", "pick", "contract", "shift", "_bits", PINNED, *ALONE):
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
         return self.reader.fold(_NOWHERE, node.op, args)
+
+
+class _Joined(_Transfer):
+    """Transfers one chain after the other into one graph."""
+
+    def __init__(self, spec: Spec, title: str, values: Values):
+        super().__init__(spec, title, values)
+        self.results: dict[tuple[str, int | None], Node] = {}
+
+    def add(self, part: Spec) -> None:
+        assert not any(s.at for s in part.read.statements)
+        arrays = {a.name: a for a in part.outputs}
+        self.values = Values(part.read.statements, part.read.graph.calls)
+        own = {a.name for a in self.spec.outputs}
+        for statement in part.read.statements:
+            value = self.node(statement.value)
+            array = arrays.get(statement.name)
+            if array is not None and array.name not in own and array.dtype not in (value.kind, "float32"):
+                value = self.reader.cast(_NOWHERE, value, array.dtype)
+            if array is not None:
+                self.results[statement.name, statement.part] = value
+
+    def leaf(self, node: Node) -> Node | None:
+        found = self.results.get((node.attr.name, node.attr.part)) if isinstance(node.attr, Leaf) else None
+        return found or super().leaf(node)

@@ -11,7 +11,7 @@ from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
-from codegen.plan.attention import AttentionPlan
+from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import GemmLaunch, Tuned
@@ -150,6 +150,12 @@ def products_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm
     if isinstance(plan, Staged):
         return tuple(p for stage in plan.stages for p in products_in(stage.plan))
     return plan.products if isinstance(plan, Gemm | AttentionPlan) else ()
+
+
+def attention_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> tuple[Attention, ...]:
+    """The plans of attention among a plan and its stages."""
+    plans = [stage.plan for stage in plan.stages] if isinstance(plan, Staged) else [plan]
+    return tuple(p for p in plans if isinstance(p, Attention))
 
 
 def contracted_axes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> set[str]:

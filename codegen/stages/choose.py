@@ -28,7 +28,7 @@ from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
-from codegen.stages.products import cut_around
+from codegen.stages.products import cut_around, weights_of
 from codegen.stages.scaling import moved
 
 
@@ -49,7 +49,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = cut_around(spec, one_kernel, derived) if contracts else _cut(spec)
+        stages = (_attending(spec) or cut_around(spec, one_kernel, derived)) if contracts else _cut(spec)
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -57,6 +57,17 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if stages is None:
         raise error
     return _fewest(spec, whole, stages) if contracts else _in_one_sweep(spec, whole, stages)
+
+
+def _attending(spec: Spec) -> Stages | None:
+    """The stages of an op in which a kernel computes the weights of attention, after stages that write what is multiplied. None if it
+    has none."""
+    given = {id(f) for f in weights_of([n for n in spec.read.nodes if n.op == "contract"])}
+    with contextlib.suppress(SpecError):
+        found = cut_around(spec, one_kernel, derived, given=given) if given else None
+        if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
+            return found
+    return None
 
 
 def _cut(spec: Spec) -> Stages | None:

@@ -9,7 +9,7 @@ kernel computes values of elements again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
@@ -269,7 +269,7 @@ class Cutting:
         more = [replace(self.results[i], default=None) for i in self.results if i in read]
         held = {i: self.results[i].dtype for i in self.known}
         again = deciding_types(assigned, types_of(arrays), self.read, self.variables, held)
-        marked = {i: types for i, types in marks(self.pinned, self.asked, again).items() if i not in self.decided}
+        marked = self.marked(items, again)
         own = {a.name for a in arrays}
         names = {i: name for i, name in self.called.items() if name not in own}
         spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
@@ -290,6 +290,10 @@ class Cutting:
         ):
             raise UserError("no thread would reduce anything: partial results would be as large as what is reduced")
         return op
+
+    def marked(self, items: Sequence[Item], again: Mapping[int, frozenset[str]]) -> dict[int, tuple[str, ...]]:
+        """The types that decide the values which other kernels compute too, by identity. `again` are those that decide in this kernel."""
+        return {i: types for i, types in marks(self.pinned, self.asked, again).items() if i not in self.decided}
 
     def placed(self, error: Diagnostic) -> Diagnostic:
         return in_chain(self.spec, error)

@@ -9,11 +9,12 @@ kernel computes an epilogue, the product is a stage of its own, and the remainin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Node, as_multiplied, topological
 from codegen.graph.ops import IN_STAGES
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.spec.spec import Spec
@@ -51,6 +52,11 @@ def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = N
         return node.op == "contract" or (known is not None and known(node))
 
     return {id(n): n for n in topological(values, leaf) if n.op == "contract" and not (known and known(n))}
+
+
+def weights_of(products: Sequence[Node]) -> list[Node]:
+    """The computed factors that are made of another product, as attention's weights are."""
+    return [f for p in products for f in factors_of(p) if products_of([f])]
 
 
 def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
@@ -107,13 +113,29 @@ class _Around(Cutting):
     def values(self, item: Item) -> list[Node]:
         return [item] if isinstance(item, Node) else [s.value for s in self.statements if s.name == item.name]
 
+    def products_in(self, values: Sequence[Node]) -> dict[int, Node]:
+        """The products from which values are computed, also by way of factors that a kernel computes itself."""
+        found = products_of(values, self.is_known)
+        inside = [f for p in found.values() for f in factors_of(p) if id(f) in self.own and not self.is_known(f)]
+        return found | self.products_in(inside) if inside else found
+
     def unknown_products(self, item: Item) -> frozenset[int]:
-        return frozenset(products_of(self.values(item), self.is_known))
+        return frozenset(self.products_in(self.values(item)))
+
+    def marked(self, items: Sequence[Item], again: Mapping[int, frozenset[str]]) -> dict[int, tuple[str, ...]]:
+        """None in a kernel that computes attention's weights: no other kernel computes scores."""
+        found = self.products_in([v for item in items for v in self.values(item)])
+        weighing = any(
+            id(f) in self.own and not self.is_known(f) and products_of([f])
+            for p in found.values()
+            for f in factors_of(p)
+        )
+        return {} if weighing else super().marked(items, again)
 
     def is_ready(self, item: Item) -> bool:
         """Whether all factors of an item's products are known, and what a stage before it writes."""
         values = self.values(item)
-        needed = products_of(values, self.is_known).values()
+        needed = self.products_in(values).values()
         inside = topological(values, self.is_known) if self.before else ()
         waits = any(id(n) in self.before and n not in values and not self.is_known(n) for n in inside)
         return not waits and all(self.is_known(f) for p in needed for f in self.factors_of(p))
@@ -156,7 +178,7 @@ class _Around(Cutting):
         op = self.made_of([*group, item])
         if not own and not theirs:
             return not isinstance(op.plan, Staged)
-        return own == theirs or in_tiles(op)
+        return own == theirs or whole(op)
 
     def write(self, group: list[Item], left: Sequence[Item]) -> None:
         """A stage for a group, and for what is made of its products and those `left` need too."""
@@ -176,7 +198,7 @@ class _Around(Cutting):
     def before_tiles(self, products: Sequence[Node], items: list[Item]) -> Sequence[Node]:
         """The products of a group that are stages before it, so that the group is one product and what follows it in its tiles: all
         but one of those that no kernel multiplies together. Empty if that gives no such kernel either."""
-        if len(products) < 2 or in_tiles(self.made_of(items)):
+        if len(products) < 2 or whole(self.made_of(items)):
             return ()
         for last in reversed(products):
             others, before = [p for p in products if p is not last], dict(self.known)
@@ -211,6 +233,11 @@ class _Around(Cutting):
             raise SpecError([self.placed(d) for d in error.diagnostics]) from None
         except UserError as error:
             raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
+
+
+def whole(op: Op) -> bool:
+    """Whether one kernel computes all of an op."""
+    return in_tiles(op) or isinstance(op.plan, AttentionPlan)
 
 
 def in_tiles(op: Op) -> bool:

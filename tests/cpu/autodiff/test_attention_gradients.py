@@ -96,3 +96,24 @@ def test_a_table_of_biases(tmp_path, table, taken, written):
     op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]" + (", at: index(R)}" if "at:" in table else "}"))
     assert op.plan.kind == "attention" and isinstance(op.backward, Derived) and not op.backward.lacking
     check_gradient(op, "interpret", examples=1)
+
+
+def test_computed_queries_keys_and_values(tmp_path):
+    """Stages write them before attention's kernel; the backward gives their gradients to that of these stages."""
+    text = attention(
+        "n = q * rsqrt(mean(square(q), axis=D) + 0.01) * weight; s = (n @ (k + shift(k, axis=D))) * scale; "
+        "t = where(index(S) <= index(Q) + 1, s, -inf); o = softmax(t, axis=S) @ silu(v); l = logsumexp(t, axis=S)",
+        "last = jnp.concatenate([0 * k[..., :1], k[..., :-1]], -1)[..., : k.shape[-1]]; "
+        'x = jnp.einsum("...qd,...sd->...qs", q / jnp.sqrt(jnp.mean(q * q, -1, keepdims=True) + 0.01) * weight, k + last); '
+        "s = x * scale; seen = jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None] + 1; "
+        "t = jnp.where(seen, s, -jnp.inf); p = jax.nn.softmax(t); l = jax.nn.logsumexp(t, -1); v = jax.nn.silu(v)",
+        "weight: float32[D]; scale: float32[]",
+        "o: T[..., Q, E]; l: float32[..., Q]",
+    )
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], weight: [0.5, 1], scale: [0.1, 1]}")
+    kinds = [stage.plan.kind for stage in op.plan.stages]
+    assert kinds.count("attention") == 1 and kinds[-1] == "attention" and "gemm" not in kinds
+    assert isinstance(op.backward, Derived) and not op.backward.lacking
+    assert any(isinstance(stage.plan, AttentionBackward) for stage in op.backward.op.plan.stages)
+    assert "contract" not in {n.op for s in op.backward.op.plan.stages[-1:] for n in s.spec.read.nodes}
+    check_gradient(op, "interpret", examples=1)

@@ -93,44 +93,7 @@ def hashed_embedding_reference(token, table, buckets):
     return y
 
 
-def hashed_embedding_backward_stage1_chain(dy):
-    """The chain, on one vector of each operand."""
-    dtable = dy
-    dtable2 = dtable
-    return dtable, dtable2
-
-
-@cute.kernel
-def hashed_embedding_backward_stage1_kernel(
-    mDy: cute.Tensor,  # (rows, cols) T
-    mDtable: cute.Tensor,  # (rows, cols) float32
-    mDtable2: cute.Tensor,  # (rows, cols) float32
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDtable.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rDy, = at.load(mDy)
-        dtable, dtable2 = hashed_embedding_backward_stage1_chain(device.floats(rDy))
-        at.store(dtable.to(mDtable.element_type), mDtable)
-        at.store(dtable2.to(mDtable2.element_type), mDtable2)
-
-
-@cute.jit
-def hashed_embedding_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDtable: cute.Tensor, mDtable2: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
-):
-    hashed_embedding_backward_stage1_kernel(mDy, mDtable, mDtable2, how).launch(**flat.grid(how, mDtable.shape, stream))
-
-
-def hashed_embedding_backward_stage1_xla(dy):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dtable = dy
-    dtable2 = dtable
-    return dtable, dtable2
-
-
-def hashed_embedding_backward_stage2_chain(token, buckets):
+def hashed_embedding_backward_chain(token, buckets):
     """The chain, on one vector of each operand."""
     places = device.modulo(device.floor_divide(token, buckets) * 7 + 3, buckets)
     places2 = device.modulo(token, buckets)
@@ -138,7 +101,7 @@ def hashed_embedding_backward_stage2_chain(token, buckets):
 
 
 @cute.kernel
-def hashed_embedding_backward_stage2_kernel(
+def hashed_embedding_backward_kernel(
     mToken: cute.Tensor,  # (rows, cols) int32
     mPlaces: cute.Tensor,  # (rows, cols) int32
     mPlaces2: cute.Tensor,  # (rows, cols) int32
@@ -148,7 +111,7 @@ def hashed_embedding_backward_stage2_kernel(
     at = flat.vector(how, mPlaces.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rToken, = at.load(mToken)
-        places, places2 = hashed_embedding_backward_stage2_chain(
+        places, places2 = hashed_embedding_backward_chain(
             rToken.load().to(cutlass.Int32), device.full(how.vec, buckets, cutlass.Int32),
         )
         at.store(device.cast(places, mPlaces.element_type), mPlaces)
@@ -156,16 +119,16 @@ def hashed_embedding_backward_stage2_kernel(
 
 
 @cute.jit
-def hashed_embedding_backward_stage2_launch(
+def hashed_embedding_backward_launch(
     stream: cuda.CUstream, mToken: cute.Tensor, mPlaces: cute.Tensor, mPlaces2: cute.Tensor,
     buckets: cutlass.Constexpr[int], how: cutlass.Constexpr[Launch],
 ):
-    hashed_embedding_backward_stage2_kernel(mToken, mPlaces, mPlaces2, buckets, how).launch(
+    hashed_embedding_backward_kernel(mToken, mPlaces, mPlaces2, buckets, how).launch(
         **flat.grid(how, mPlaces.shape, stream)
     )
 
 
-def hashed_embedding_backward_stage2_xla(token, buckets):
+def hashed_embedding_backward_xla(token, buckets):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     places = (token // buckets * 7 + 3) % buckets
     places2 = token % buckets
@@ -177,10 +140,8 @@ def hashed_embedding_backward_stage2_xla(token, buckets):
     launch=hashed_embedding_launch,
     xla=hashed_embedding_xla,
     reference=hashed_embedding_reference,
-    backward_stage1_launch=hashed_embedding_backward_stage1_launch,
-    backward_stage1_xla=hashed_embedding_backward_stage1_xla,
-    backward_stage2_launch=hashed_embedding_backward_stage2_launch,
-    backward_stage2_xla=hashed_embedding_backward_stage2_xla,
+    backward_launch=hashed_embedding_backward_launch,
+    backward_xla=hashed_embedding_backward_xla,
 )
 def hashed_embedding(
     token: jax.Array,

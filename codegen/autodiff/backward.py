@@ -55,6 +55,13 @@ class Derived:
         values = [s.value for s in self.op.statements if s.name in self._of_rows]
         return all(not n.args or n.op == "cast" for n in topological(values))
 
+    @property
+    def idle(self) -> bool:
+        """Whether no kernel runs: each gradient is a cotangent, or a cotangent is added to it by index."""
+        passed, same = {output for output, _ in self.how.passed}, {name for name, _ in self.how.same}
+        needed = {dx for name, dx in self.how.gradients if name not in same} | {s.index for s in self.how.scattered}
+        return bool(passed) and not needed & {a.name for a in self.op.spec.outputs} - passed
+
     @functools.cached_property
     def frozen(self) -> Derived | None:
         """The backward for calls that need no gradient of what all rows share: weights that are not trained, for example. It
@@ -122,7 +129,8 @@ def _of_some(
     """A backward with only some of its outputs, `called` by another name. Raises `SpecError` or `UserError` if no kernel can compute
     it."""
     outputs = {a.name for a in spec.outputs}
-    names = [*names, *(s.index for s in how.scattered if s.output in names and s.index in outputs)]
+    added = tuple(s for s in how.scattered if s.output in names or s.output in dict(how.passed))
+    names = [*dict.fromkeys([*names, *(s.index for s in added if s.index in outputs)])]
     own = only(spec, names)
     made = derived(replace(own, op=called or own.op, summary=summary or own.summary))
     read = {a.name for a in made.spec.inputs}
@@ -133,14 +141,14 @@ def _of_some(
         saved=tuple(name for name in how.saved if name in read),
         inputs=tuple(name for name in how.inputs if name in read),
         gradients=gradients,
-        scattered=tuple(s for s in how.scattered if s.output in names),
+        scattered=added,
     )
     return made, how
 
 
 def _planned(how: Backward) -> tuple[Op, Backward]:
     """The op of a backward, without outputs that equal another output or a cotangent, such as the gradients of a sum's terms: those
-    are in `how.same`. Raises `SpecError` or `UserError` if no kernel can compute it."""
+    are in `how.same`, and in `how.passed` if they are added by index. Raises `SpecError` or `UserError` if no kernel can compute it."""
     spec = how.spec
 
     def key(array: Array, values: Iterable[Leaf | int]) -> tuple[Any, ...]:
@@ -148,6 +156,7 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
 
     cotangents, given = {dy for _, dy in how.cotangents}, {dx: name for name, dx in how.gradients}
     tables, held = {s.table for s in how.scattered}, {}
+    added, passed = {s.output for s in how.scattered}, []
     for array in spec.inputs:
         if array.name in cotangents:
             parts = range(array.parts) if array.parts else (None,)
@@ -157,17 +166,23 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
         assigned = [s for s in spec.read.statements if s.name == array.name]
         values = [(s.value.attr if isinstance(s.value.attr, Leaf) else id(s.value)) for s in assigned if not s.at]
         own = key(array, values or [id(s) for s in assigned])
-        if given.get(array.name) in {None, *tables}:  # a computed index; or other outputs are added to it
+        source = values[0].name if len(values) == 1 and isinstance(values[0], Leaf) else None
+        if array.name in added and source in cotangents and spec.array(source).parts is None:
+            passed.append((array.name, source))
+        elif given.get(array.name) in {None, *tables}:  # a computed index; or other outputs are added to it
             kept.append(array.name)
         elif own in held:
             same.append((given[array.name], held[own]))
         else:
             held[own] = array
             kept.append(array.name)
-    if kept and same:
+    less = replace(how, passed=tuple(passed))
+    if kept and (same or passed):
         with contextlib.suppress(SpecError, UserError):
-            op, how = _of_some(spec, how, kept)
-            return op, replace(how, same=tuple(same))
+            op, less = _of_some(spec, less, kept)
+            return op, replace(less, same=tuple(same))
+    if passed and not kept:
+        return derived(spec), replace(less, same=tuple(same))
     return derived(spec), how
 
 

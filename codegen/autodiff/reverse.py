@@ -67,6 +67,7 @@ class Backward:
     gradients: tuple[tuple[str, str], ...]  # (x, dx) for each output; a table may have several, which are added up
     scattered: tuple[Scattered, ...] = ()  # the outputs that are gradients of a `take`'s result
     same: tuple[tuple[str, Array], ...] = ()  # (x, the cotangent or the output that is also the gradient of x)
+    passed: tuple[tuple[str, str], ...] = ()  # (an output of `scattered`, the cotangent that is added in its place)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def backward_calls(
         sets.append((residuals, cotangents))
         others.append((arrays, cotangents))
     how, names = op.derived.how, origin.operand_names(key)
-    given_back = {name for name, _ in how.gradients}
+    given_back = {name for name, _ in how.gradients} | {s.table for s in how.scattered}
     if isinstance(origin.plan, Gemm):  # the gradients of products continue to their factors
         given_back |= origin.multiplied
     wanted = [n for n in names if n in given_back and jnp.issubdtype(jnp.result_type(made[0][n]), jnp.floating)]

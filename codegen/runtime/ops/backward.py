@@ -146,22 +146,26 @@ class BackwardOp(DerivedOp):
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    def pull(
+        self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...], copies: bool = False
+    ) -> tuple[Any, ...]:
         """The gradient of each operand of the forward, from the values that the backward `saves` and `takes` (None for an input
-        that is left out); None where it is zero."""
+        that is left out); None where it is zero. XLA computes what the kernel would only copy, if it only `copies`."""
         own = {name: values[name] for name in (*self.saves(), *self.takes(key))}
-        return self.ordered(key, self.gradients(key, own, cotangents))
+        return self.ordered(key, self.gradients(key, own, cotangents, copies))
 
-    def gradients(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> dict[str, jax.Array]:
+    def gradients(
+        self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...], copies: bool = False
+    ) -> dict[str, jax.Array]:
         """The gradients that the kernel computes, by the names of their arrays. `values` are its inputs other than cotangents; None
         is an input that is left out."""
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        for one in self.stages or (self,):
-            there |= one.given(key, there)
-        tables = {s.output for s in how.scattered}
-        found = {name: there[dx] for name, dx in how.gradients if dx not in tables}
+        for one in () if self.derived.idle else self.stages or (self,):
+            there |= one.given(replace(key, implementation="xla") if copies else key, there)
+        apart = {s.output for s in how.scattered} | {dx for name, dx in how.gradients if name in dict(how.same)}
+        found = {name: there[dx] for name, dx in how.gradients if dx not in apart}
         found |= {name: there[a.name] for name, a in how.same}
         for table in dict.fromkeys(s.table for s in how.scattered):
             taken = [self._taken(s, there) for s in how.scattered if s.table == table]
@@ -171,9 +175,12 @@ class BackwardOp(DerivedOp):
 
     def _taken(self, how: Scattered, there: dict[str, jax.Array]) -> Taken:
         """What an output of the backward adds to a table's gradient."""
-        spec = self.derived.how.spec
-        places = spec if any(a.name == how.index for a in spec.outputs) else self.origin.spec
-        return Taken(how, there[how.index], places.array(how.index), (there[how.output], spec.array(how.output).axes))
+        spec, own = self.derived.how.spec, self.origin.spec
+        places = spec if any(a.name == how.index for a in spec.outputs) else own
+        values = dict(self.derived.how.passed).get(how.output, how.output)
+        passed = next((y for y, dy in self.derived.how.cotangents if dy == values), None)
+        array = spec.array(values) if passed is None else own.array(passed)
+        return Taken(how, there[how.index], places.array(how.index), there[values], array)
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:
         """Gradients in the order of the forward's operands; None for an operand without one."""
@@ -259,7 +266,9 @@ class GemmBackwardOp(BackwardOp):
         made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
-    def pull(self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
+    def pull(
+        self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...], copies: bool = False
+    ) -> tuple[Any, ...]:
         derived, op = self.derived, self.origin
         operands = tuple(values[name] for name in self.takes(key))
         arrays = op.arrays(key, operands)
@@ -267,7 +276,7 @@ class GemmBackwardOp(BackwardOp):
         own = {name: there.get(name) for name in super().takes(key)}
         own |= {name: values[name] for name in derived.how.saved}
         own |= {acc: values[name] for acc, name in derived.products}
-        gradients = self.gradients(key, own, cotangents)
+        gradients = self.gradients(key, own, cotangents, copies)
         axes = arguments.bind_axes(op.spec, arrays)
         for p in op.plan.products:
             if (inner := gradients.pop(p.acc.name, None)) is None:

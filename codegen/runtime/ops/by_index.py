@@ -22,6 +22,7 @@ def sums_by_index(
 ) -> jax.Array:
     """The sums (outer, rows, columns) of the `values` (outer, N, columns) with each key, in the dtype `result`. `keys` (N,) are
     int32, from 0 on; one of `rows` or more is that of no row. Sums are computed in float32, of float64 values in float64."""
+    values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
         return sums_by_index(implementation, keys, values, rows, "float32").astype(result)
     return _differentiable(implementation, rows, result, keys, values)

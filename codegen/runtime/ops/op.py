@@ -315,7 +315,7 @@ class Op(Generic[P, R]):
             way, values = kernel.unpacked(key, residuals)
             if way == "whole":
                 return jax.vjp(xla, *(values[name] for name in self.operand_names(key)))[1](cotangents)
-            return kernel.by(way).pull(replace(key, implementation="xla") if way == "xla" else key, values, cotangents)
+            return kernel.by(way).pull(key, values, cotangents, way == "xla")
 
         def backward(shardings: Any, residuals: Any, cotangents: Any) -> Any:
             if self.refuses_gradients:

@@ -36,7 +36,8 @@ class Taken:
     how: Scattered
     index: jax.Array
     index_array: Array  # what the spec says of the index
-    values: Named
+    values: jax.Array
+    values_array: Array
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def table_gradient(
     shape = axes.shape(array.axes)
     names = _each(array.axes, len(shape))
     found: dict[int | None, list[jax.Array]] = {part: [] for part in output_parts(array)}
-    compute = taken[0].values[0].dtype
+    compute = "float64" if any(t.values.dtype == "float64" for t in taken) else "float32"
     for part, parts_of in found.items():
         if so_far is not None:
             parts_of.append(named_axes(array, so_far, axes, part))
@@ -78,7 +79,8 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     """What was taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
     names, sizes = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
-    values, value_names = taken.values[0], _each(taken.values[1], taken.values[0].ndim)
+    values = named_axes(taken.values_array, taken.values, axes, None)
+    value_names = _each(taken.values_array.axes, values.ndim)
     index_names = _each(taken.index_array.axes, index.ndim)
     own = [a for a in value_names if a in index_names]
     index = index.transpose([index_names.index(a) for a in own])
@@ -105,7 +107,7 @@ def _joined(rows: Sequence[_Rows]) -> list[_Rows]:
     """Rows of one kind, one after the other, are summed together."""
     kinds: dict[Any, list[_Rows]] = {}
     for own in rows:
-        kinds.setdefault((own.outer, own.columns), []).append(own)
+        kinds.setdefault((own.outer, own.columns, own.values.dtype), []).append(own)
     return [
         replace(
             each[0], keys=jnp.concatenate([r.keys for r in each]), values=jnp.concatenate([r.values for r in each], 1)

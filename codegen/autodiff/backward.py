@@ -167,7 +167,7 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
         values = [(s.value.attr if isinstance(s.value.attr, Leaf) else id(s.value)) for s in assigned if not s.at]
         own = key(array, values or [id(s) for s in assigned])
         source = values[0].name if len(values) == 1 and isinstance(values[0], Leaf) else None
-        if array.name in added and source in cotangents and spec.array(source).parts is None:
+        if array.name in added and source in cotangents and _is_whole(spec.array(source), array):
             passed.append((array.name, source))
         elif given.get(array.name) in {None, *tables}:  # a computed index; or other outputs are added to it
             kept.append(array.name)
@@ -184,6 +184,12 @@ def _planned(how: Backward) -> tuple[Op, Backward]:
     if passed and not kept:
         return derived(spec), replace(less, same=tuple(same))
     return derived(spec), how
+
+
+def _is_whole(cotangent: Array, array: Array) -> bool:
+    """Whether a cotangent has each axis of an array, as a dimension of its own."""
+    plain = all(len(dim.names) == 1 and not dim.parts for dim in cotangent.dims)
+    return plain and {*cotangent.axes} == {*array.axes}
 
 
 def row_backward(op: Op) -> Derived:

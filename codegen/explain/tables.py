@@ -64,14 +64,20 @@ def _backward(made: dict[str, Any]) -> Table:
         table.add_row(escape(f"jax.vjp of the jnp form: {made['why']}"))
         return table
     table = _table("backward", "")
-    table.add_row("kind", escape(made["why"]))
-    for what in ("inputs", "outputs"):
-        table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
-    for name, lines in _chains(made).items():
-        for place, line in enumerate(lines):
-            table.add_row("" if place else name, escape(line))
+    if made["idle"]:
+        table.add_row("kind", "no kernel but the sums by index")
+    else:
+        table.add_row("kind", escape(made["why"]))
+        for what in ("inputs", "outputs"):
+            table.add_row(what, escape(", ".join(f"{name}: {array}" for name, array in made[what].items())))
+        for name, lines in _chains(made).items():
+            for place, line in enumerate(lines):
+                table.add_row("" if place else name, escape(line))
     for name, other in made["same"].items():
         table.add_row("", escape(f"the gradient of {name} is {other}"))
+    for added in made["by_index"]:
+        text = f"the gradient of {added['table']} is {added['added']}, summed by {added['index']} along {added['axis']}"
+        table.add_row("", escape(text))
     if frozen := made["frozen"]:
         names = ", ".join(frozen["without"])
         table.add_row("frozen", escape(f"where no gradient of {names} is requested: {frozen['why']}"))

@@ -180,7 +180,7 @@ class BackwardOp(DerivedOp):
         values = dict(self.derived.how.passed).get(how.output, how.output)
         passed = next((y for y, dy in self.derived.how.cotangents if dy == values), None)
         array = spec.array(values) if passed is None else own.array(passed)
-        return Taken(how, there[how.index], places.array(how.index), there[values], array)
+        return Taken(how, there[how.index], places.array(how.index), there[values], array.axes)
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:
         """Gradients in the order of the forward's operands; None for an operand without one."""

@@ -37,7 +37,7 @@ class Taken:
     index: jax.Array
     index_array: Array  # what the spec says of the index
     values: jax.Array
-    values_array: Array
+    values_axes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     """What was taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
     names, sizes = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
-    values = named_axes(taken.values_array, taken.values, axes, None)
-    value_names = _each(taken.values_array.axes, values.ndim)
+    values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)
     index_names = _each(taken.index_array.axes, index.ndim)
     own = [a for a in value_names if a in index_names]
     index = index.transpose([index_names.index(a) for a in own])

@@ -495,3 +495,27 @@ def test_the_tables_fit_80_columns_and_lose_nothing(name):
     words = set(shown.get().split())
     for cost in report["costs"]:
         assert {str(cost["launch"][name] or "-") for name in ("threads", "blocks")} <= words
+
+
+def printed(op) -> str:
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(as_text(explain(op, default_shape(op.spec))))
+    return shown.get()
+
+
+def test_what_is_added_to_a_table_by_index():
+    """A cotangent as it is, for which no kernel runs; or what a kernel writes."""
+    inputs = "t: float32[V, N]; i: int32[...]"
+    alone = made("y = take(t, i, axis=V)", inputs, "y: float32[..., N]")
+    text = printed(alone)
+    assert "no kernel but the sums by index" in text
+    assert "the gradient of t is dy, summed by i along V" in text
+    other = made("y = square(take(t, i, axis=V))", inputs, "y: float32[..., N]")
+    text = printed(other)
+    assert "no kernel but" not in text
+    assert "the gradient of t is dt, summed by i along V" in text
+    beside = made("y = x * 1.5 + take(t, i, axis=V)", f"{inputs}; x: float32[..., N]", "y: float32[..., N]")
+    report = explain(beside, default_shape(beside.spec))["backward"]
+    assert (list(report["outputs"]), report["idle"]) == (["dx"], False)
+    assert [added["added"] for added in report["by_index"]] == ["dy"]

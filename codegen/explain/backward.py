@@ -1,0 +1,83 @@
+"""The generated backward of an op, and the stages of one, for `explain`: what they take, compute and write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.explain.words import words
+from codegen.plan.op import Op, Staged
+
+
+def backward(op: Op) -> dict[str, Any] | None:
+    """The generated backward, written as in a spec; None where the op has no gradient."""
+    if op.spec.grad == "none":
+        return None
+    found = backward_of(op)
+    if not isinstance(found, Derived):
+        return {"kernel": False, "why": found.message}
+    spec = found.op.spec
+    return {
+        "kernel": True,
+        "kind": found.op.plan.kind,
+        "why": words(found.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "outputs": {a.name: str(a) for a in spec.outputs},
+        "chain": spec.chain.value.splitlines(),
+        "stages": stages(found.op),
+        "same": {name: array.name for name, array in found.how.same},
+        "by_index": _by_index(found),
+        "idle": found.idle,
+        "frozen": _frozen(found),
+    }
+
+
+def _by_index(found: Derived) -> list[dict[str, str]]:
+    """What is added to the gradients of tables by index: a cotangent, or an output of the backward."""
+    passed = dict(found.how.passed)
+    return [
+        {"table": s.table, "added": passed.get(s.output, s.output), "index": s.index, "axis": s.axis}
+        for s in found.how.scattered
+    ]
+
+
+def _frozen(found: Derived) -> dict[str, Any] | None:
+    """The frozen backward: it runs where no array that all rows share needs a gradient."""
+    gradients = list(dict.fromkeys(name for name, _ in (*found.how.gradients, *found.how.same)))
+    names = [name for name in gradients if name in found.shared]
+    if not names or len(names) == len(gradients):
+        return None
+    if found.frozen is None:
+        why = "XLA: nothing is computed" if found.copies_rows else "the same"
+        return {"without": names, "kernel": False, "why": why, "inputs": {}, "chain": []}
+    spec = found.frozen.op.spec
+    return {
+        "without": names,
+        "kernel": True,
+        "why": words(found.frozen.op.plan).kind(),
+        "inputs": {a.name: str(a) for a in spec.inputs},
+        "chain": spec.chain.value.splitlines(),
+    }
+
+
+def stages(op: Op) -> list[dict[str, Any]]:
+    """The kernels of an op that needs several: what each reads, writes and computes, and why it is not one with those before."""
+    if not isinstance(op.plan, Staged):
+        return []
+    made: dict[str, int] = {}
+    found = []
+    for place, stage in enumerate(op.plan.stages):
+        waits = [a.name for a in stage.spec.inputs if a.name in made]
+        found.append(
+            {
+                "kind": stage.plan.kind,
+                "why": words(stage.plan).kind()
+                + (", on a sample of the elements" if op.plan.sampled_axes(place) else ""),
+                "waits_for": waits,
+                "inputs": {a.name: str(a) for a in stage.spec.inputs},
+                "outputs": {a.name: str(a) for a in stage.spec.outputs},
+                "chain": stage.spec.chain.value.splitlines(),
+            }
+        )
+        made |= dict.fromkeys((a.name for a in stage.spec.outputs), place)
+    return found

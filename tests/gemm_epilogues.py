@@ -9,6 +9,7 @@ import cutlass.cute as cute
 
 from codegen import device
 from codegen.device.gemm import sm90 as gemm_sm90
+from codegen.device.gemm.pieces import product
 from codegen.shared import Tiles
 
 
@@ -128,10 +129,10 @@ def one_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """One b, no other operand."""
-    gemm_sm90.launch(
-        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB,), (mY,), EPILOGUES[name], paired=paired, vec=vec, ragged=ragged, reads=READS.get(name, (None, None))
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -141,10 +142,10 @@ def two_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """Two b."""
-    gemm_sm90.launch(
-        stream, mA, (mB0, mB1), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB0, mB1), (mY,), EPILOGUES[name], paired=paired, vec=vec, ragged=ragged, reads=READS.get(name, (None, None))
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -154,10 +155,17 @@ def with_one_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """One operand of the epilogue: a bias, or a tile."""
-    gemm_sm90.launch(
-        stream, mA, (mB,), (mX, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mX, 1, True),) if READS.get(name, (None, None))[1] else (), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB,),
+        (mX, mY),
+        EPILOGUES[name],
+        paired=paired,
+        vec=vec,
+        ragged=ragged,
+        reads=READS.get(name, (None, None)),
+        whole=((mX, 1, True),) if READS.get(name, (None, None))[1] else (),
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -167,10 +175,17 @@ def with_two_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """Two operands of the epilogue: a bias and a tile."""
-    gemm_sm90.launch(
-        stream, mA, (mB,), (mX, mZ, mY), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        reads=READS.get(name, (None, None)), whole=((mZ, 1, True),), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB,),
+        (mX, mZ, mY),
+        EPILOGUES[name],
+        paired=paired,
+        vec=vec,
+        ragged=ragged,
+        reads=READS.get(name, (None, None)),
+        whole=((mZ, 1, True),),
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -181,11 +196,20 @@ def sums_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """Statistics over rows and columns."""
-    gemm_sm90.launch(
-        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        row_ops=("sum", "max"), column_ops=("sum",), row_parts=(mRowSum, mRowMax), column_parts=(mColumnSum,),
-        reads=READS.get(name, (None, None)), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB,),
+        (mY,),
+        EPILOGUES[name],
+        paired=paired,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("sum", "max"),
+        column_ops=("sum",),
+        row_parts=(mRowSum, mRowMax),
+        column_parts=(mColumnSum,),
+        reads=READS.get(name, (None, None)),
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -195,11 +219,18 @@ def row_sums_launch(
     tiles: Static[Tiles],
 ):  # fmt: skip
     """Statistics over rows alone."""
-    gemm_sm90.launch(
-        stream, mA, (mB,), (mY,), EPILOGUES[name], b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged,
-        row_ops=("sum", "max"), row_parts=(mRowSum, mRowMax),
-        reads=READS.get(name, (None, None)), tiles=tiles,
-    )  # fmt: skip
+    own = product(
+        (mB,),
+        (mY,),
+        EPILOGUES[name],
+        paired=paired,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("sum", "max"),
+        row_parts=(mRowSum, mRowMax),
+        reads=READS.get(name, (None, None)),
+    )
+    gemm_sm90.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 # epilogue -> its launcher, and its operands in addition to a and b: one value a column, or a tile

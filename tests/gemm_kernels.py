@@ -10,6 +10,7 @@ from cutlass import Float32
 
 from codegen import device
 from codegen.device.gemm import sm80 as gemm_sm80
+from codegen.device.gemm.pieces import product
 from codegen.shared import AmpereTiles, Loading
 
 
@@ -63,9 +64,8 @@ def plain(
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
-    gemm_sm80.launch(
-        stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
-    )  # fmt: skip
+    own = product((mB,), (mY,), plain_epilogue, vec=vec, ragged=ragged)
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -74,10 +74,8 @@ def scaled(
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles], loading: cutlass.Constexpr[Loading],
 ):  # fmt: skip
-    gemm_sm80.launch(
-        stream, mA, (mB,), (mY,), plain_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles, scales=(mScale,),
-        loading=loading,
-    )  # fmt: skip
+    own = product((mB,), (mY,), plain_epilogue, vec=vec, ragged=ragged)
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles, scales=(mScale,), loading=loading)
 
 
 @cute.jit
@@ -86,9 +84,8 @@ def bias_relu(
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
-    gemm_sm80.launch(
-        stream, mA, (mB,), (mBias, mY), bias_relu_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
-    )  # fmt: skip
+    own = product((mB,), (mBias, mY), bias_relu_epilogue, vec=vec, ragged=ragged)
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -97,9 +94,8 @@ def residual(
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
-    gemm_sm80.launch(
-        stream, mA, (mB,), (mResidual, mZ, mY), residual_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
-    )  # fmt: skip
+    own = product((mB,), (mResidual, mZ, mY), residual_epilogue, vec=vec, ragged=ragged)
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 def halves(mB: cute.Tensor, b_is_nk: bool) -> tuple[cute.Tensor, cute.Tensor]:
@@ -120,9 +116,8 @@ def swiglu(
     mBs = (mB,)
     if cutlass.const_expr(paired == "halves"):
         mBs = halves(mB, b_is_nk) if mUp is None else (mB, mUp)
-    gemm_sm80.launch(
-        stream, mA, mBs, (mY,), swiglu_epilogue, b_is_nk=b_is_nk, paired=paired, vec=vec, ragged=ragged, tiles=tiles,
-    )  # fmt: skip
+    own = product(mBs, (mY,), swiglu_epilogue, paired=paired, vec=vec, ragged=ragged)
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)
 
 
 @cute.jit
@@ -132,8 +127,15 @@ def statistics(
     b_is_nk: cutlass.Constexpr[bool], vec: cutlass.Constexpr[int], ragged: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
 ):  # fmt: skip
-    gemm_sm80.launch(
-        stream, mA, (mB,), (mY,), statistics_epilogue, b_is_nk=b_is_nk, vec=vec, ragged=ragged, tiles=tiles,
-        row_ops=("sum", "max"), row_parts=(mRowSum, mRowMax),
-        column_ops=("sum", "min"), column_parts=(mColumnSum, mColumnMin),
-    )  # fmt: skip
+    own = product(
+        (mB,),
+        (mY,),
+        statistics_epilogue,
+        vec=vec,
+        ragged=ragged,
+        row_ops=("sum", "max"),
+        row_parts=(mRowSum, mRowMax),
+        column_ops=("sum", "min"),
+        column_parts=(mColumnSum, mColumnMin),
+    )
+    gemm_sm80.launch(stream, mA, (own,), b_is_nk=b_is_nk, tiles=tiles)

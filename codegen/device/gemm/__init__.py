@@ -1,5 +1,6 @@
 """The GEMM: two main loops, and an epilogue within their tiles."""
 
+from codegen.device.gemm.entry import Together as Together
 from codegen.device.gemm.entry import launch as launch
 from codegen.device.gemm.entry import part as part
 from codegen.device.gemm.pieces import Segments as Segments

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,11 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 
 from codegen.device import vectors
+from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import sm80 as gemm_sm80
 from codegen.device.gemm import sm90 as gemm_sm90
 from codegen.device.gemm.pieces import Follows, Segments
-from codegen.shared import Contraction, Loading, Tiles
+from codegen.shared import AmpereTiles, Contraction, Loading, Tiles
 
 
 @cute.jit
@@ -65,16 +65,47 @@ def launch(
         else:
             found.append(mB)
     bs = tuple(found)
-    loop = functools.partial(gemm_sm80.launch, scales=scales, loading=loading)
-    if cutlass.const_expr(isinstance(how.tiles, Tiles)):
-        loop = functools.partial(gemm_sm90.launch, whole=whole)
-    N = bs[0].shape[1] if cutlass.const_expr(b_is_nk) else bs[0].shape[2]
-    if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
-        loop(
-            stream, mA, bs, tensors, epilogue, b_is_nk=b_is_nk, paired="halves" if paired == "two" else paired,
-            vec=how.vec, ragged=how.ragged, reads=reads, row_ops=row_ops, column_ops=column_ops, rescaled=rescaled,
-            row_parts=row_parts, column_parts=column_parts, tiles=how.tiles, segment=how.segment, segments=segments,
-        )  # fmt: skip
+    own = gemm_pieces.product(
+        bs, tensors, epilogue, paired="halves" if paired == "two" else paired, vec=how.vec, ragged=how.ragged, reads=reads,
+        row_ops=row_ops, column_ops=column_ops, rescaled=rescaled, row_parts=row_parts, column_parts=column_parts, whole=whole,
+        segment=how.segment, segments=segments,
+    )  # fmt: skip
+    if cutlass.const_expr(isinstance(stream, Together)):
+        stream.add(mA, own, b_is_nk, how.tiles)
+    else:
+        N = own.columns(b_is_nk)
+        if Int64(mA.shape[0]) * mA.shape[1] * N > 0:
+            _launch(stream, mA, (own,), b_is_nk, how.tiles, scales, loading)
+
+
+class Together:
+    """In the place of a stream: products of one a, of which `launch` only notes each, for one launch of all."""
+
+    def __init__(self) -> None:
+        self.products: list[gemm_pieces.Product] = []
+        self.how: Any = None
+
+    def add(self, mA: cute.Tensor, product: gemm_pieces.Product, b_is_nk: bool, tiles: Tiles | AmpereTiles) -> None:
+        """Note a product. All have the same a, order of b, and tiles."""
+        assert self.how is None or self.how[1:] == (b_is_nk, tiles), "products in one launch have the same tiles"
+        self.how = self.how or (mA, b_is_nk, tiles)
+        self.products.append(product)
+
+    def launch(self, stream: Any) -> None:
+        """Launch them."""
+        mA, b_is_nk, tiles = self.how
+        _launch(stream, mA, tuple(self.products), b_is_nk, tiles)
+
+
+def _launch(
+    stream: Any, mA: cute.Tensor, products: tuple[gemm_pieces.Product, ...], b_is_nk: bool, tiles: Tiles | AmpereTiles,
+    scales: tuple[cute.Tensor, ...] = (), loading: Loading | None = None,
+) -> None:  # fmt: skip
+    """Launch the main loop of these tiles."""
+    if isinstance(tiles, Tiles):
+        gemm_sm90.launch(stream, mA, products, b_is_nk=b_is_nk, tiles=tiles)
+    else:
+        gemm_sm80.launch(stream, mA, products, b_is_nk=b_is_nk, tiles=tiles, scales=scales, loading=loading)
 
 
 def part(tensor: cute.Tensor | None, mode: int, which: int) -> cute.Tensor | None:

@@ -122,6 +122,65 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Product:
+    """One of the products of a in a launch, and its epilogue with the tensors that this reads and writes."""
+
+    mBs: tuple[cute.Tensor, ...]  # each (L, N, K) or (L, K, N)
+    memory: tuple  # the epilogue's tensors, row parts and column parts
+    form: Form  # whose settings of the main loop are not set yet
+    whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = ()
+
+    def columns(self, b_is_nk: bool) -> Int32:
+        """The columns of each b."""
+        return self.mBs[0].shape[1 if b_is_nk else 2]
+
+
+def product(
+    mBs: tuple[cute.Tensor, ...],
+    tensors: tuple,
+    epilogue: Callable[..., tuple],
+    *,
+    vec: int,
+    ragged: bool,
+    paired: str = "",
+    row_ops: tuple[str, ...] = (),
+    column_ops: tuple[str, ...] = (),
+    rescaled: tuple[Follows, ...] = (),
+    row_parts: tuple[cute.Tensor, ...] = (),
+    column_parts: tuple[cute.Tensor, ...] = (),
+    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
+    whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
+    segment: int = 0,
+    segments: Segments | None = None,
+) -> Product:
+    """A product and its epilogue.
+
+    mBs: one tensor or two, (L, N, K) or (L, K, N), their last strides 1, their L 1 where the batch shares them. Two give two
+        accumulators ("halves"); one with 2N columns too, if "interleaved" or "segments".
+    row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
+    reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
+    whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the
+        output, and whether each batch has its own; needed where `staged`, for which their rows must be a multiple of 16 bytes.
+    """
+    assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
+    form = Form(
+        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, segment=segment, segments=segments
+    )
+    return Product(mBs, (tensors, row_parts, column_parts), form, whole)
+
+
+def own_column(column: Int32, firsts: tuple, which: int) -> tuple[Int32, cutlass.Boolean | bool]:
+    """A column of tiles as one of that product's, of several, and whether it is: all products but the first one begin at
+    `firsts`."""
+    own, found = column, True
+    if which > 0:
+        own, found = column - firsts[which - 1], column >= firsts[which - 1]
+    if which < len(firsts):
+        found = found & (column < firsts[which])
+    return own, found
+
+
+@dataclass(frozen=True)
 class Pieces:
     """The order in which a lane handles its warp's accumulators: piece by piece, each `rows` rows of a slab and `width` columns,
     and in each piece vector by vector. All pieces of the same columns are consecutive."""

@@ -8,10 +8,12 @@ In shared memory a tile consists of `panels`.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Numeric, Uint8, Uint16, Uint32
@@ -22,7 +24,7 @@ from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import narrow, tensorcore
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b, pair_of_b
-from codegen.device.gemm.pieces import Follows, Form, Segments
+from codegen.device.gemm.pieces import Product, own_column
 from codegen.device.gemm.tensorcore import STEP
 from codegen.shared import WARP, AmpereTiles, Loading
 
@@ -42,74 +44,57 @@ def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int, s
 
 
 def launch(
-    stream,
-    mA: cute.Tensor,
-    mBs: tuple[cute.Tensor, ...],
-    tensors: tuple,
-    epilogue: Callable,
-    *,
-    b_is_nk: bool,
-    paired: str = "",
-    vec: int,
-    ragged: bool,
-    row_ops: tuple[str, ...] = (),
-    column_ops: tuple[str, ...] = (),
-    rescaled: tuple[Follows, ...] = (),
-    row_parts: tuple[cute.Tensor, ...] = (),
-    column_parts: tuple[cute.Tensor, ...] = (),
-    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    tiles: AmpereTiles,
-    scales: tuple[cute.Tensor, ...] = (),
-    loading: Loading | None = None,
-    segment: int = 0,
-    segments: Segments | None = None,
-) -> None:
-    """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
+    stream: cuda.CUstream, mA: cute.Tensor, products: Sequence[Product], *, b_is_nk: bool, tiles: AmpereTiles,
+    scales: tuple[cute.Tensor, ...] = (), loading: Loading | None = None,
+) -> None:  # fmt: skip
+    """Compute acc = mA @ mB for each of the products, and run its epilogue on it (`epilogue`).
 
-    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, their L 1 where
-        the batch shares them; bfloat16, float16, float32, float8 (from sm_89 on; either of each) or int8 (summed in int32). Where mA
-        has 16 bits, mBs may be int8 or float8, which is converted in registers (`narrow`). Two give two accumulators ("halves");
-        one with 2N columns too, if "interleaved" or "segments".
-    scales: one for each of mBs, (B, N), for `loading`, which says how narrower mBs are read; of 4 bits, two are in a byte along K.
-    row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
+    mA: (L, M, K); each mB as in `product`, where `b_is_nk` (L, N, K); bfloat16, float16, float32, float8 (from sm_89 on; either of
+        each) or int8 (summed in int32). Where mA has 16 bits, mBs may be int8 or float8, which is converted in registers (`narrow`).
+        Several products have the same types and one tensor b each.
+    scales: one for each of mBs of the one product, (B, N), for `loading`, which says how narrower mBs are read; of 4 bits, two are in a
+        byte along K.
     tiles: where they are `precise` and an operand is infinite, the sum may be NaN.
     """
-    form = Form(
-        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, fours=not b_is_nk and mBs[0].element_type.width == 8,
-        rolled=reads[1] is None and not row_ops, warps=tiles.warps_m, step=1, barrier=1, threads=tiles.sharing,
-        segment=segment, segments=segments,
+    b_type, parts = products[0].mBs[0].element_type, len(products[0].mBs)
+    forms = tuple(
+        replace(
+            p.form, fours=not b_is_nk and b_type.width == 8, rolled=p.form.tiles is None and not p.form.row_ops,
+            warps=tiles.warps_m, step=1, barrier=1, threads=tiles.sharing,
+        )
+        for p in products
     )  # fmt: skip
-    assert len(mBs) == (2 if paired == "halves" else 1), f"{len(mBs)} tensors b, and paired is {paired!r}"
     how, width = loading or Loading(), mA.element_type.width
-    if mBs[0].element_type.width == width:
+    if b_type.width == width:
         how, scales = Loading(width), ()
     elif how.bits == 8:
-        how = replace(how, bits=mBs[0].element_type.width)
-    check(tiles, (width, how.bits), how, len(mBs), form.segment * form.accumulators)
+        how = replace(how, bits=b_type.width)
+    for form in forms:
+        check(tiles, (width, how.bits), how, parts, form.segment * form.accumulators)
     L, M, _ = mA.shape
-    count = cute.ceil_div(M, tiles.tile_m) * cute.ceil_div(_columns(mBs, b_is_nk), tiles.tile_n // len(mBs)) * L
-    _kernel(mA, mBs, scales, (tensors, row_parts, column_parts), b_is_nk, tiles, form, how).launch(
+    wide = [cute.ceil_div(p.columns(b_is_nk), tiles.tile_n // parts) for p in products]  # in tiles
+    firsts = tuple(itertools.accumulate(wide[:-1]))
+    count = cute.ceil_div(M, tiles.tile_m) * (firsts[-1] + wide[-1] if firsts else wide[0]) * L
+    bs, memories = tuple(p.mBs for p in products), tuple(p.memory for p in products)
+    _kernel(mA, bs, scales, memories, firsts, b_is_nk, tiles, forms, how).launch(
         grid=(cutlass.max(count, 1), 1, 1), block=(tiles.threads, 1, 1), stream=stream, min_blocks_per_mp=tiles.blocks,
         preferred_smem_carveout=-1,  # as much as the driver sees fit
     )  # fmt: skip
 
 
-def _columns(mBs: tuple[cute.Tensor, ...], b_is_nk: bool) -> Int32:
-    """The columns of each b."""
-    return mBs[0].shape[1 if b_is_nk else 2]
-
-
 @cute.kernel
 def _kernel(
     mA: cute.Tensor,  # (L, M, K)
-    mBs: tuple[cute.Tensor, ...],  # each (L or 1, N, K) or (L or 1, K, N)
+    every: tuple[tuple[cute.Tensor, ...], ...],  # of each product, each (L or 1, N, K) or (L or 1, K, N)
     scales: tuple[cute.Tensor, ...],  # each (B, N)
-    memory: tuple,  # the epilogue's tensors, row parts and column parts
+    memories: tuple,  # of each product: the epilogue's tensors, row parts and column parts
+    firsts: tuple,  # the first columns of tiles of all products but one
     b_is_nk: cutlass.Constexpr[bool],
     tiles: cutlass.Constexpr[AmpereTiles],
-    form: cutlass.Constexpr[Form],
+    forms: cutlass.Constexpr[tuple],
     how: cutlass.Constexpr[Loading],
 ):
+    mBs, form = every[0], forms[0]
     parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
     warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tile_n // tiles.warps_n
     group, tidx = gemm_split.thread_of(tiles)
@@ -117,12 +102,14 @@ def _kernel(
     warp_m, warp_n = warp % tiles.warps_m, warp // tiles.warps_m
 
     L, M, _ = mA.shape
-    N = _columns(mBs, b_is_nk)
-    tiles_m, tiles_n = cute.ceil_div(M, tiles.tile_m), cute.ceil_div(N, tile_n)
+    columns = [own[0].shape[1 if b_is_nk else 2] for own in every]
+    tiles_m, tiles_n = cute.ceil_div(M, tiles.tile_m), cute.ceil_div(columns[-1], tile_n)
+    if cutlass.const_expr(len(firsts) > 0):
+        tiles_n += firsts[-1]
     some = tiles_m * tiles_n * L > 0  # else there is one block, and nothing for it to do
     batch, m, n = _tile(tiles_m, tiles_n, tiles.group)
 
-    operands = _operands(mA, mBs, (batch, m, n), some, b_is_nk, tiles, how)
+    operands = _operands(mA, every, (batch, m, n, firsts), some, b_is_nk, tiles, how)
     scaled = narrow.scales_of(scales, tile_n, tiles.tile_k, tiles.sharing, how)
     stages = tiles.stages * (operands.size + scaled.size)  # bytes of a group
     sums = (tiles.warps_k - 1) * tiles.tile_m * tiles.tile_n * 4
@@ -146,13 +133,16 @@ def _kernel(
     words = cute.make_tensor(
         cute.recast_ptr(buffer.iterator, dtype=Uint32), cute.make_layout((form.stage, tiles.warps))
     )
-    extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, N * parts // form.accumulators, Int32(0)))
-    column = (n * tiles.tile_n + warp_n * (parts * warp_columns)) // form.accumulators
-    if group == 0:
-        gemm_epilogue.finish(
-            _for_epilogue(acc, form.fours), words, warp, warp_m, (m * tiles.tile_m + warp_m * warp_rows, column, batch), 16,
-            extents, (n * tiles.warps_n + warp_n, m), memory, form,
-        )  # fmt: skip
+    for p in cutlass.range_constexpr(len(forms)):
+        own_n, its = own_column(n, firsts, p)
+        width = columns[p] * parts // forms[p].accumulators
+        extents = (cutlass.select_(some, M, Int32(0)), cutlass.select_(some, width, Int32(0)))
+        column = (own_n * tiles.tile_n + warp_n * (parts * warp_columns)) // forms[p].accumulators
+        if its & (group == 0):
+            gemm_epilogue.finish(
+                _for_epilogue(acc, forms[p].fours), words, warp, warp_m, (m * tiles.tile_m + warp_m * warp_rows, column, batch),
+                16, extents, (own_n * tiles.warps_n + warp_n, m), memories[p], forms[p],
+            )  # fmt: skip
 
 
 @cute.jit
@@ -288,12 +278,14 @@ class Chunks:
 
 
 def _operands(
-    mA: cute.Tensor, mBs: tuple[cute.Tensor, ...], place: tuple[Int32, Int32, Int32], some: Boolean, b_is_nk: bool,
-    tiles: AmpereTiles, how: Loading,
+    mA: cute.Tensor, every: tuple[tuple[cute.Tensor, ...], ...], place: tuple, some: Boolean, b_is_nk: bool, tiles: AmpereTiles,
+    how: Loading,
 ) -> Operands:  # fmt: skip
-    """The operands' tiles for the block whose tile has this batch, row and column; zeros unless `some`."""
+    """The operands' tiles for the block whose tile has this batch, row and column, which is one of the products that begin at `firsts`;
+    zeros unless `some`."""
     _, tidx = gemm_split.thread_of(tiles)
-    (batch, m, n), parts = place, len(mBs)
+    (batch, m, n, firsts), mBs = place, every[0]
+    parts = len(mBs)
     a_size, size = mA.element_type.width // 8, mBs[0].element_type.width // 8
     tile_n, deep = tiles.tile_n // parts, tiles.tile_k * how.bits // (8 * size)  # of b along K
     across = Panels(deep, tile_n * size, {4: "words", 2: "halves", 1: "bytes"}[size])
@@ -302,16 +294,22 @@ def _operands(
     along_k = [(0, tiles.tile_k)] + [(0, deep) if b_is_nk else (deep, 0)] * parts
     place_b = (batch, n * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), n * tile_n)
     places = [(batch, m * tiles.tile_m, Int32(0))] + [place_b] * parts
-    chunks = [_chunks(mX, p, tiles.sharing, a) for mX, p, a in zip((mA, *mBs), panels, along_k, strict=True)]
+    alike = [[mA], *([own[i] for own in every] for i in range(parts))]
+    chunks = [_chunks(mXs, p, tiles.sharing, a) for mXs, p, a in zip(alike, panels, along_k, strict=True)]
     sources = [_source(mX, p, some, tidx, c) for mX, p, c in zip((mA, *mBs), places, chunks, strict=True)]
+    for which, (mB, *_) in enumerate(every[1:], 1):
+        own, its = own_column(n, firsts, which)
+        place_b = (batch, own * tile_n, Int32(0)) if b_is_nk else (batch, Int32(0), own * tile_n)
+        found = _source(mB, place_b, some, tidx, chunks[1])
+        sources[1] = tuple(cutlass.select_(its, x, y) for x, y in zip(found, sources[1], strict=True))
     return Operands(panels, chunks, sources, (mA.element_type, mBs[0].element_type), how)
 
 
-def _chunks(mX: cute.Tensor, panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
-    """The widest chunks that divide an operand's strides and sizes; cp.async takes at least 4 bytes."""
-    size = mX.element_type.width // 8
-    known = [cute.get_divisibility(x) * size for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
-    chunk = math.gcd(16, mX.iterator.alignment, *known)
+def _chunks(mXs: list[cute.Tensor], panels: Panels, threads: int, along_k: tuple[int, int]) -> Chunks:
+    """The widest chunks that divide the strides and sizes of each of these; cp.async takes at least 4 bytes."""
+    size = mXs[0].element_type.width // 8
+    known = [cute.get_divisibility(x) * size for mX in mXs for x in (mX.stride[0], mX.stride[1], mX.shape[2])]
+    chunk = math.gcd(16, *(mX.iterator.alignment for mX in mXs), *known)
     chunks = Chunks(panels, size, chunk if chunk >= 4 else 16, chunk >= 4, threads, along_k)
     assert chunks.hop and chunks.count * chunks.chunk * threads == panels.size, (
         f"{threads} threads cannot share {chunks}"

@@ -19,7 +19,7 @@ TMA reads zeros outside a and b, and nothing outside the product is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import cuda.bindings.driver as cuda
@@ -36,73 +36,55 @@ from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm import staging, tensorcore
-from codegen.device.gemm.pieces import Follows, Form, Segments
-from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
+from codegen.device.gemm.pieces import Form, Product
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, free_barrier, loader, place_in_ring
 from codegen.shared import WARP, WARPS, Tiles
 
 TURN, MEET = 1, 3  # named barriers, one for each consumer: for its turn to multiply; for its warps to meet
 ROW_MAJOR, COLUMN_MAJOR = LayoutEnum.ROW_MAJOR, LayoutEnum.COL_MAJOR
 
 
-def launch(
-    stream: cuda.CUstream,
-    mA: cute.Tensor,
-    mBs: tuple[cute.Tensor, ...],
-    tensors: tuple[cute.Tensor, ...],
-    epilogue: Callable[..., tuple],
-    *,
-    b_is_nk: bool,
-    paired: str = "",
-    vec: int,
-    ragged: bool,
-    row_ops: tuple[str, ...] = (),
-    column_ops: tuple[str, ...] = (),
-    rescaled: tuple[Follows, ...] = (),
-    row_parts: tuple[cute.Tensor, ...] = (),
-    column_parts: tuple[cute.Tensor, ...] = (),
-    reads: tuple[Callable[..., tuple] | None, Callable[..., tuple] | None] = (None, None),
-    whole: tuple[tuple[cute.Tensor | None, int, bool], ...] = (),
-    tiles: Tiles,
-    segment: int = 0,
-    segments: Segments | None = None,
-) -> None:
-    """Compute acc = mA @ mB and run the epilogue on it (`epilogue`).
+def launch(stream: cuda.CUstream, mA: cute.Tensor, products: Sequence[Product], *, b_is_nk: bool, tiles: Tiles) -> None:
+    """Compute acc = mA @ mB for each of the products, and run its epilogue on it (`epilogue`).
 
-    mA: (L, M, K), mBs: one tensor or two, (L, N, K) where `b_is_nk`, else (L, K, N), their last strides 1, the others
-    multiples of 16 bytes, their L 1 where the batch shares them; bfloat16, float16, or, where `b_is_nk`, float8 or int8
-    (summed in int32). Two give two accumulators ("halves"); one with 2N columns too, if "interleaved" or "segments". Any size may
-    be 0.
-    row_parts: (L, M, tiles.row_pieces(N)), column_parts: (L, tiles.column_pieces(M), N), float32 or int32.
-    reads: the functions that prefetch the epilogue's operands: columns and tiles of `Form`.
-    whole: the tensors that `tiles` reads by `load`, in its order, the number of adjacent elements of each for a column of the
-        output, and whether each batch has its own; needed where `staged`, for which their rows must be a multiple of 16 bytes.
+    mA: (L, M, K); each mB as in `product`, where `b_is_nk` (L, N, K); bfloat16, float16, or, where `b_is_nk`, float8 or int8 (summed
+    in int32). All strides but the last ones are multiples of 16 bytes. Any size may be 0. Several products have the same types and
+    one tensor b each; no epilogue's operands are `staged` then.
     tiles: `hopper_tiles.refusal` says which products they do not fit.
 
     WGMMA sums float8 products with fewer bits than float32 has, and nothing here compensates for that.
     """
-    parts, warps = len(mBs), 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
-    form = Form(
-        epilogue, *reads, vec, ragged, paired, row_ops, column_ops, rescaled, piece=tiles.piece, ahead=tiles.ahead,
-        rolled=tiles.rolled, staged=0 if ragged or reads[1] is None or tiles.splits > 1 else tiles.staged, matrices=True,
-        warps=warps, step=1, barrier=MEET, threads=32 * warps, segment=segment, segments=segments,
-    )  # fmt: skip
-    form, fetchers = _fetched(form, whole, tiles)
-    assert parts == (2 if paired == "halves" else 1), f"{parts} tensors b, and paired is {paired!r}"
+    parts, warps = len(products[0].mBs), 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
+    forms, fetchers = [], ()
+    for p in products:
+        staged = 0 if p.form.ragged or p.form.tiles is None or tiles.splits > 1 or len(products) > 1 else tiles.staged
+        form = replace(
+            p.form, piece=tiles.piece, ahead=tiles.ahead, rolled=tiles.rolled, staged=staged, matrices=True, warps=warps, step=1,
+            barrier=MEET, threads=32 * warps,
+        )  # fmt: skip
+        form, fetchers = _fetched(form, p.whole, tiles)
+        forms.append(form)
     box = (tiles.tile_m, tiles.tile_n // parts, tiles.tile_k)
-    tiled_mma, a_layout, b_layout, b_part = _layouts(mA.element_type, mBs[0].element_type, b_is_nk, parts, tiles)
+    b_type = products[0].mBs[0].element_type
+    tiled_mma, a_layout, b_layout, b_part = _layouts(mA.element_type, b_type, b_is_nk, parts, tiles)
 
     # As WGMMA names modes: (M, K, L) and (N, K, L)
     load_a, tA = loader(mA, (1, 2, 0), a_layout, box[::2], tiles.cluster_n)
-    loads = [loader(mB, (1, 2, 0) if b_is_nk else (2, 1, 0), b_part, box[1:], tiles.cluster_m) for mB in mBs]
+    modes = (1, 2, 0) if b_is_nk else (2, 1, 0)
+    loads = [[loader(mB, modes, b_part, box[1:], tiles.cluster_m) for mB in p.mBs] for p in products]
 
     L, M, K = mA.shape
-    columns = mBs[0].shape[1 if b_is_nk else 2]
-    high = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m)  # in clusters
-    wide = cute.ceil_div(cute.ceil_div(columns, box[1]), tiles.cluster_n)
-    N = columns * parts // form.accumulators
+    high, wide = cute.ceil_div(cute.ceil_div(M, tiles.tile_m), tiles.cluster_m), 0  # in clusters
+    firsts, columns = [], []  # the first column of tiles of all products but one, and the columns of each output
+    for p, form in zip(products, forms, strict=True):
+        columns.append(p.columns(b_is_nk) * parts // form.accumulators)
+        if p is not products[0]:
+            firsts.append(wide * tiles.cluster_n)
+        wide += cute.ceil_div(cute.ceil_div(p.columns(b_is_nk), box[1]), tiles.cluster_n)
     _launch(
-        stream, load_a, tA, tuple(load for load, _ in loads), tuple(tB for _, tB in loads),
-        (tensors, row_parts, column_parts), fetchers, (high, wide, L), (M, N, K), tiled_mma, a_layout, b_layout, tiles, form,
+        stream, load_a, tA, tuple(tuple(load for load, _ in own) for own in loads), tuple(tuple(t for _, t in own) for own in loads),
+        tuple(p.memory for p in products), fetchers, (high, wide, L, tuple(firsts)), (M, tuple(columns), K), tiled_mma, a_layout,
+        b_layout, tiles, tuple(forms),
     )  # fmt: skip
 
 
@@ -136,11 +118,11 @@ def _fetched(
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, memory, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
-    tiles: cutlass.Constexpr, form: cutlass.Constexpr,
+    stream, load_a, tA, load_bs, tBs, memories, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
+    tiles: cutlass.Constexpr, forms: cutlass.Constexpr,
 ):  # fmt: skip
     """Launch the kernel, unless there is nothing to do."""
-    high, wide, batches = clusters
+    high, wide, batches, firsts = clusters
     count = high * wide * batches
     last = high - (high - 1) // tiles.group * tiles.group  # rows of the last band
     if count > 0:
@@ -148,8 +130,8 @@ def _launch(
         if cutlass.const_expr(tiles.splits == 1):
             count = cutlass.min(count, tiles.blocks // tiles.multicast)
         _kernel(
-            load_a, tA, load_bs, tBs, memory, fetchers, (*clusters, divisors), extents, tiled_mma, a_layout, b_layout,
-            tiles, form,
+            load_a, tA, load_bs, tBs, memories, fetchers, (high, wide, batches, divisors, firsts), extents, tiled_mma, a_layout,
+            b_layout, tiles, forms,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=(THREADS, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -160,18 +142,19 @@ def _launch(
 def _kernel(
     load_a: cute.CopyAtom,
     tA: cute.Tensor,  # (M, K, L), coordinates
-    load_bs: tuple,
+    load_bs: tuple,  # of each product, and so are the next two
     tBs: tuple,  # (N, K, L or 1), coordinates
-    memory: tuple,  # the epilogue's tensors, row parts and column parts
-    fetchers: tuple,  # of its prefetched operands
-    clusters: tuple,  # rows and columns of clusters, batches; the divisors in `_place`
-    extents: tuple,  # rows and columns of the output, K
+    memories: tuple,  # the epilogue's tensors, row parts and column parts
+    fetchers: tuple,  # of the one epilogue's prefetched operands
+    clusters: tuple,  # rows and columns of clusters, batches; the divisors in `_place`; further products' first columns of tiles
+    extents: tuple,  # rows of the output, columns of each product's, K
     tiled_mma: cute.TiledMma,
     a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
     b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
     tiles: cutlass.Constexpr,
-    form: cutlass.Constexpr,
+    forms: cutlass.Constexpr,
 ):
+    form = forms[0]  # the shared memory of all is the same
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
@@ -211,13 +194,13 @@ def _kernel(
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
         shared, work = (sA, sB, stage), (clusters, rank, k_tiles, extents)
-        _consume(shared, (operands, here, fetchers), full, empty, work, consumer, memory, tiled_mma, tiles, form)
+        _consume(shared, (operands, here, fetchers), full, empty, work, consumer, memories, tiled_mma, tiles, forms)
 
 
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
     """The row, column and batch, in tiles, of this block's tile in the index-th cluster: the order is by bands of `group` rows of
     clusters, and within each band by columns."""
-    high, _, _, (of_batch, of_band, last) = clusters
+    high, _, _, (of_batch, of_band, last), _ = clusters
     batch, index = map(Int32, divmod(index, of_batch))
     band, index = map(Int32, divmod(index, of_band))
     column, row = map(Int32, divmod(index, last))
@@ -249,19 +232,21 @@ def _produce(
 ):
     """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
-    stages, part_n = tiles.stages, tiles.tile_n // len(tBs)
+    stages, part_n, firsts = tiles.stages, tiles.tile_n // len(tBs[0]), clusters[4]
     both = cutlass.Int16(0b11)  # the blocks of a cluster
     a_mask = both if cutlass.const_expr(tiles.cluster_n > 1) else None
     b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
     gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
     a_copy = staging.partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
-    b_copies = []
-    for i in cutlass.range_constexpr(len(tBs)):
-        cpasync.prefetch_descriptor(load_bs[i])
-        gB = cute.local_tile(tBs[i], (part_n, tiles.tile_k), (None, None, None))
-        sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
-        b_copies.append(staging.partition(load_bs[i], gB, sPart, rank, tiles.cluster_m))
-    b_batches = cute.size(tBs[0], mode=[2])
+    b_copies = []  # of each product
+    for p in cutlass.range_constexpr(len(tBs)):
+        b_copies.append([])
+        for i in cutlass.range_constexpr(len(tBs[p])):
+            cpasync.prefetch_descriptor(load_bs[p][i])
+            gB = cute.local_tile(tBs[p][i], (part_n, tiles.tile_k), (None, None, None))
+            sPart = cute.local_tile(sB, (part_n, tiles.tile_k), (i, 0, None))
+            b_copies[p].append(staging.partition(load_bs[p][i], gB, sPart, rank, tiles.cluster_m))
+    b_batches = cute.size(tBs[0][0], mode=[2])
     size = (tiles.tile_m * sA.element_type.width + tiles.tile_n * sB.element_type.width) * tiles.tile_k // 8
 
     filled = Uint32(0)  # stages so far
@@ -277,10 +262,13 @@ def _produce(
                 cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
             dst, src = a_copy
             cute.copy(load_a, src[None, row, first + k, batch], dst[None, at], tma_bar_ptr=full + at, mcast_mask=a_mask)
-            for i in cutlass.range_constexpr(len(tBs)):
-                dst, src = b_copies[i]
-                src = src[None, column, first + k, b_batch]
-                cute.copy(load_bs[i], src, dst[None, at], tma_bar_ptr=full + at, mcast_mask=b_mask)
+            if cutlass.const_expr(len(tBs) == 1):
+                _load_b(load_bs[0], b_copies[0], (column, first + k, b_batch), at, full + at, b_mask)
+            else:
+                for p in cutlass.range_constexpr(len(tBs)):
+                    own, its = gemm_pieces.own_column(column, firsts, p)
+                    if its:
+                        _load_b(load_bs[p], b_copies[p], (own, first + k, b_batch), at, full + at, b_mask)
             filled += 1
         index += cute.arch.grid_dim()[0] // tiles.cluster
     # The other block of a cluster signals this one's barriers, which must exist until then
@@ -288,6 +276,14 @@ def _produce(
         at, phase = place_in_ring(filled, stages)
         cute.arch.mbarrier_wait(empty + at, phase ^ 1)
         filled += 1
+
+
+def _load_b(
+    loads: tuple, copies: list, place: tuple, at: Int32, barrier: cute.Pointer, mask: cutlass.Int16 | None
+) -> None:
+    """Start the copies of a product's tiles b to a stage."""
+    for load, (dst, src) in zip(loads, copies, strict=True):
+        cute.copy(load, src[(None, *place)], dst[None, at], tma_bar_ptr=barrier, mcast_mask=mask)
 
 
 def _pass_turn(consumer: Int32, tiles: Tiles) -> None:
@@ -372,13 +368,6 @@ def _tile_products(
         _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
 
 
-def _freed(empty: cute.Pointer, lane: Int32, tiles: Tiles) -> tuple[Int32, cutlass.Boolean]:
-    """The address of the first free stage's barrier, and whether a lane arrives there: one for each block of the cluster, since both
-    fill this one's stages."""
-    freed, signals = empty.toint(), lane < tiles.multicast
-    return tensorcore.in_cluster(freed, lane % tiles.multicast) if tiles.multicast > 1 else freed, signals
-
-
 def _fragments(
     tiled_mma: cute.TiledMma, sA: cute.Tensor, sB: cute.Tensor, consumer: Int32, slabs: int, tiles: Tiles
 ) -> tuple[cute.Tensor, tuple[cute.Tensor, cute.Tensor, cute.Tensor]]:
@@ -427,6 +416,24 @@ def _share(
 
 
 @cute.jit
+def _finish_its_own(
+    acc: cute.Tensor, way: tuple, extents: tuple, memories: tuple, tiles: cutlass.Constexpr, forms: cutlass.Constexpr
+):
+    """Run the epilogue of the product, of several, that has a tile: its row, column and batch."""
+    ((stage, warp, peer, rank), (row, column, batch)), (M, columns, firsts) = way, extents
+    for p in cutlass.range_constexpr(len(forms)):
+        own, its = gemm_pieces.own_column(column, firsts, p)
+        if cutlass.const_expr(tiles.splits > 1):
+            own = own * tiles.splits + rank
+        place = row * tiles.tile_m + peer * 16, own * (tiles.tile_n // tiles.splits), batch
+        if its & (row * tiles.tile_m < M) & (place[1] < columns[p]):
+            rows = 64 if cutlass.const_expr(tiles.pingpong) else 64 * CONSUMERS
+            gemm_epilogue.finish(
+                acc, stage, warp, peer, place, rows, (M, columns[p]), (own, row), memories[p], forms[p]
+            )
+
+
+@cute.jit
 def _consume(
     shared: tuple,  # tiles of a and of b, and room for partial results
     operands: tuple,  # room for prefetched operands, barriers, and the copies
@@ -434,15 +441,16 @@ def _consume(
     empty: cute.Pointer,
     work: tuple,  # clusters, this block's rank in its own, tiles of K, extents
     consumer: cutlass.Int32,
-    memory: tuple,
+    memories: tuple,
     tiled_mma: cute.TiledMma,
     tiles: cutlass.Constexpr,
-    form: cutlass.Constexpr,
+    forms: cutlass.Constexpr,
 ):
-    """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs the epilogue on it."""
-    (sA, sB, stage), (clusters, rank, k_tiles, (M, N, _)) = shared, work
+    """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs its product's epilogue on it."""
+    (sA, sB, stage), (clusters, rank, k_tiles, (M, columns, _)) = shared, work
+    N, form, memory, firsts = columns[0], forms[0], memories[0], clusters[4]  # of the first product
     lane = cute.arch.lane_idx()
-    freed, signals = _freed(empty, lane, tiles)
+    freed, signals = free_barrier(empty, lane, tiles)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     groups = 1 if cutlass.const_expr(tiles.pingpong) else CONSUMERS  # that share a tile
     rows, slabs = 64 * groups, tiles.tile_m // 64 // groups
@@ -462,7 +470,7 @@ def _consume(
             sent = (mine, here, begun, top, fetchers)
             if inside:
                 gemm_epilogue.begin(accumulators, (row0, column0, batch), rows, (M, N), form, sent)
-        if cutlass.const_expr(tiles.splits == 1):
+        if cutlass.const_expr(tiles.splits == 1 and len(forms) == 1):
             first = gemm_epilogue.first_columns(accumulators, (row0, column0, batch), rows, (M, N), memory[0], form)
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
@@ -472,15 +480,19 @@ def _consume(
         share = accumulators
         if cutlass.const_expr(tiles.splits > 1):
             share = _share(accumulators, sB, rank, warp, peer * WARP + lane, tiles, form)
+        if cutlass.const_expr(tiles.splits > 1 and len(forms) == 1):
             column = column * tiles.splits + rank
             column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
             inside = (row * tiles.tile_m < M) & (column0 < N)
-        if inside:
-            place = row0, column0, batch
-            gemm_epilogue.finish(
-                share, stage, warp, peer, place, rows, (M, N), (column, row), memory, form, sent, first
-            )
-            begun += 1
+        if cutlass.const_expr(len(forms) > 1):
+            way = (stage, warp, peer, rank), (row, column, batch)
+            _finish_its_own(share, way, (M, columns, firsts), memories, tiles, forms)
+        else:
+            if inside:
+                gemm_epilogue.finish(
+                    share, stage, warp, peer, (row0, column0, batch), rows, (M, N), (column, row), memory, form, sent, first,
+                )  # fmt: skip
+                begun += 1
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory
         index += step

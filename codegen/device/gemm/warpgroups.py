@@ -6,8 +6,11 @@ A block has three warpgroups. The first two are consumers, which multiply; one w
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Boolean, Int32, Uint32
 from cutlass.cute.nvgpu import cpasync
+
+from codegen.device.gemm import tensorcore
+from codegen.shared import Tiles
 
 WARPGROUP = 128  # threads
 CONSUMERS = 2  # warpgroups, the first two of a block
@@ -29,3 +32,10 @@ def loader(
 def place_in_ring(count: Uint32, stages: int) -> tuple[Int32, Int32]:
     """The stage after `count` others in a ring of so many, and the parity of its barriers' phases then."""
     return Int32(count % stages), Int32(count // stages & 1)
+
+
+def free_barrier(empty: cute.Pointer, lane: Int32, tiles: Tiles) -> tuple[Int32, Boolean]:
+    """The address of the first free stage's barrier, and whether a lane arrives there: one for each block of the cluster, since both
+    fill this one's stages."""
+    freed, signals = empty.toint(), lane < tiles.multicast
+    return tensorcore.in_cluster(freed, lane % tiles.multicast) if tiles.multicast > 1 else freed, signals

@@ -55,7 +55,7 @@ def launch(stream: cuda.CUstream, mA: cute.Tensor, products: Sequence[Product], 
     WGMMA sums float8 products with fewer bits than float32 has, and nothing here compensates for that.
     """
     parts, warps = len(products[0].mBs), 4 if tiles.pingpong else 4 * CONSUMERS  # warps that share a tile
-    forms, fetchers = [], ()
+    forms, fetchers = list[Form](), tuple[staging.Fetcher, ...]()
     for p in products:
         staged = 0 if p.form.ragged or p.form.tiles is None or tiles.splits > 1 or len(products) > 1 else tiles.staged
         form = replace(
@@ -238,7 +238,7 @@ def _produce(
     b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
     gA = cute.local_tile(tA, (tiles.tile_m, tiles.tile_k), (None, None, None))
     a_copy = staging.partition(load_a, gA, sA, rank, tiles.cluster_n)  # (box, stages) and (box, tiles, K tiles, L)
-    b_copies = []  # of each product
+    b_copies: list = []  # of each product
     for p in cutlass.range_constexpr(len(tBs)):
         b_copies.append([])
         for i in cutlass.range_constexpr(len(tBs[p])):

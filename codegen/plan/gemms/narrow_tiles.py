@@ -19,14 +19,16 @@ IN_FLIGHT = 90 * 1024  # bytes of shared memory that a block has on every archit
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 # Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took 29,
-# 49 and 70 us for 16, 128 and 256 rows, where these kernels took 70, 125 and 126; of 8192 rows it took 1394, and they 1280. On an
-# H200 it took 25 us for 16 rows, where one group of warps took 69, and two groups 51; of 4096 x 4096 9, where four groups took 18,
-# and one 42. For weights of 4 bits, which XLA cannot multiply, one group took 43 us, and two 35.
+# 49 and 70 us for 16, 128 and 256 rows; of 8192 rows it took 1394, and these kernels 1280. On an H200 it took 25, 37, 70 and 239 us for
+# 16, 64, 256 and 1024 rows, where these kernels took 20, 46, 133 and 523; of 16 rows times 4096 x 4096 9, and they 7. For 16 rows times
+# 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17.
 FEW_ROWS = 1024
+FEWEST_ROWS = 16  # up to which it is not faster, of int8
 
 
-def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
-    """The tiles of a product of M rows and N columns of each of the `parts` of b: a block for each SM, if there are enough columns."""
+def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8, group: int = 0) -> AmpereTiles:
+    """The tiles of a product of M rows and N columns of each of the `parts` of b, with a scale for each `group` along K: a block for each
+    SM, if there are enough columns."""
     deep = 64 * 8 // bits
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:
@@ -34,21 +36,27 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8) -> AmpereTiles:
         # fill the registers
         warps = 2 if few else 4
         groups = 1 if bits < 8 and M > 16 else 4 if few and bits == 8 else 2
+        columns = 16 * parts * warps
+        if M <= 16 and not few:
+            deep, warps = 128 if parts == 1 and group % 128 == 0 else deep, 4 if bits == 8 or parts == 2 else 2
         made = AmpereTiles(
-            16 if M <= 16 else 32, 16 * parts * warps, deep, warps_m=1, warps_n=warps, stages=2, blocks=2, warps_k=groups,
+            16 if M <= 16 else 32, columns, deep, warps_m=1, warps_n=warps, stages=2, blocks=2, warps_k=groups,
         )  # fmt: skip
     else:
         # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
         rows = 64 if M <= 64 or few or bits < 8 else 128
-        made = AmpereTiles(rows, 64 * parts, deep, warps_m=2, warps_n=2, stages=2, blocks=3 - parts)
-    # As many bytes in flight as fit: few rows wait for memory alone. Of b, and of scales, a column has 64 bytes and 4
-    stage = made.tile_m * deep * 2 + made.tile_n * 68
+        made = AmpereTiles(
+            rows, 128 if rows == 128 else 64 * parts, deep, warps_m=2, warps_n=2, stages=2, blocks=3 - parts
+        )
+    # As many bytes in flight as fit: few rows wait for memory alone. Of scales a column has 4
+    stage = made.tile_m * deep * 2 + made.tile_n * (deep * bits // 8 + 4)
     return replace(made, stages=max(2, min(12, IN_FLIGHT // (stage * made.warps_k))))
 
 
-def loses(M: int, bits: int, group: int) -> str:
+def loses(M: int, bits: int, group: int, source: str) -> str:
     """Why XLA's product should be faster; "" if it should not. It has none for 4 bits, nor for scales along K."""
-    return "XLA converts bytes in its own product of few rows" if M <= FEW_ROWS and bits == 8 and not group else ""
+    slower = M <= FEW_ROWS and bits == 8 and not group and (M > FEWEST_ROWS or source != "int8")
+    return "XLA converts bytes in its own product of few rows" if slower else ""
 
 
 def cycles_converting(tiles: AmpereTiles, M: int, N: int, K: int, L: int, bits: int = 8) -> float:

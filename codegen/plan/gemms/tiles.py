@@ -144,7 +144,7 @@ class Tile:
         copied = self.launch({**dtypes, "b": dtypes["a"]}, extents, precise, arch, tuned)
         L, M, N, K = (extents[name] for name in "LMNK")
         parts, bits, group = 2 if self.paired else 1, loaded.how.bits, loaded.how.group
-        tiles = narrow_tiles.tiles_for(M, N, L, parts, bits)
+        tiles = narrow_tiles.tiles_for(M, N, L, parts, bits, group)
         if dtypes["a"] not in hopper_tiles.HALVES:
             return replace(copied, copied=f"registers convert to 16 bits, not to {dtypes['a']}")
         if group % tiles.tile_k:
@@ -153,7 +153,7 @@ class Tile:
             return replace(copied, copied=f"a row of {N} scales is not a multiple of four bytes")
         if not extents.get("covered", 1):
             return replace(copied, copied="the last elements are taken several times")
-        why = narrow_tiles.loses(M, bits, group)
+        why = narrow_tiles.loses(M, bits, group, dtypes["b"])
         one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
         two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, bits, self.all_work)
         if one <= two:

@@ -416,20 +416,25 @@ def _share(
 
 
 @cute.jit
-def _finish_its_own(
-    acc: cute.Tensor, way: tuple, extents: tuple, memories: tuple, tiles: cutlass.Constexpr, forms: cutlass.Constexpr
-):
-    """Run the epilogue of the product, of several, that has a tile: its row, column and batch."""
+def _finish(
+    acc: cute.Tensor, way: tuple, extents: tuple, memories: tuple, tiles: cutlass.Constexpr, forms: cutlass.Constexpr,
+    sent: tuple | None, first: tuple | None,
+):  # fmt: skip
+    """Run the epilogue of the product that has a tile.
+
+    way: shared memory, this warp, its number among those of its tile, the block's rank; the tile's row, column and batch.
+    extents: rows, the columns of each product, further products' first columns of tiles.
+    """
     ((stage, warp, peer, rank), (row, column, batch)), (M, columns, firsts) = way, extents
     for p in cutlass.range_constexpr(len(forms)):
         own, its = gemm_pieces.own_column(column, firsts, p)
         if cutlass.const_expr(tiles.splits > 1):
             own = own * tiles.splits + rank
-        place = row * tiles.tile_m + peer * 16, own * (tiles.tile_n // tiles.splits), batch
+        place = row * tiles.tile_m + peer * 16, own * (tiles.tile_n // forms[p].accumulators // tiles.splits), batch
         if its & (row * tiles.tile_m < M) & (place[1] < columns[p]):
             rows = 64 if cutlass.const_expr(tiles.pingpong) else 64 * CONSUMERS
             gemm_epilogue.finish(
-                acc, stage, warp, peer, place, rows, (M, columns[p]), (own, row), memories[p], forms[p]
+                acc, stage, warp, peer, place, rows, (M, columns[p]), (own, row), memories[p], forms[p], sent, first
             )
 
 
@@ -480,19 +485,9 @@ def _consume(
         share = accumulators
         if cutlass.const_expr(tiles.splits > 1):
             share = _share(accumulators, sB, rank, warp, peer * WARP + lane, tiles, form)
-        if cutlass.const_expr(tiles.splits > 1 and len(forms) == 1):
-            column = column * tiles.splits + rank
-            column0 = column * (tiles.tile_n // form.accumulators // tiles.splits)
-            inside = (row * tiles.tile_m < M) & (column0 < N)
-        if cutlass.const_expr(len(forms) > 1):
-            way = (stage, warp, peer, rank), (row, column, batch)
-            _finish_its_own(share, way, (M, columns, firsts), memories, tiles, forms)
-        else:
-            if inside:
-                gemm_epilogue.finish(
-                    share, stage, warp, peer, (row0, column0, batch), rows, (M, N), (column, row), memory, form, sent, first,
-                )  # fmt: skip
-                begun += 1
+        way = (stage, warp, peer, rank), (row, column, batch)
+        _finish(share, way, (M, columns, firsts), memories, tiles, forms, sent, first)
+        begun += Int32(inside)
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory
         index += step

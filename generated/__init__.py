@@ -46,11 +46,12 @@ Reductions along rows:
 
 Reductions over rows:
   all_finite, bias_grad, bilinear_form, column_amax, column_any, column_dot,
-  column_max, column_mean, column_moments, column_sum, daffine, dbias_gelu,
-  dchannel_affine, dgelu_dbias, dgelu_dbias_fp8, dgelu_dbias_group_fp8,
-  dgelu_dbias_row_fp8, dgroup_norm, dlayernorm, drelu_dbias, drmsnorm,
-  dsilu_dbias, full_amax, full_sum_squares, mean_cross_entropy, mean_pool,
-  mean_squared_error, quantize_fp8_amax, weighted_column_sum
+  column_logsumexp, column_max, column_mean, column_moments, column_sum,
+  daffine, dbias_gelu, dchannel_affine, dgelu_dbias, dgelu_dbias_fp8,
+  dgelu_dbias_group_fp8, dgelu_dbias_row_fp8, dgroup_norm, dlayernorm,
+  drelu_dbias, drmsnorm, dsilu_dbias, full_amax, full_sum_squares,
+  mean_cross_entropy, mean_pool, mean_squared_error, quantize_fp8_amax,
+  weighted_column_sum
 
 Contractions:
   attention_scores, batched_dense_gelu, dense, dense_amax, dense_geglu_pairs,
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from .column_amax import column_amax as column_amax
     from .column_any import column_any as column_any
     from .column_dot import column_dot as column_dot
+    from .column_logsumexp import column_logsumexp as column_logsumexp
     from .column_max import column_max as column_max
     from .column_mean import column_mean as column_mean
     from .column_moments import column_moments as column_moments
@@ -407,6 +409,7 @@ __all__ = [
     "column_amax",
     "column_any",
     "column_dot",
+    "column_logsumexp",
     "column_max",
     "column_mean",
     "column_moments",

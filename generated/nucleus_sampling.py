@@ -87,8 +87,7 @@ def nucleus_sampling_stage1_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = rowwise.shared(how, cutlass.Float32)
-    sRowSum = rowwise.shared(how, cutlass.Float32)
+    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
 
@@ -101,30 +100,32 @@ def nucleus_sampling_stage1_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
-        reduce.meet([*sRowMax, *sRowSum], how.cluster)
+        reduce.meet([*sRowMax], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = nucleus_sampling_stage1_row_max(device.floats(rLogits[None, v, u]))
-                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-        row_max, = row.reduce([rRowMax], ("max",), sRowMax)
-
-        row = row.forget((mLogits, rLogits))
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
-            for v in cutlass.range_constexpr(vectors):
-                value = nucleus_sampling_stage1_held_value(
-                    device.floats(rLogits[None, v, u]), device.full(vec, row_max),
-                )
-                if cutlass.const_expr(how.holds_expensive):
-                    rValueHeld[None, v].store(value)
-                values = nucleus_sampling_stage1_row_sum(value)
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = nucleus_sampling_stage1_row_max(device.floats(rLogits[None, v, u]))
+                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
+                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    value = nucleus_sampling_stage1_held_value(
+                        device.floats(rLogits[None, v, u]), device.full(vec, row_max),
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValueHeld[None, v].store(value)
+                    values = nucleus_sampling_stage1_row_sum(value)
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(how.holds_expensive):
+            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):

@@ -113,8 +113,7 @@ def top_p_stage2_kernel(
     rS = access.registers(mS, (vec, vectors, at_once))
     rMaxOfRows = access.registers(mMaxOfRows, (1, at_once))
     rSumOfRows = access.registers(mSumOfRows, (1, at_once))
-    sT0 = rowwise.shared(how, cutlass.Float32)
-    sRowSum = rowwise.shared(how, cutlass.Float32)
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sSRun = rowwise.fetch(how, mS, rows, N)
 
     first_row = rowwise.first_row(how)
@@ -126,25 +125,25 @@ def top_p_stage2_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-        reduce.meet([*sT0, *sRowSum], how.cluster)
+        reduce.meet([*sT0], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = top_p_stage2_t0(device.floats(rS[None, v, u]))
-                reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
-        t0, = row.reduce([rT0], ("max",), sT0)
-
-        row = row.forget((mS, rS))
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = top_p_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = top_p_stage2_t0(device.floats(rS[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = top_p_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        t0, row_sum = row.reduce([rT0, rRowSum], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
 
         if row.writes():
             max_of_rows, sum_of_rows = top_p_stage2_row(device.full(1, t0), device.full(1, row_sum))
@@ -373,8 +372,7 @@ def top_p_forward_stage2_kernel(
     rS = access.registers(mS, (vec, vectors, at_once))
     rMaxOfRows = access.registers(mMaxOfRows, (1, at_once))
     rSumOfRows = access.registers(mSumOfRows, (1, at_once))
-    sT0 = rowwise.shared(how, cutlass.Float32)
-    sRowSum = rowwise.shared(how, cutlass.Float32)
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sSRun = rowwise.fetch(how, mS, rows, N)
 
     first_row = rowwise.first_row(how)
@@ -386,25 +384,25 @@ def top_p_forward_stage2_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-        reduce.meet([*sT0, *sRowSum], how.cluster)
+        reduce.meet([*sT0], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
         rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = top_p_forward_stage2_t0(device.floats(rS[None, v, u]))
-                reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
-        t0, = row.reduce([rT0], ("max",), sT0)
-
-        row = row.forget((mS, rS))
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = top_p_forward_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = top_p_forward_stage2_t0(device.floats(rS[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = top_p_forward_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
+                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        t0, row_sum = row.reduce([rT0, rRowSum], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
 
         if row.writes():
             max_of_rows, sum_of_rows = top_p_forward_stage2_row(device.full(1, t0), device.full(1, row_sum))

@@ -14,8 +14,9 @@ from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from cutlass.memory import SmemAllocator
 
+from codegen.device import reduce
 from codegen.device.functions import Vector, vector
-from codegen.device.reduce import combine, identity, over_row, result, shared
+from codegen.device.reduce import Rescaled, combine, identity, over_row, rescale, result, shared
 from codegen.shared import COUNTER, WARP
 
 
@@ -41,6 +42,7 @@ def store_parts(
     columns: cutlass.Int32,
     per_row: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
     """Reduce a block's rows in the order of its threads, and write the partial results to `parts` (parts, columns). Each vector of
     columns is reduced by one thread, in registers. Where not `ragged`, it is written at once."""
@@ -63,7 +65,11 @@ def store_parts(
                 place = own + s * rows * per_row
                 if place < width:
                     its, v = place % per_row, place // per_row
-                    found = _over_rows(buffers[k], running[k].element_type, ops[k], its, v, vec)
+                    dtype, ways = running[k].element_type, [way for way in rescaled if way[0] == k]
+                    if cutlass.const_expr(len(ways) == 1):
+                        found = _over_rows_below(buffers[k], buffers[ways[0][1]], ways[0][2:], dtype, its, v, vec)
+                    else:
+                        found = _over_rows(buffers[k], dtype, ops[k], its, v, vec)
                     _store_vector(found, parts[k], part, first + (its - lane) * vec + v * step, columns, ragged)
 
 
@@ -84,6 +90,27 @@ def _over_rows(
         for i in cutlass.range_constexpr(vec):
             theirs = cute.full((1,), buffer[other, lane, v * vec + i], dtype)
             found[i] = combine(op, cute.full((1,), found[i], dtype), theirs)[0]
+    return found
+
+
+@cute.jit
+def _over_rows_below(
+    buffer: cute.Tensor,
+    maxima: cute.Tensor,
+    way: cutlass.Constexpr[tuple[str, float]],
+    dtype: cutlass.Constexpr[type[Numeric]],
+    lane: cutlass.Int32,
+    v: cutlass.Int32,
+    vec: cutlass.Constexpr[int],
+) -> cute.Tensor:
+    """As `_over_rows`, of sums that follow `maxima` in this way (power, scale)."""
+    largest, found = _over_rows(maxima, dtype, "max", lane, v, vec), cute.make_rmem_tensor((vec,), dtype)
+    found.fill(identity("sum", dtype))
+    for row in cutlass.range(cute.size(buffer, mode=[0])):
+        for i in cutlass.range_constexpr(vec):
+            place = row, lane, v * vec + i
+            term = rescale(_one(buffer, place), _one(maxima, place)[0], largest[i], *way)
+            found[i] = combine("sum", cute.full((1,), found[i], dtype), term)[0]
     return found
 
 
@@ -199,6 +226,7 @@ def fold_every(
     first: cutlass.Int32,
     end: cutlass.Int32,
     step: cutlass.Constexpr[int],
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
     """Reduce the values that `read` returns for `first`, `first + step`, ... before `end` into `held`, for each
     statistic, in this order."""
@@ -209,10 +237,29 @@ def fold_every(
             for i in cutlass.range_constexpr(AT_ONCE):  # no branch is between one read and the next
                 place = start + i * step
                 several[k][i] = cutlass.select_(place < end, read(k, cutlass.min(place, end - 1)), nothing)
-        for k in cutlass.range_constexpr(len(ops)):
-            for i in cutlass.range_constexpr(AT_ONCE):
-                value = cute.full((1,), several[k][i], held[k].element_type)
-                held[k].store(combine(ops[k], held[k].load(), value))
+        for i in cutlass.range_constexpr(AT_ONCE):
+            combine_all(held, ops, [_one(s, i) for s in several], rescaled)
+
+
+def combine_all(
+    held: list[cute.Tensor], ops: tuple[str, ...], others: list[Vector], rescaled: tuple[Rescaled, ...]
+) -> None:
+    """One step of the reductions of all statistics; of sums that follow a maximum, both are rescaled to the larger maximum first."""
+    followers = [place for place, *_ in rescaled]
+    was = [h[0] for h in held]
+    for k, op in enumerate(ops):
+        if k not in followers:
+            held[k].store(combine(op, held[k].load(), others[k]))
+    for place, maximum, power, scale in rescaled:
+        now = held[maximum][0]
+        own = rescale(held[place].load(), was[maximum], now, power, scale)
+        held[place].store(own + rescale(others[place], others[maximum][0], now, power, scale))
+
+
+def settled(total: Numeric, maximum: Numeric, finite: bool) -> Numeric:
+    """As `reduce.settled`, of single values."""
+    own, largest = (cute.full((1,), value, type(total)) for value in (total, maximum))
+    return reduce.settled(own, largest, finite)[0]
 
 
 FEW = 8  # partial results of a column that a single thread reduces
@@ -240,7 +287,12 @@ def column_to_finish(parts: cute.Tensor) -> tuple[cutlass.Int32, cutlass.Boolean
 
 
 @cute.jit
-def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]], column: cutlass.Int32):
+def over_parts(
+    parts: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    column: cutlass.Int32,
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
+):
     """Reduce all partial results of a column, for each statistic, in a fixed order: by one thread, or by the 8 warps of a block,
     where the first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -251,22 +303,21 @@ def over_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]]
     if parts[0].shape[0] <= FEW:
         if column < parts[0].shape[1]:
             for part in cutlass.range(parts[0].shape[0]):
-                for k in cutlass.range_constexpr(len(ops)):
-                    held[k].store(combine(ops[k], held[k].load(), _one(parts[k], (part, column))))
+                combine_all(held, ops, [_one(p, (part, column)) for p in parts], rescaled)
     else:
         if column < parts[0].shape[1]:
-            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps)
+            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps, rescaled)
         for k in cutlass.range_constexpr(len(ops)):
             buffers[k][warp, lane] = held[k][0]
         cute.arch.sync_threads()
         for k in cutlass.range_constexpr(len(ops)):
             held[k].store(_one(buffers[k], (0, lane)))
-            for other in cutlass.range_constexpr(1, warps):
-                held[k].store(combine(ops[k], held[k].load(), _one(buffers[k], (other, lane))))
+        for other in cutlass.range_constexpr(1, warps):
+            combine_all(held, ops, [_one(b, (other, lane)) for b in buffers], rescaled)
     return [result(op, h.load())[0] for op, h in zip(ops, held, strict=True)]
 
 
-def _one(values: cute.Tensor, place: tuple[Any, Any]) -> Vector:
+def _one(values: cute.Tensor, place: Any) -> Vector:
     """One of the values, as a vector."""
     return cute.full((1,), values[place], values.element_type)
 
@@ -306,6 +357,7 @@ def over_parts_of(
     place: cutlass.Int32,
     extents: tuple[cutlass.Int32, ...],
     kept: cutlass.Constexpr[tuple[bool, ...]],
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
     """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by a block of 256
     threads, or by one thread if they are few. Each of `parts` is (parts, columns), `extents` are the sizes of the axes of a column,
@@ -323,24 +375,29 @@ def over_parts_of(
 
     buffers = shared(threads, threads, 1, tuple(p.element_type for p in parts))
     if few:
-        fold_every(held, ops, read, 0, total, 1)
+        fold_every(held, ops, read, 0, total, 1, rescaled)
         for k in cutlass.range_constexpr(len(ops)):
             held[k].store(result(ops[k], held[k].load()))
     else:
-        fold_every(held, ops, read, tidx, total, threads)
-        found = over_row(held, ops, buffers, threads, 1)
+        fold_every(held, ops, read, tidx, total, threads, rescaled)
+        found = over_row(held, ops, buffers, threads, 1, rescaled=rescaled)
         for k in cutlass.range_constexpr(len(ops)):
             held[k][0] = found[k]
     return [h[0] for h in held]
 
 
 @cute.jit
-def over_all_parts(parts: list[cute.Tensor], ops: cutlass.Constexpr[tuple[str, ...]]):
+def over_all_parts(
+    parts: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
+):
     """Reduce all partial results, for each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
-    fold_every(held, ops, lambda k, part: parts[k][part], tidx, parts[0].shape[0], threads)
-    return over_row(held, ops, shared(threads, threads, 1, tuple(p.element_type for p in parts)), threads, 1)
+    fold_every(held, ops, lambda k, part: parts[k][part], tidx, parts[0].shape[0], threads, rescaled)
+    buffers = shared(threads, threads, 1, tuple(p.element_type for p in parts))
+    return over_row(held, ops, buffers, threads, 1, rescaled=rescaled)
 
 
 def _nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor]:

@@ -16,6 +16,7 @@ from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
+from codegen.device.math.elementary import exp_term
 from codegen.shared import WARP
 
 Vector = device.Vector
@@ -61,17 +62,33 @@ def accumulator(vec: int, op: str, dtype: type[Numeric]) -> cute.Tensor:
 
 
 def accumulate(
-    running: list[cute.Tensor], ops: tuple[str, ...], values: Vector | tuple[Vector, ...], inside: Inside
+    running: list[cute.Tensor],
+    ops: tuple[str, ...],
+    values: Vector | tuple[Vector, ...],
+    inside: Inside,
+    rescaled: tuple[Rescaled, ...] = (),
 ) -> None:
-    """Reduce vectors, one for each statistic, into the running values, where their columns are inside the row."""
+    """Reduce vectors, one for each statistic, into the running values, where their columns are inside the row. Sums that follow a
+    maximum are `rescaled` to the largest maximum of all columns; their vector is the maximum's."""
     values = values if isinstance(values, tuple) else (values,)
-    for held, op, value in zip(running, ops, values, strict=True):
-        value = value.to(held.element_type)
-        if isinstance(inside, tuple):
-            value = _inside_row(value, op, *inside)
-        elif inside is not None:
-            value = device.where(inside, value, identity(op, held.element_type))
-        held.store(combine(op, held.load(), value))
+    for k, (held, op, value) in enumerate(zip(running, ops, values, strict=True)):
+        own = _masked(value.to(held.element_type), op, inside) if k not in _followers(rescaled) else value
+        if sums := [(place, (power, scale)) for place, maximum, power, scale in rescaled if maximum == k]:
+            rise(held, [running[place] for place, _ in sums], own, tuple(way for _, way in sums))
+        elif k not in _followers(rescaled):
+            held.store(combine(op, held.load(), own))
+
+
+def _followers(rescaled: tuple[Rescaled, ...]) -> list[int]:
+    """The places of sums that follow a maximum: they are reduced with it."""
+    return [place for place, *_ in rescaled]
+
+
+def _masked(value: Vector, op: str, inside: Inside) -> Vector:
+    """A vector with the identity where its columns are outside the row."""
+    if isinstance(inside, tuple):
+        return _inside_row(value, op, *inside)
+    return value if inside is None else device.where(inside, value, identity(op, value.dtype))
 
 
 def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.Int32) -> Vector:
@@ -119,24 +136,53 @@ def column_accumulators(
 
 
 def accumulate_at(
-    v: int, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...], inside: Inside
+    v: int,
+    running: list[cute.Tensor],
+    ops: tuple[str, ...],
+    values: tuple[Vector, ...],
+    inside: Inside,
+    rescaled: tuple[Rescaled, ...] = (),
 ) -> None:
-    """Reduce vectors into the running values of the v-th vector's columns, or into a single value where these share a result."""
-    for held, op, value in zip(running, ops, values, strict=True):
-        if cute.size(held, mode=[0]) < cute.size(value.shape):
-            one = accumulator(cute.size(value.shape), op, held.element_type)
+    """Reduce vectors into the running values of the v-th vector's columns, or into a single value where these share a result. Sums
+    that follow a maximum are `rescaled` where it rises; their vector is the maximum's."""
+    for k, op in enumerate(ops):
+        if k in _followers(rescaled):
+            continue
+        sums = [(place, power, scale) for place, maximum, power, scale in rescaled if maximum == k]
+        places = [k, *(place for place, _, _ in sums)]
+        own = [_values_at(v, running[place]) for place in places]
+        value, ways = values[k], tuple((power, scale) for _, power, scale in sums)
+        shared = cute.size(own[0]) < cute.size(value.shape)
+        if ways:
+            value = _masked(value.to(own[0].element_type), op, inside)
+            (rise if shared else _follow)(own[0], own[1:], value, ways)
+        elif shared:
+            one = accumulator(cute.size(value.shape), op, own[0].element_type)
             accumulate([one], (op,), value, inside)
-            held[0, v] = combine(op, cute.full((1,), held[0, v], held.element_type), over_vector(one, op))[0]
-        elif held.memspace == cute.AddressSpace.smem:
-            own = cute.make_rmem_tensor((cute.size(held, mode=[0]),), held.element_type)
-            place = cute.make_tensor(own.iterator, cute.make_layout(held.shape[0]))
-            for j in range(held.shape[0][1]):
-                cute.autovec_copy(held[(None, j), v], place[None, j])
-            accumulate([own], (op,), value, inside)
-            for j in range(held.shape[0][1]):
-                cute.autovec_copy(place[None, j], held[(None, j), v])
+            own[0].store(combine(op, own[0].load(), over_vector(one, op)))
         else:
-            accumulate([held[None, v]], (op,), value, inside)
+            accumulate(own[:1], (op,), value, inside)
+        for place, held in zip(places, own, strict=True):
+            _keep_at(v, running[place], held)
+
+
+def _values_at(v: int, running: cute.Tensor) -> cute.Tensor:
+    """The running values of the v-th vector's columns in registers: their own, or copies of those in shared memory."""
+    if running.memspace != cute.AddressSpace.smem:
+        return running[None, v]
+    own = cute.make_rmem_tensor((cute.size(running, mode=[0]),), running.element_type)
+    place = cute.make_tensor(own.iterator, cute.make_layout(running.shape[0]))
+    for j in range(running.shape[0][1]):
+        cute.autovec_copy(running[(None, j), v], place[None, j])
+    return own
+
+
+def _keep_at(v: int, running: cute.Tensor, own: cute.Tensor) -> None:
+    """Writes copies of the v-th vector's running values back to shared memory."""
+    if running.memspace == cute.AddressSpace.smem:
+        place = cute.make_tensor(own.iterator, cute.make_layout(running.shape[0]))
+        for j in range(running.shape[0][1]):
+            cute.autovec_copy(place[None, j], running[(None, j), v])
 
 
 def columns_left(total: cutlass.Int64, row: cutlass.Int32, width: int) -> cutlass.Int32:
@@ -352,7 +398,8 @@ def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float)
     return device.where(cute.full(value.shape, nothing[0], Boolean), 0.0, scaled)
 
 
-_POWERS = {"exp": cute.math.exp, "exp2": cute.math.exp2}
+# `exp_term`: the approximate exponential of an element, at most one
+_POWERS = {"exp": cute.math.exp, "exp2": cute.math.exp2, "exp_term": lambda x: exp_term(x, True)}
 
 
 def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, finite: bool) -> Vector:
@@ -361,6 +408,45 @@ def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, fini
     if finite:
         base = device.where(device.isfinite(base), base, 0.0)
     return _POWERS[power]((value - cute.full(value.shape, base[0], value.dtype)) * scale)
+
+
+def rise(maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: tuple[tuple[str, float], ...]) -> None:
+    """Reduce a vector into a maximum and the sums that follow it, each in its way (power, scale). They have one element, or one for
+    each of the vector's; the sums are below the largest of the maxima."""
+    one = cute.size(maximum) == 1
+    was = over_vector(maximum, "max")[0]
+    maximum.store(combine("max", maximum.load(), _over_values(value, "max") if one else value))
+    now = over_vector(maximum, "max")[0]
+    for held, (power, scale) in zip(sums, ways, strict=True):
+        terms = exponentials(value, now, power, scale, False)
+        held.store(rescale(held.load(), was, now, power, scale) + (_over_values(terms, "sum") if one else terms))
+
+
+def _over_values(value: Vector, op: str) -> Vector:
+    """The reduction of a vector's elements."""
+    held = cute.make_rmem_tensor(value.shape, value.dtype)
+    held.store(value)
+    return over_vector(held, op)
+
+
+def _follow(maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: tuple[tuple[str, float], ...]) -> None:
+    """Reduce a vector into one maximum for each of its elements and the sums that follow these. The exponential of the distance to the
+    maximum so far is the new term, or, where the maximum rises, what rescales the sum, to which the term 1 is added. A distance
+    is NaN where a sum does not matter (`settled`), or has only seen -inf, so that it is multiplied by 0 where its maximum rises."""
+    apart = value - maximum.load()
+    rises, known = apart > 0, apart == apart
+    for held, (power, scale) in zip(sums, ways, strict=True):
+        term = device.where(known, _POWERS[power](-cute.math.abs(apart) * scale), 1.0)
+        own = held.load()
+        held.store(device.where(rises, own * term + 1.0, own + term))
+    maximum.store(combine("max", maximum.load(), value))
+
+
+def settled(total: Vector, maximum: Vector, finite: bool) -> Vector:
+    """A sum of exponentials that followed a maximum, at the end: where the maximum is not finite, the sum is NaN, or, if the terms are
+    then relative to 0 (`finite`), as large as the exponential of the maximum."""
+    other = cute.math.exp(maximum) if finite else maximum - maximum
+    return device.where(device.isfinite(maximum), result("sum", total), other)
 
 
 def risen(

@@ -421,7 +421,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
                 "value": calls[id(s.node)],
                 "stage": s.stage,
                 "over": s.over,
-                "same_pass": s.over == "row" and isinstance(one.plan, Reduction) and s.stage in one.plan.following,
+                "same_pass": isinstance(one.plan, Reduction) and one.plan.in_same_pass(s),
             }
             for one in stages_of(op)
             for s in (*one.plan.rows, *one.plan.inner, *one.plan.columns)

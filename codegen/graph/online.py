@@ -6,35 +6,50 @@ for softmax", arXiv:1805.02867): where the maximum that a thread has seen rises,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.graph.nodes import Node
+from codegen.graph.ops import PINNED
 
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum of exponentials follows a maximum: the exponential, the positive factor of the difference, and whether
+    """How a sum of exponentials follows a maximum: these nodes, the function, the positive factor of the difference, and whether
     0 replaces a maximum that is not finite."""
 
     maximum: Node
+    exponential: Node
     power: str  # exp or exp2
     scale: float
     finite: bool
 
 
 def rescaled(node: Node) -> Rescaled | None:
-    """How a reduction follows a maximum along the same axes; None where it does not."""
-    if node.op not in ("sum", "mean") or node.args[0].op not in ("exp", "exp2"):
+    """How a reduction follows a maximum along the same axes; None where it does not. Another kernel may compute the exponentials,
+    too (`PINNED`): the sum need not have their bits."""
+    if node.op not in ("sum", "mean"):
         return None
-    exponent, scale = _unscaled(node.args[0].args[0])
+    power = _unmarked(node.args[0])
+    if power.op not in ("exp", "exp2"):
+        return None
+    exponent, scale = _unscaled(_unmarked(power.args[0]))
     if exponent.op != "sub" or scale <= 0:
         return None
     value, top = exponent.args
     finite = _finite_or_zero(top)
     maximum = top.args[1] if finite else top
     follows = maximum.op == "max" and maximum.attr == node.attr and maximum.args[0] is value
-    return Rescaled(maximum, node.args[0].op, scale, finite) if follows and value.kind == "float" else None
+    return Rescaled(maximum, power, power.op, scale, finite) if follows and value.kind == "float" else None
+
+
+def following(nodes: Iterable[Node]) -> dict[int, Rescaled]:
+    """The reductions that follow a maximum, which need not be known before they are: how, by their identities."""
+    return {id(n): way for n in nodes if (way := rescaled(n)) is not None}
+
+
+def _unmarked(node: Node) -> Node:
+    return node.args[0] if node.op == PINNED else node
 
 
 def _unscaled(node: Node) -> tuple[Node, float]:

@@ -34,6 +34,9 @@ class Statistic:
     keeps: tuple[int, ...] = ()  # column: the groups that it keeps
     once: bool = False  # total: of one value for each row
     width: int = 0  # group: the number of columns
+    follows: online.Rescaled | None = (
+        None  # column, total: how a sum of exponentials follows a maximum in the same sweep
+    )
 
     @property
     def op(self) -> str:
@@ -42,6 +45,11 @@ class Statistic:
     @property
     def operand(self) -> Node:
         return self.node.args[0]
+
+    @property
+    def value(self) -> Node:
+        """What a kernel that walks down rows computes of each element: of a sum that follows a maximum, what the maximum is of."""
+        return self.operand if self.follows is None else self.follows.maximum.args[0]
 
     @property
     def kind(self) -> str:
@@ -107,6 +115,10 @@ class Reads:
     def following(self) -> set[int]:
         """The stages that are computed in the sweep of the previous one."""
         return {i for sweep in self.sweeps for i in sweep[1:]}
+
+    def in_same_pass(self, statistic: Statistic) -> bool:
+        """Whether a statistic follows another one in its sweep."""
+        return statistic.follows is not None or (statistic.over == "row" and statistic.stage in self.following)
 
     @property
     def row_groups(self) -> tuple[Group, ...]:

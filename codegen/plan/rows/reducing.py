@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
+from codegen.graph import online
 from codegen.graph.names import REDUCING_NAMES
 from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
@@ -40,6 +41,7 @@ class _Reductions(Planner):
         self.only_over = only_over
         self.axes = self.used_axes()
         self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
+        self.following = online.following(self.reduced)
 
     def refusals(self) -> list[Diagnostic]:
         """The first reason why no kernel can compute the op."""
@@ -271,10 +273,11 @@ class _Reductions(Planner):
         """The reductions over rows whose results rows need, or other reductions."""
         row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
         needed: set[int] = set()  # by rows, or by a reduction
-        for node in reversed(self.nodes):
+        roots = [*(s.value for s in self.statements), *(way.maximum for way in self.following.values())]
+        for node in reversed([*topological(roots, lambda n: id(n) in self.following)]):
             if id(node) in needed or row_axes & set(node.dims):
                 needed |= {id(node), *map(id, node.args)}
-            if node.op in REDUCTIONS:
+            if node.op in REDUCTIONS and id(node) not in self.following:
                 needed.add(id(node.args[0]))
         return [over for over in self.over if id(over) in needed]
 
@@ -469,16 +472,16 @@ class _Reductions(Planner):
             if node.op in REDUCTIONS:
                 over = self.side(node)
                 name = chain.get(id(node)) or names.statistic(f"{over}_{node.op}", id(node))
-                name = names.beside(name, REDUCING_NAMES)
+                name, follows = names.beside(name, REDUCING_NAMES), self.following.get(id(node))
                 if over == "row":
                     found.append(Statistic(name, node, own, over))
                     own += 1
                 elif over == "column":
                     keeps = (i for i, g in enumerate(groups) if set(g.axes) <= set(node.dims))
-                    found.append(Statistic(name, node, 0, over, keeps=tuple(keeps)))
+                    found.append(Statistic(name, node, 0, over, keeps=tuple(keeps), follows=follows))
                 elif over == "total":
                     once = not set(self.axes[self.place :]) & set(node.args[0].dims)
-                    found.append(Statistic(name, node, 0, over, once=once))
+                    found.append(Statistic(name, node, 0, over, once=once, follows=follows))
                 else:
                     found.append(Statistic(name, node, 0, over, width=self.group_width(lost_axes(node))))
             stage[id(node)] = own

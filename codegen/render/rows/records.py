@@ -256,17 +256,19 @@ class Walk:
     once: bool
     folds: list[str]
     store_parts: str
+    rescaled: str  # the argument that says which statistics of columns follow which maxima; "" where none does
     over_row: str
+    totals_rescaled: str
     stores: list[str]
 
 
 @dataclass(frozen=True)
 class PartialFold:
-    """How partial results of some statistics are reduced, and the means among them."""
+    """How partial results of some statistics are reduced, and the lines that make sums that followed maxima, and means, of them."""
 
     names: str
     text: str
-    means: list[str]
+    ends: list[str]
 
 
 @dataclass(frozen=True)

@@ -393,8 +393,11 @@ class RowContext(RowAccess):
         lines = []
         if self.wide and any("compute" in text for text in self.arguments_text()):
             lines.append(self.compute_line())
-        lines += self.flag_lines({p for f in self.kernel_functions() for p in f.params})
-        return lines
+        return lines + self.flag_lines(self.kernel_flags())
+
+    def kernel_flags(self) -> set[str]:
+        """The names among which are the kernel's flags of approximations."""
+        return {p for f in self.kernel_functions() for p in f.params}
 
     def arguments_text(self) -> list[str]:
         return [t for f in self.kernel_functions() for t in self.arguments(f, "vec")] + [

@@ -173,15 +173,37 @@ def finished(
     if any(split.across(s.axes) for s in plan.columns):
         with wide(spec):
             axes = arguments.bind_axes(spec, arrays)
-            known = {
-                id(statistic.node): _whole(plan, statistic, _of_axes(plan, statistic, own, axes), axes, split)
-                for statistic, own in zip(plan.columns, results[len(outputs) :], strict=False)
+            known: dict[int, jax.Array] = {}
+            parts = {
+                id(s.node): _of_axes(plan, s, own, axes)
+                for s, own in zip(plan.columns, results[len(outputs) :], strict=False)
             }
+            for statistic in plan.columns:  # each after the maximum that it follows
+                known[id(statistic.node)] = _whole(plan, statistic, _below(statistic, parts, known), axes, split)
             late = [a for a in spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
             stores = [a for a in plan.stores if a.array in late]
             params = op.parameters(key, operands)
             outputs |= evaluate_outputs(op.planned, stores, arrays, params, axes, key.types, known, op.compute(key))
     return tuple(outputs.values())
+
+
+def _below(statistic: Statistic, parts: Mapping[int, jax.Array], known: Mapping[int, jax.Array]) -> jax.Array:
+    """The partial results of a statistic: sums that follow a maximum are rescaled from each part's maximum to the whole's, below which
+    they are NaN, or infinite, where it is not finite."""
+    own, way = parts[id(statistic.node)], statistic.follows
+    if way is None:
+        return own
+    largest = known[id(way.maximum)].reshape(own.shape[1:])
+    own = rescaled(own, parts[id(way.maximum)], largest, way.power, way.scale)
+    return jnp.where(jnp.isfinite(largest), own, jnp.exp(largest) if way.finite else jnp.nan)
+
+
+def rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:
+    """Rescales sums of exponentials from each part's maximum to the largest maximum. A part with only -inf adds nothing, unless all
+    parts are such."""
+    factor = getattr(jnp, power)((maxima - largest) * scale)
+    nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
+    return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))
 
 
 def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:

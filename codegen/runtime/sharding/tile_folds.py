@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from codegen.graph.nodes import lost_axes, topological
 from codegen.plan.gemms.folds import Fold
@@ -71,7 +70,7 @@ def _totals(
             if fold.rescaled is not None:
                 place, power, scale, _ = fold.rescaled
                 largest = found[id(tile.folds[place].node)][..., None]
-                own = _rescaled(own, parts[place].reshape(each), largest, power, scale)
+                own = shards.rescaled(own, parts[place].reshape(each), largest, power, scale)
             total = shards.reduced(fold.op, own, (*lost(fold), len(shape)))[..., 0]
         else:
             total = shards.reduced(fold.op, shards.reduced(fold.op, own, (1,)).reshape(shape), lost(fold))
@@ -80,11 +79,3 @@ def _totals(
             total = shards.mean(total, split.axes, lost_axes(fold.node))
         found[id(fold.node)] = total.astype(bool) if fold.node.kind == "bool" else total
     return found
-
-
-def _rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str, scale: float) -> jax.Array:
-    """Rescales sums of exponentials from each part's maximum to the largest maximum. A part with only -inf adds nothing, unless all
-    parts are such."""
-    factor = getattr(jnp, power)((maxima - largest) * scale)
-    nothing = (maxima == -jnp.inf) & (largest > -jnp.inf)
-    return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))

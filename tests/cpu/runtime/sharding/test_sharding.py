@@ -134,6 +134,7 @@ TABLE = [
     ("column_mean", [(X, P("a", "b"))], REDUCE, NONE),
     ("column_max", [(X, P("a"))], REDUCE, NONE),
     ("column_any", [(X, P("a"))], REDUCE, NONE),
+    ("column_logsumexp", [(X, P("a"))], {"all-reduce": 2}, NONE),
     ("column_moments", [(X, P("a"))], REDUCE, NONE),
     ("weighted_column_sum", [(X, P("a", None, "b")), (X[:2], P("a"))], REDUCE, P("b")),
     # over everything

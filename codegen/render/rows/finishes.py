@@ -97,10 +97,8 @@ class FinishContext(RowContext):
         return found
 
     def finish(self, finish: Finish) -> FinishKernel:
-        function, stores = finish.function, [replace(a, mode="row") for a in finish.stores]  # one value of each
-        statistics = [s for s in self.plan.columns if s.name in function.params]
-        followed = [self.maximum_of(s) for s in statistics if s.follows is not None]
-        statistics = [s for s in self.plan.columns if s in statistics or s in followed]
+        function, statistics = finish.function, self.needed_by(finish.function)
+        stores = [replace(a, mode="row") for a in finish.stores]  # one value of each
         inputs = [replace(a, mode="row") for a in self.plan.loads if a.name in function.params and a.array is not None]
         wanted = {self.tensors[a.array.name] for a in (*inputs, *stores) if a.array is not None}
         wanted |= {f"m{camel(p.name)}" for p in self.dynamic if p.name in function.params}
@@ -158,6 +156,12 @@ class FinishContext(RowContext):
                 ", ".join([*constants, *["how.each"] * each, *(value for _, _, value in numbers)]),
             ],
         )  # fmt: skip
+
+    def needed_by(self, function: Function) -> list[Statistic]:
+        """The statistics that a function takes, and the maxima that these follow."""
+        taken = [s for s in self.plan.columns if s.name in function.params]
+        followed = [self.maximum_of(s) for s in taken if s.follows is not None]
+        return [s for s in self.plan.columns if s in taken or s in followed]
 
     def tensors_of_columns(self, finish: Finish) -> str:
         """The partial results whose columns are the results."""

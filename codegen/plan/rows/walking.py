@@ -67,6 +67,8 @@ TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM th
 SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
 LEAST_SHARED = 96  # if it is not known
 UNEVEN = ("sm_90",)  # architectures whose memory serves some SMs faster than others
+# Bytes of a block's rows, from which on blocks may keep pace: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
+PACED_BYTES = 8 * 1024
 LONG = 8  # rows of a thread, from which on a call is long
 FEW_ROWS, MOST_ROWS = (
     8,
@@ -225,7 +227,7 @@ class _WholeRows:
         vectors = -(-self.count // (per_row * cluster))
         resident = max(1, busy_resident(needs, vectors, vec, ragged) // threads)
         exact = self.columns > 0 and not ragged and self.count == vectors * per_row * cluster and threads == per_row
-        may_pace = arch is not None and arch.startswith(UNEVEN) and cluster == 1 and resident > 1
+        may_pace = self.may_pace(threads, per_row) and cluster == 1 and resident > 1
         how = self.held(vectors, threads, cluster, exact, may_pace, resident)
         if how is None and vectors > 1:
             return None
@@ -246,6 +248,12 @@ class _WholeRows:
             paced=paced, parts=parts, long=long,
         )  # fmt: skip
         return launch, filled(full * apart, slots)
+
+    def may_pace(self, threads: int, per_row: int) -> bool:
+        """Whether blocks may keep pace. Warps that have whole rows do not wait for each other otherwise: pacing them took an H200 up to
+        as much time as the rest of the kernel."""
+        uneven = self.arch is not None and self.arch.startswith(UNEVEN)
+        return uneven and per_row > WARP and threads // per_row * self.count * self.needs.width >= PACED_BYTES
 
     def held(
         self, vectors: int, threads: int, cluster: int, exact: bool, may_pace: bool, resident: int

@@ -11,7 +11,7 @@ from codegen.measuring.times.bench import make_inputs, typical
 from codegen.plan.rows import walking
 from codegen.runtime.compiled import interpreted
 
-ROWS, COLUMNS = 700, 64
+ROWS, COLUMNS = 50, 1024
 
 
 @pytest.fixture

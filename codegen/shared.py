@@ -365,10 +365,13 @@ def spacing(size: object) -> int:
 
 @dataclass(frozen=True)
 class SumLaunch(Launch):
-    """The launch of a sum by index: the columns of a thread are whole vectors. Where rows are in the order of their keys, chunks of
+    """The launch of a sum by index: the columns of a thread are whole vectors. Where rows are read in the order of their keys, chunks of
     neighbouring ones with one key are summed first, and chunks of these sums, `levels` times. Else each thread reads all keys."""
 
-    is_sorted: bool = False  # whether the rows are in the order of their keys
+    is_sorted: bool = False  # whether the rows are read in the order of their keys
+    bits: int = (
+        0  # of a row's number, where a kernel finds the order: it gets the keys above these bits; 0 where XLA sorts
+    )
     levels: int = 0
     chunk: int = 0  # rows of a chunk
     steps: int = (

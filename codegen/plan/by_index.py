@@ -16,6 +16,7 @@ CHUNK = 64  # neighbouring rows that are summed before, if they have one key
 MOST_IN_A_ROW = 256  # partial results that a thread may add one after the other
 MOST_VECTORS = 2**31 - 2**12  # that threads can count
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
+RANKED = 16384  # rows that are compared with each other to sort them
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,13 @@ class Sums:
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
-    def packs(self) -> bool:
-        """Whether a key and a row's number fit one number of 32 bits: the order is then that of these numbers."""
-        if self.rows is None or self.keys is None:
-            return False
-        return (self.keys + 1) << (self.rows - 1).bit_length() <= PACKED
+    def bits(self) -> int:
+        """The bits of a row's number."""
+        return max(1, ((self.rows or 1) - 1).bit_length())
+
+    def packs(self, numbers: int = PACKED) -> bool:
+        """Whether a key and a row's number fit one of so many numbers: the order is then that of these numbers."""
+        return self.rows is not None and self.keys is not None and (self.keys + 1) << self.bits <= numbers
 
     def launch(self) -> SumLaunch | None:
         """The kernels' launch, or None where no kernel takes such a call."""
@@ -56,7 +59,8 @@ class Sums:
         levels, left = 0, self.rows
         while left > MOST_IN_A_ROW:
             levels, left = levels + 1, left // CHUNK
-        return SumLaunch(vec, False, THREADS, is_sorted=True, levels=levels, chunk=CHUNK, at_once=at_once)
+        bits = self.bits if self.rows <= RANKED and self.packs(PACKED // 2) else 0
+        return SumLaunch(vec, False, THREADS, 0, True, bits, levels, CHUNK, at_once=at_once)
 
     def _vec(self) -> int:
         """The columns of a thread: a whole vector of the narrower array, if that divides the columns."""

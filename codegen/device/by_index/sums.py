@@ -1,7 +1,8 @@
 """Kernels that sum rows by index: row `r` of the result is the sum of all rows whose key is `r`, zeros where there are none.
 
 The rows are read in the order of their keys, and rows with one key in their own order. XLA has sorted them: `mOrder` has the numbers of
-the rows, `mKeys` their keys in that order. The first kernel finds where the rows of each key start, `mStarts`. All rows of a key would
+the rows, `mKeys` their keys in that order. Where there are not many (`how.bits`), a kernel counts for each row how many come before it,
+which takes fewer launches. The next kernel finds where the rows of each key start. All rows of a key would
 be the work of a single thread for each vector of columns. So other kernels sum aligned chunks of `how.chunk` rows that have one key, and
 chunks of these sums, `how.levels` times. The sum of a key begins with its rows before the first whole chunk, continues with the sums of
 chunks, and ends with its rows after the last whole chunk. The order of the sum depends on the keys alone: two runs agree to the bit.
@@ -14,11 +15,13 @@ levels one after the other. A thread sums `how.vec` columns of a key or a chunk.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.memory import SmemAllocator
 
 from codegen.device import access, vectors
 from codegen.device.by_index.rows import (
@@ -32,7 +35,7 @@ from codegen.device.by_index.rows import (
     sum_of,
     vector,
 )  # fmt: skip
-from codegen.shared import SumLaunch
+from codegen.shared import WARP, SumLaunch
 
 UNSORTED = SumLaunch(1, False, 32)
 
@@ -43,24 +46,119 @@ def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vector, how: Su
     vectors.store(values, dst, place, Int32(how.vec), False)
 
 
+@dataclass(frozen=True)
+class Sorted:
+    """The rows in the order of their keys: their numbers, their keys, and where those of each key start. What kernels write of it is
+    in one array: starts, then perhaps numbers and keys."""
+
+    work: cute.Tensor
+    keys: Int32  # how many there may be
+    rows: Int32
+    order: Any  # as XLA has sorted them, or None
+    sorted_keys: Any
+
+    def _part(self, first: Int32, size: Int32) -> cute.Tensor:
+        return cute.make_tensor(self.work.iterator + first, cute.make_layout((size,)))
+
+    @property
+    def starts(self) -> cute.Tensor:
+        return self._part(Int32(0), self.keys + 1)
+
+    @property
+    def numbers(self) -> cute.Tensor:
+        return self.order if self.order is not None else self._part(self.keys + 1, self.rows)
+
+    @property
+    def own_keys(self) -> cute.Tensor:
+        return self.sorted_keys if self.order is not None else self._part(self.keys + 1 + self.rows, self.rows)
+
+
+def in_order(mOrder: Any, mKeys: cute.Tensor, mWork: Any, mValues: cute.Tensor, mY: cute.Tensor) -> Sorted:
+    """The sorted rows of a call."""
+    return Sorted(mWork, Int32(mY.shape[1]), Int32(mValues.shape[1]), mOrder, mKeys)
+
+
 @cute.jit
-def _find_start(key: Int32, mKeys: cute.Tensor, mStarts: cute.Tensor):
-    """The number of smaller keys, bit by bit."""
-    if key < cute.size(mStarts):
-        count, found = Int32(cute.size(mKeys)), Int32(0)
-        for i in cutlass.range(31):
-            further = found + (Int32(1) << (30 - i))
-            if further > found and further <= count:
-                if mKeys[further - 1] < key:
-                    found = further
-        mStarts[key] = found
+def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: cute.Tensor):
+    """Count the smaller ones of some vectors of four."""
+    for v in cutlass.range(first, end, unroll=4):
+        four = cute.make_rmem_tensor((4,), Int32)
+        cute.autovec_copy(cute.local_tile(packed, (4,), (v,)), four)
+        for i in cutlass.range_constexpr(4):
+            found[0] = found[0] + cutlass.select_(four[i] < own, Int32(1), Int32(0))
+
+
+@cute.jit
+def _place(rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr):
+    """Write a row where all warps have counted that it is."""
+    if row < rows.rows:
+        place = Int32(0)
+        for warp in cutlass.range_constexpr(how.threads // WARP):
+            place = place + counts[warp, row % WARP]
+        rows.numbers[place] = row
+        rows.own_keys[place] = packed[row] >> how.bits
 
 
 @cute.kernel
-def starts_kernel(mKeys: cute.Tensor, mStarts: cute.Tensor, how: cutlass.Constexpr[SumLaunch]):
+def order_kernel(
+    mPacked: cute.Tensor,  # keys and numbers of rows, in whole vectors of four: the largest number at the end
+    mWork: cute.Tensor,
+    mValues: cute.Tensor,
+    mY: cute.Tensor,
+    how: cutlass.Constexpr[SumLaunch],
+):
+    """Each lane has a row, and each warp counts those before it among a part of the rows."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    _find_start(bidx * how.threads + tidx, mKeys, mStarts)
+    rows, warps = in_order(None, mPacked, mWork, mValues, mY), how.threads // WARP
+    counts = SmemAllocator().allocate_tensor(Int32, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
+    row, count = bidx * WARP + tidx % WARP, Int32(mPacked.shape[0]) // 4
+    own = mPacked[cutlass.select_(row < rows.rows, row, Int32(0))]
+    each = (count + (warps - 1)) // warps
+    first = tidx // WARP * each
+    end = cutlass.select_(first + each < count, first + each, count)
+    found = cute.make_rmem_tensor((1,), Int32)
+    found.fill(0)
+    _smaller(mPacked, own, first, end, found)
+    counts[tidx // WARP, tidx % WARP] = found[0]
+    cute.arch.sync_threads()
+    _place_first_warp(tidx, rows, mPacked, counts, row, how)
+
+
+@cute.jit
+def _place_first_warp(
+    tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr
+):
+    if tidx < WARP:
+        _place(rows, packed, counts, row, how)
+
+
+@cute.jit
+def _find_start(key: Int32, keys: cute.Tensor, starts: cute.Tensor):
+    """The number of smaller keys, bit by bit."""
+    if key < cute.size(starts):
+        count, found = Int32(cute.size(keys)), Int32(0)
+        for i in cutlass.range(31):
+            further = found + (Int32(1) << (30 - i))
+            if further > found and further <= count:
+                if keys[further - 1] < key:
+                    found = further
+        starts[key] = found
+
+
+@cute.kernel
+def starts_kernel(
+    mOrder: cute.Tensor | None,
+    mKeys: cute.Tensor,
+    mWork: cute.Tensor,
+    mValues: cute.Tensor,
+    mY: cute.Tensor,
+    how: cutlass.Constexpr[SumLaunch],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    rows = in_order(mOrder, mKeys, mWork, mValues, mY)
+    _find_start(bidx * how.threads + tidx, rows.own_keys, rows.starts)
 
 
 @cute.jit
@@ -79,35 +177,33 @@ def _sum_of_chunk(
 
 @cute.kernel
 def chunks_kernel(
-    mOrder: cute.Tensor,  # (N,)
+    mOrder: cute.Tensor | None,  # (N,)
     mKeys: cute.Tensor,  # (N,)
+    mWork: cute.Tensor,
     mValues: cute.Tensor,  # (outer, N, C)
+    mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor,  # (outer, chunks of all levels, C)
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr[SumLaunch],
 ):
-    levels = Levels(mValues, mOrder, mParts)
-    first = first_number(how)
+    rows = in_order(mOrder, mKeys, mWork, mValues, mY)
+    levels, first = Levels(mValues, rows.numbers, mParts), first_number(how)
     for step in cutlass.range(how.steps):
-        _sum_of_chunk(first + step * how.threads, mKeys, levels, level, how)
+        _sum_of_chunk(first + step * how.threads, rows.own_keys, levels, level, how)
 
 
 @cute.jit
 def _sum_of_key(
-    number: Int32,
-    mKeys: cute.Tensor,
-    mStarts: Any,
-    mY: cute.Tensor,
-    levels: cutlass.Constexpr,
-    how: cutlass.Constexpr,
+    number: Int32, rows: cutlass.Constexpr, mY: cute.Tensor, levels: cutlass.Constexpr, how: cutlass.Constexpr
 ):
     own = vector(number, mY, Int32(mY.shape[1]), how)
     if own.there:
         sums = sum_of(levels.values, how)
         if cutlass.const_expr(how.is_sorted):
-            add_levels(sums, levels, 0, own, mStarts[own.row], mStarts[own.row + 1], how)
+            starts = rows.starts
+            add_levels(sums, levels, 0, own, starts[own.row], starts[own.row + 1], how)
         else:
-            add_equal(sums, levels.rows(0, own, how), mKeys, own.row, how)
+            add_equal(sums, levels.rows(0, own, how), rows.sorted_keys, own.row, how)
         _store(sums, mY, own.row, own, how)
 
 
@@ -115,34 +211,39 @@ def _sum_of_key(
 def keys_kernel(
     mOrder: cute.Tensor | None,  # (N,)
     mKeys: cute.Tensor,  # (N,)
-    mStarts: cute.Tensor | None,  # (K + 1,)
+    mWork: cute.Tensor | None,
     mValues: cute.Tensor,  # (outer, N, C)
     mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor | None,  # (outer, chunks of all levels, C)
     how: cutlass.Constexpr[SumLaunch],
 ):
-    levels = Levels(mValues, mOrder, mParts)
+    rows = in_order(mOrder, mKeys, mWork, mValues, mY)
+    levels = Levels(mValues, rows.numbers if how.is_sorted else None, mParts)
     first = first_number(how)
     for step in cutlass.range(how.steps):
-        _sum_of_key(first + step * how.threads, mKeys, mStarts, mY, levels, how)
+        _sum_of_key(first + step * how.threads, rows, mY, levels, how)
 
 
 @cute.jit
 def sum_by_index_launch(
     stream: Any,
-    mOrder: cute.Tensor | None,
+    mOrder: cute.Tensor | None,  # where XLA has sorted the rows
     mKeys: cute.Tensor,
     mValues: cute.Tensor,
     mY: cute.Tensor,
-    mStarts: cute.Tensor | None = None,  # where rows are sorted
+    mWork: cute.Tensor | None = None,  # where rows are sorted
     mParts: cute.Tensor | None = None,  # where there are levels
     how: cutlass.Constexpr[SumLaunch] = UNSORTED,
 ):
     """Sum the values by their keys, chunks first."""
+    block = {"block": (how.threads, 1, 1), "stream": stream}
+    if cutlass.const_expr(how.bits > 0):
+        blocks = Int32(mValues.shape[1]) // WARP + 1
+        order_kernel(mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     if cutlass.const_expr(how.is_sorted):
-        blocks = cute.size(mStarts) // how.threads + 1
-        starts_kernel(mKeys, mStarts, how).launch(grid=(blocks, 1, 1), block=(how.threads, 1, 1), stream=stream)
+        blocks = Int32(mY.shape[1]) // how.threads + 1
+        starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     for level in cutlass.range_constexpr(1, how.levels + 1):
-        chunks = Levels(mValues, mOrder, mParts).chunks(level, how)
-        chunks_kernel(mOrder, mKeys, mValues, mParts, level, how).launch(**grid(how, mParts, chunks, stream))
-    keys_kernel(mOrder, mKeys, mStarts, mValues, mY, mParts, how).launch(**grid(how, mY, Int32(mY.shape[1]), stream))
+        chunks = Levels(mValues, None, mParts).chunks(level, how)
+        chunks_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, level, how).launch(**grid(how, mParts, chunks, stream))
+    keys_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, how).launch(**grid(how, mY, Int32(mY.shape[1]), stream))

@@ -12,7 +12,8 @@ from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import current_arch
 from codegen.shared import SumLaunch
 
-NAMES = ["order", "keys", "values", "sums", "starts", "sums of chunks"]
+NAMES = ["order", "keys", "values", "sums", "the order of keys", "sums of chunks"]
+FOUR = 4  # of a vector of keys
 
 
 def sizes(keys: int, values: jax.Array, result: str) -> Sums:
@@ -30,21 +31,28 @@ def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> L
     how = own.launch()
     assert how is not None
     count, vec = values.shape[1], how.vec
-    order, keys = _sorted(keys, own) if how.is_sorted else (None, keys)
+    order, words = None, rows + 1
+    if how.bits:
+        keys, words = _padded(_packed(keys, own).astype(jnp.int32)), words + 2 * count
+    elif how.is_sorted:
+        order, keys = _sorted(keys, own)
 
     def wide(shape: tuple[int, ...], dtype: str) -> Tensor:
         return Tensor(shape, dtype, (1, 1, vec), min(WIDEST, vec * DTYPES[dtype].size))
 
-    words = [Tensor((count,), "int32", (1,), 4) for _ in range(2)]
+    def numbers(size: int, vec: int = 1) -> Tensor:
+        return Tensor((size,), "int32", (vec,), 4 * vec)
+
     outputs = [wide((values.shape[0], rows, values.shape[2]), result)]
     if how.is_sorted:
-        outputs.append(Tensor((rows + 1,), "int32", (1,), 4))
+        outputs.append(numbers(words))
     if how.levels:
         outputs.append(wide((values.shape[0], _chunks(count, how), values.shape[2]), own.compute))
+    inputs = numbers(count), numbers(keys.shape[0], FOUR if how.bits else 1), wide(values.shape, own.dtype)
+    shapes = tuple(t.shape for t in outputs)
     return LauncherCall(
-        sum_by_index_launch, (order, keys, values), (*words, wide(values.shape, own.dtype)), tuple(outputs),
-        tuple(t.shape for t in outputs), how, dict(how.constants),
-    )  # fmt: skip
+        sum_by_index_launch, (order, keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants)
+    )
 
 
 def launched(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
@@ -66,12 +74,22 @@ def _chunks(rows: int, how: SumLaunch) -> int:
     return sum(rows // how.chunk**level for level in range(1, how.levels + 1))
 
 
+def _packed(keys: jax.Array, own: Sums) -> jax.Array:
+    """Each key with the number of its row in the lower bits, in uint32."""
+    places = jax.lax.iota(jnp.uint32, keys.shape[0])
+    return jnp.minimum(keys, own.keys).astype(jnp.uint32) << own.bits | places
+
+
+def _padded(numbers: jax.Array) -> jax.Array:
+    """Numbers in whole vectors of four, with the largest number at the end."""
+    return jnp.pad(numbers, (0, -numbers.shape[0] % FOUR), constant_values=jnp.iinfo(numbers.dtype).max)
+
+
 def _sorted(keys: jax.Array, own: Sums) -> tuple[jax.Array, jax.Array]:
     """The numbers of the rows in the order of their keys, and the keys in that order. Equal keys stay in order."""
+    if own.packs():  # XLA sorts numbers faster than pairs
+        packed = jax.lax.sort(_packed(keys, own), is_stable=False)
+        return (packed & (2**own.bits - 1)).astype(jnp.int32), (packed >> own.bits).astype(jnp.int32)
     places = jax.lax.iota(jnp.int32, keys.shape[0])
-    if own.packs and own.rows is not None:  # XLA sorts numbers faster than pairs
-        bits = (own.rows - 1).bit_length()
-        packed = jax.lax.sort(keys.astype(jnp.uint32) << bits | places.astype(jnp.uint32), is_stable=False)
-        return (packed & (2**bits - 1)).astype(jnp.int32), (packed >> bits).astype(jnp.int32)
     found, order = jax.lax.sort((keys, places), num_keys=1, is_stable=True)
     return order, found

@@ -35,7 +35,7 @@ from codegen.runtime.call.arguments import negative_zeros
 from codegen.runtime.call.typed import bridged
 from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
 from codegen.runtime.compiled.passes import without_assembling
-from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for, settings_for
 from codegen.shared import RowLaunch, Walk
 from codegen.targets import ARCHITECTURES
 
@@ -290,10 +290,8 @@ def _records(value: Any) -> Iterator[type]:
 
 def _compiler(arch: str) -> str:
     """CuTe DSL's version, including its files, and the settings that change its code."""
-    from cutlass.cutlass_dsl.cutlass import CuTeDSL
-
-    with compiling_for(arch):
-        return _version() + CuTeDSL._get_dsl().envar.cache_key_str()
+    with settings_for(arch) as settings:
+        return _version() + settings.cache_key_str()
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from codegen.parsing import PARSER
+from codegen.runtime.compiled.tracing import traced_quickly
 
 Function = Callable[..., Sequence[jax.Array]]
 
@@ -46,14 +47,22 @@ def current_arch() -> str | None:
 def compiling_for(arch: str) -> Iterator[str]:
     """A context in which the compiler is set to an architecture; yields a temporary folder, where it writes the PTX and cubin
     that it is told to keep. One thread at a time: the settings are per process, and the compiler parses Python."""
+    with PARSER, tempfile.TemporaryDirectory(prefix="codegen-") as folder, traced_quickly():
+        with settings_for(arch, folder):
+            yield folder
+
+
+@contextlib.contextmanager
+def settings_for(arch: str, folder: str = "") -> Iterator[Any]:
+    """A context in which the compiler's settings are those for an architecture; yields them. One thread at a time."""
     from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
-    with PARSER, tempfile.TemporaryDirectory(prefix="codegen-") as folder:
+    with PARSER:
         environment = CuTeDSL._get_dsl().envar
         before = environment.dump_dir, environment.arch
-        environment.dump_dir, environment.arch = folder, arch
+        environment.dump_dir, environment.arch = folder or before[0], arch
         try:
-            yield folder
+            yield environment
         finally:
             environment.dump_dir, environment.arch = before
 

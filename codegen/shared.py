@@ -86,6 +86,21 @@ class RowLaunch:
 
 
 @dataclass(frozen=True)
+class MiddleLaunch(RowLaunch):
+    """The launch of a kernel that reduces along axes before the innermost ones: a thread's vectors lie along neighbouring rows, and
+    have one element of each. Neighbouring threads have neighbouring vectors of rows; the others share these rows."""
+
+    @property
+    def lanes(self) -> int:
+        """The threads of a block that have rows of their own."""
+        return self.threads // self.per_row
+
+    @property
+    def rows_a_block(self) -> int:
+        return self.lanes * self.vec
+
+
+@dataclass(frozen=True)
 class Walk:
     """The settings that a kernel which loops over rows is compiled for."""
 

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "batch_norm_train",
@@ -326,6 +326,116 @@ def batch_norm_train_stage3_xla(x, weight, bias, mean, var, eps):
     return y
 
 
+def batch_norm_train_whole_row_mean(x):
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
+    return x
+
+
+def batch_norm_train_whole_row_mean2(x, row_mean):
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
+    mean = row_mean
+    t0 = x - mean
+    return t0 * t0
+
+
+def batch_norm_train_whole_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    mean = row_mean
+    var = row_mean2
+    y = (x - mean) * device.rsqrt(var + eps, approx) * weight + bias
+    return y
+
+
+def batch_norm_train_whole_row(row_mean, row_mean2):
+    """The row's own results, from its statistics."""
+    mean = row_mean
+    var = row_mean2
+    return mean, var
+
+
+@cute.kernel
+def batch_norm_train_whole_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mBias: cute.Tensor | None,  # (N) T
+    mY: cute.Tensor,  # (rows, N) T
+    mMean: cute.Tensor,  # (N) float32
+    mVar: cute.Tensor,  # (N) float32
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    N, rows = mX.shape[1], mX.shape[0]
+    approx = device.narrow(mY)
+    vec, vectors = how.vec, how.vectors
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rBias = access.registers(mBias, (vec, 1), 0.0)
+    sRowMean = middle.shared(how, cutlass.Float32)
+    sRowMean2 = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, N, rows)
+    index = row.index
+    iN = index
+    row.load(mWeight, (iN,), rWeight[None, 0])
+    row.load(mBias, (iN,), rBias[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        at.load(mX, (iRows, iN), rX[None, v])
+
+    row = row.forget((mX, rX))
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = batch_norm_train_whole_row_mean(device.floats(rX[None, v]))
+        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
+
+    row = row.forget((mX, rX))
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = batch_norm_train_whole_row_mean2(device.floats(rX[None, v]), row_mean)
+        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
+
+    row = row.forget((mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        y = batch_norm_train_whole_chain(
+            device.floats(rX[None, v]), device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]),
+            device.full(vec, eps), row_mean, row_mean2, approx,
+        )
+        at.store(y.to(mY.element_type), mY, (iRows, iN))
+
+    if row.writes():
+        mean, var = batch_norm_train_whole_row(row_mean, row_mean2)
+        row.store(mean.to(mMean.element_type), mMean, (iN,))
+        row.store(var.to(mVar.element_type), mVar, (iN,))
+
+
+@cute.jit
+def batch_norm_train_whole_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mWeight: cute.Tensor | None, mBias: cute.Tensor | None, mY: cute.Tensor,
+    mMean: cute.Tensor, mVar: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    N = mX.shape[1]
+    batch_norm_train_whole_kernel(mX, mWeight, mBias, mY, mMean, mVar, eps, how).launch(**middle.grid(how, N, stream))
+
+
+def batch_norm_train_whole_xla(x, weight, bias, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    mean = jnp.mean(x, axis=row_axes, keepdims=True)
+    t0 = x - mean
+    var = jnp.mean(t0 * t0, axis=row_axes, keepdims=True)
+    y = t0 * jax.lax.rsqrt(var + eps) * weight + bias
+    return mean, var, y
+
+
 def batch_norm_train_backward_stage1_chain(dy, mean, x):
     """The values to reduce into t5, t6, from one vector of each operand."""
     return dy * (x - mean), dy
@@ -525,6 +635,132 @@ def batch_norm_train_backward_stage2_xla(dy, dmean, dvar, mean, var, x, weight, 
     return dx
 
 
+def batch_norm_train_backward_whole_stage0(dy, mean, x):
+    """The values to reduce into t3 (sum), t4 (sum), from one vector of each operand."""
+    t2 = x - mean
+    return dy * t2, dy
+
+
+def batch_norm_train_backward_whole_chain(dy, dmean, dvar, mean, var, x, weight, size_rows, eps, t3, t4, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.rsqrt(var + eps, approx)
+    t1 = weight * t0
+    t2 = x - mean
+    t5 = size_rows.to(cutlass.Float32)
+    dx = t1 * dy + device.divide_by_row(
+        (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0, t5, approx,
+    ) * t2 + device.divide_by_row(dmean - t1 * t4, t5, approx)
+    return dx
+
+
+def batch_norm_train_backward_whole_row(var, eps, t3, t4, approx):
+    """The row's own results, from its statistics."""
+    t0 = device.rsqrt(var + eps, approx)
+    dweight = t0 * t3
+    dbias = t4
+    return dweight, dbias
+
+
+@cute.kernel
+def batch_norm_train_backward_whole_kernel(
+    mDy: cute.Tensor,  # (rows, N) T
+    mDmean: cute.Tensor,  # (N) float32
+    mDvar: cute.Tensor,  # (N) float32
+    mMean: cute.Tensor,  # (N) float32
+    mVar: cute.Tensor,  # (N) float32
+    mX: cute.Tensor,  # (rows, N) T
+    mWeight: cute.Tensor | None,  # (N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    mDweight: cute.Tensor,  # (N) T
+    mDbias: cute.Tensor,  # (N) T
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    N, rows = mDy.shape[1], mDy.shape[0]
+    approx = device.narrow(mDx)
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, vectors))
+    rDmean = access.registers(mDmean, (vec, 1))
+    rDvar = access.registers(mDvar, (vec, 1))
+    rMean = access.registers(mMean, (vec, 1))
+    rVar = access.registers(mVar, (vec, 1))
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
+
+    row = middle.rows(how, N, rows)
+    index = row.index
+    iN = index
+    row.load(mDmean, (iN,), rDmean[None, 0])
+    row.load(mDvar, (iN,), rDvar[None, 0])
+    row.load(mMean, (iN,), rMean[None, 0])
+    row.load(mVar, (iN,), rVar[None, 0])
+    row.load(mWeight, (iN,), rWeight[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        at.load(mDy, (iRows, iN), rDy[None, v])
+        at.load(mX, (iRows, iN), rX[None, v])
+
+    row = row.forget((mDy, rDy), (mX, rX))
+    rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rT4 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = batch_norm_train_backward_whole_stage0(
+            device.floats(rDy[None, v]), device.floats(rMean[None, 0]), device.floats(rX[None, v]),
+        )
+        reduce.accumulate([rT3, rT4], ("sum", "sum"), values, at.inside())
+    t3, t4 = row.reduce([rT3, rT4], ("sum", "sum"), sStage0)
+
+    row = row.forget((mDy, rDy), (mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        dx = batch_norm_train_backward_whole_chain(
+            device.floats(rDy[None, v]), device.floats(rDmean[None, 0]), device.floats(rDvar[None, 0]),
+            device.floats(rMean[None, 0]), device.floats(rVar[None, 0]), device.floats(rX[None, v]),
+            device.floats(rWeight[None, 0]), device.full(vec, rows, cutlass.Int32), device.full(vec, eps), t3, t4,
+            approx,
+        )
+        at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
+
+    if row.writes():
+        dweight, dbias = batch_norm_train_backward_whole_row(
+            device.floats(rVar[None, 0]), device.full(vec, eps), t3, t4, approx,
+        )
+        row.store(dweight.to(mDweight.element_type), mDweight, (iN,))
+        row.store(dbias.to(mDbias.element_type), mDbias, (iN,))
+
+
+@cute.jit
+def batch_norm_train_backward_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mDmean: cute.Tensor, mDvar: cute.Tensor, mMean: cute.Tensor,
+    mVar: cute.Tensor, mX: cute.Tensor, mWeight: cute.Tensor | None, mDx: cute.Tensor, mDweight: cute.Tensor,
+    mDbias: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    N = mDy.shape[1]
+    batch_norm_train_backward_whole_kernel(
+        mDy, mDmean, mDvar, mMean, mVar, mX, mWeight, mDx, mDweight, mDbias, eps, how,
+    ).launch(**middle.grid(how, N, stream))
+
+
+def batch_norm_train_backward_whole_xla(dy, dmean, dvar, mean, var, x, weight, size_rows, eps, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jax.lax.rsqrt(var + eps)
+    t1 = weight * t0
+    t2 = x - mean
+    t3 = jnp.sum(dy * t2, axis=row_axes, keepdims=True)
+    t4 = jnp.sum(dy, axis=row_axes, keepdims=True)
+    t5 = size_rows.astype(jnp.float32)
+    dx = t1 * dy + (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0 / t5 * t2 + (dmean - t1 * t4) / t5
+    dweight = t0 * t3
+    dbias = t4
+    return dx, dweight, dbias
+
+
 @runtime.op(
     SPEC,
     reference=batch_norm_train_reference,
@@ -534,10 +770,14 @@ def batch_norm_train_backward_stage2_xla(dy, dmean, dvar, mean, var, x, weight, 
     stage2_xla=batch_norm_train_stage2_xla,
     stage3_launch=batch_norm_train_stage3_launch,
     stage3_xla=batch_norm_train_stage3_xla,
+    whole_launch=batch_norm_train_whole_launch,
+    whole_xla=batch_norm_train_whole_xla,
     backward_stage1_launch=batch_norm_train_backward_stage1_launch,
     backward_stage1_xla=batch_norm_train_backward_stage1_xla,
     backward_stage2_launch=batch_norm_train_backward_stage2_launch,
     backward_stage2_xla=batch_norm_train_backward_stage2_xla,
+    backward_whole_launch=batch_norm_train_backward_whole_launch,
+    backward_whole_xla=batch_norm_train_backward_whole_xla,
     result=BatchNormTrainOutputs,
 )
 def batch_norm_train(

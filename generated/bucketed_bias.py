@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "bucketed_bias",
@@ -223,6 +223,78 @@ def bucketed_bias_backward_stage2_xla(index_q, index_k):
     return places
 
 
+def bucketed_bias_backward_whole_row_sum(dy):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return dy
+
+
+def bucketed_bias_backward_whole_row(index_q, index_k, row_sum):
+    """The row's own results, from its statistics."""
+    dbias = row_sum
+    distance = cute.math.abs(index_q - index_k)
+    places = device.where(
+        distance < 8, distance, 5 + device.exponent(1.0 * distance.to(cutlass.Float32), cutlass.Int32),
+    )
+    return dbias, places
+
+
+@cute.kernel
+def bucketed_bias_backward_whole_kernel(
+    mDy: cute.Tensor,  # (rows, H, Q, K) T
+    mDbias: cute.Tensor,  # (H, Q, K) float32
+    mPlaces: cute.Tensor,  # (H, Q, K) int32
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    H, Q, K, rows = mDy.shape[1], mDy.shape[2], mDy.shape[3], mDy.shape[0]
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, vectors))
+    sRowSum = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, H * Q * K, rows)
+    index = row.index
+    iK = index % K
+    iQ = (index // K) % Q
+    iH = ((index // K) // Q)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        at.load(mDy, (iRows, iH, iQ, iK), rDy[None, v])
+
+    row = row.forget((mDy, rDy))
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = bucketed_bias_backward_whole_row_sum(device.floats(rDy[None, v]))
+        reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+    row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+    if row.writes():
+        dbias, places = bucketed_bias_backward_whole_row(
+            device.full(vec, iQ, cutlass.Int32), reduce.count_up(iK, vec).to(cutlass.Int32), row_sum,
+        )
+        row.store(dbias.to(mDbias.element_type), mDbias, (iH, iQ, iK))
+        row.store(device.cast(places, mPlaces.element_type), mPlaces, (iH, iQ, iK))
+
+
+@cute.jit
+def bucketed_bias_backward_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mPlaces: cute.Tensor,
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    bucketed_bias_backward_whole_kernel(mDy, mDbias, mPlaces, how).launch(**middle.grid(how, H * Q * K, stream))
+
+
+def bucketed_bias_backward_whole_xla(dy, index_q, index_k, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
+    distance = jnp.abs(index_q - index_k)
+    places = jnp.where(distance < 8, distance, 5 + runtime.exponent(1.0 * distance.astype(jnp.float32), jnp.int32))
+    return dbias, places
+
+
 @runtime.op(
     SPEC,
     launch=bucketed_bias_launch,
@@ -232,6 +304,8 @@ def bucketed_bias_backward_stage2_xla(index_q, index_k):
     backward_stage1_xla=bucketed_bias_backward_stage1_xla,
     backward_stage2_launch=bucketed_bias_backward_stage2_launch,
     backward_stage2_xla=bucketed_bias_backward_stage2_xla,
+    backward_whole_launch=bucketed_bias_backward_whole_launch,
+    backward_whole_xla=bucketed_bias_backward_whole_xla,
 )
 def bucketed_bias(
     scores: jax.Array,

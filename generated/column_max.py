@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "column_max",
@@ -261,6 +261,83 @@ def column_max_backward_stage2_xla(dy, y, x, sum_of_n):
     return dx
 
 
+def column_max_backward_whole_row_sum(y, x):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    t0 = x == y
+    return device.where(t0, 1.0, 0.0)
+
+
+def column_max_backward_whole_chain(dy, y, x, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = x == y
+    dx = device.divide_by_column(device.where(t0, dy, 0.0), row_sum, approx)
+    return dx
+
+
+@cute.kernel
+def column_max_backward_whole_kernel(
+    mDy: cute.Tensor,  # (N) T
+    mY: cute.Tensor,  # (N) T
+    mX: cute.Tensor,  # (rows, N) T
+    mDx: cute.Tensor,  # (rows, N) T
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    N, rows = mDy.shape[0], mX.shape[0]
+    approx = device.narrow(mDx)
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, 1))
+    rY = access.registers(mY, (vec, 1))
+    rX = access.registers(mX, (vec, vectors))
+    sRowSum = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, N, rows)
+    index = row.index
+    iN = index
+    row.load(mDy, (iN,), rDy[None, 0])
+    row.load(mY, (iN,), rY[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        at.load(mX, (iRows, iN), rX[None, v])
+
+    row = row.forget((mX, rX))
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = column_max_backward_whole_row_sum(device.floats(rY[None, 0]), device.floats(rX[None, v]))
+        reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+    row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+    row = row.forget((mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        dx = column_max_backward_whole_chain(
+            device.floats(rDy[None, 0]), device.floats(rY[None, 0]), device.floats(rX[None, v]), row_sum, approx,
+        )
+        at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
+
+
+@cute.jit
+def column_max_backward_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    N = mDy.shape[0]
+    column_max_backward_whole_kernel(mDy, mY, mX, mDx, how).launch(**middle.grid(how, N, stream))
+
+
+def column_max_backward_whole_xla(dy, y, x, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = x == y
+    dx = jnp.where(t0, dy, 0.0) / jnp.sum(
+        jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True,
+    )
+    return dx
+
+
 @runtime.op(
     SPEC,
     launch=column_max_launch,
@@ -270,6 +347,8 @@ def column_max_backward_stage2_xla(dy, y, x, sum_of_n):
     backward_stage1_xla=column_max_backward_stage1_xla,
     backward_stage2_launch=column_max_backward_stage2_launch,
     backward_stage2_xla=column_max_backward_stage2_xla,
+    backward_whole_launch=column_max_backward_whole_launch,
+    backward_whole_xla=column_max_backward_whole_xla,
 )
 def column_max(
     x: jax.Array,

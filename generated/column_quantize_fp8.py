@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "column_quantize_fp8",
@@ -216,6 +216,86 @@ def column_quantize_fp8_stage2_xla(x, max_of_n, largest, amax_min):
     return q
 
 
+def column_quantize_fp8_whole_row_max(x):
+    """The values to reduce into row_max (max), from one vector of each operand."""
+    return cute.math.abs(x)
+
+
+def column_quantize_fp8_whole_chain(x, largest, amax_min, row_max):
+    """The chain, on one vector of each operand and the row's statistics."""
+    scale = device.divide_by_row(device.maximum(row_max, amax_min), largest, False)
+    q = device.divide_by_column(x, scale, True)
+    return q
+
+
+def column_quantize_fp8_whole_row(largest, amax_min, row_max):
+    """The row's own results, from its statistics."""
+    scale = device.divide_by_row(device.maximum(row_max, amax_min), largest, False)
+    return scale
+
+
+@cute.kernel
+def column_quantize_fp8_whole_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mQ: cute.Tensor,  # (rows, N) Q
+    mScale: cute.Tensor,  # (N) float32
+    largest: cutlass.Constexpr[float],
+    amax_min: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    N, rows = mX.shape[1], mX.shape[0]
+    vec, vectors = how.vec, how.vectors
+    rX = access.registers(mX, (vec, vectors))
+    sRowMax = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, N, rows)
+    index = row.index
+    iN = index
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        at.load(mX, (iRows, iN), rX[None, v])
+
+    row = row.forget((mX, rX))
+    rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        values = column_quantize_fp8_whole_row_max(device.floats(rX[None, v]))
+        reduce.accumulate([rRowMax], ("max",), values, at.inside())
+    row_max, = row.reduce([rRowMax], ("max",), sRowMax)
+
+    row = row.forget((mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iRows = at.c
+        q = column_quantize_fp8_whole_chain(
+            device.floats(rX[None, v]), device.full(vec, largest), device.full(vec, amax_min), row_max,
+        )
+        at.store(device.cast(q, mQ.element_type), mQ, (iRows, iN))
+
+    if row.writes():
+        scale = column_quantize_fp8_whole_row(device.full(vec, largest), device.full(vec, amax_min), row_max)
+        row.store(scale.to(mScale.element_type), mScale, (iN,))
+
+
+@cute.jit
+def column_quantize_fp8_whole_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mQ: cute.Tensor, mScale: cute.Tensor, largest: cutlass.Constexpr[float],
+    amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    N = mX.shape[1]
+    column_quantize_fp8_whole_kernel(mX, mQ, mScale, largest, amax_min, how).launch(**middle.grid(how, N, stream))
+
+
+def column_quantize_fp8_whole_xla(x, largest, amax_min, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=row_axes, keepdims=True), amax_min) / largest
+    q = x / scale
+    return scale, q
+
+
 @runtime.op(
     SPEC,
     reference=column_quantize_fp8_reference,
@@ -223,6 +303,8 @@ def column_quantize_fp8_stage2_xla(x, max_of_n, largest, amax_min):
     stage1_xla=column_quantize_fp8_stage1_xla,
     stage2_launch=column_quantize_fp8_stage2_launch,
     stage2_xla=column_quantize_fp8_stage2_xla,
+    whole_launch=column_quantize_fp8_whole_launch,
+    whole_xla=column_quantize_fp8_whole_xla,
     result=ColumnQuantizeFp8Outputs,
 )
 def column_quantize_fp8(

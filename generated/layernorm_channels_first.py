@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "layernorm_channels_first",
@@ -449,6 +449,216 @@ def layernorm_channels_first_stage3_xla(x, weight, bias, mean_of_b_s4, var_of_b_
     return y
 
 
+def layernorm_channels_first_whole_row_mean(x):
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
+    return x
+
+
+def layernorm_channels_first_whole_row_mean2(x, row_mean):
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
+    centred = x - row_mean
+    return centred * centred
+
+
+def layernorm_channels_first_whole_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    y = centred * rstd * weight + bias
+    return y
+
+
+@cute.kernel
+def layernorm_channels_first_whole_kernel(
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mBias: cute.Tensor | None,  # (C) T
+    mY: cute.Tensor,  # (B, C, S) T
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    B, S, C = mX.shape[0], mX.shape[2], mX.shape[1]
+    approx = device.narrow(mY)
+    vec, vectors = how.vec, how.vectors
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (1, 1), 1.0)
+    rBias = access.registers(mBias, (1, 1), 0.0)
+    sRowMean = middle.shared(how, cutlass.Float32)
+    sRowMean2 = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, B * S, C)
+    index = row.index
+    iS = index % S
+    iB = (index // S)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mX, (iB, iC, iS), rX[None, v])
+
+    row = row.forget((mX, rX))
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        values = layernorm_channels_first_whole_row_mean(device.floats(rX[None, v]))
+        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
+
+    row = row.forget((mX, rX))
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        values = layernorm_channels_first_whole_row_mean2(device.floats(rX[None, v]), row_mean)
+        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
+
+    row = row.forget((mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mWeight, (iC,), rWeight[None, 0])
+        at.load(mBias, (iC,), rBias[None, 0])
+        y = layernorm_channels_first_whole_chain(
+            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+            device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
+            row_mean2, approx,
+        )
+        at.store(y.to(mY.element_type), mY, (iB, iC, iS))
+
+
+@cute.jit
+def layernorm_channels_first_whole_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mWeight: cute.Tensor | None, mBias: cute.Tensor | None, mY: cute.Tensor,
+    eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    B, S = mX.shape[0], mX.shape[2]
+    layernorm_channels_first_whole_kernel(mX, mWeight, mBias, mY, eps, how).launch(**middle.grid(how, B * S, stream))
+
+
+def layernorm_channels_first_whole_xla(x, weight, bias, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    centred = x - jnp.mean(x, axis=-2, keepdims=True)
+    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-2, keepdims=True) + eps)
+    y = centred * rstd * weight + bias
+    return y
+
+
+def layernorm_channels_first_saving_row_mean(x):
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
+    return x
+
+
+def layernorm_channels_first_saving_row_mean2(x, row_mean):
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
+    centred = x - row_mean
+    return centred * centred
+
+
+def layernorm_channels_first_saving_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    centred = x - row_mean
+    rstd = device.rsqrt(row_mean2 + eps, approx)
+    y = centred * rstd * weight + bias
+    return y
+
+
+def layernorm_channels_first_saving_row(row_mean, row_mean2):
+    """The row's own results, from its statistics."""
+    mean_of_b_s4 = row_mean
+    var_of_b_s = row_mean2
+    return mean_of_b_s4, var_of_b_s
+
+
+@cute.kernel
+def layernorm_channels_first_saving_kernel(
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mBias: cute.Tensor | None,  # (C) T
+    mY: cute.Tensor,  # (B, C, S) T
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    B, S, C = mX.shape[0], mX.shape[2], mX.shape[1]
+    approx = device.narrow(mY)
+    vec, vectors = how.vec, how.vectors
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (1, 1), 1.0)
+    rBias = access.registers(mBias, (1, 1), 0.0)
+    sRowMean = middle.shared(how, cutlass.Float32)
+    sRowMean2 = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, B * S, C)
+    index = row.index
+    iS = index % S
+    iB = (index // S)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mX, (iB, iC, iS), rX[None, v])
+
+    row = row.forget((mX, rX))
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        values = layernorm_channels_first_saving_row_mean(device.floats(rX[None, v]))
+        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
+
+    row = row.forget((mX, rX))
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        values = layernorm_channels_first_saving_row_mean2(device.floats(rX[None, v]), row_mean)
+        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
+
+    row = row.forget((mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mWeight, (iC,), rWeight[None, 0])
+        at.load(mBias, (iC,), rBias[None, 0])
+        y = layernorm_channels_first_saving_chain(
+            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+            device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
+            row_mean2, approx,
+        )
+        at.store(y.to(mY.element_type), mY, (iB, iC, iS))
+
+    if row.writes():
+        mean_of_b_s4, var_of_b_s = layernorm_channels_first_saving_row(row_mean, row_mean2)
+        row.store(mean_of_b_s4.to(mMeanOfBS4.element_type), mMeanOfBS4, (iB, iS))
+        row.store(var_of_b_s.to(mVarOfBS.element_type), mVarOfBS, (iB, iS))
+
+
+@cute.jit
+def layernorm_channels_first_saving_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mWeight: cute.Tensor | None, mBias: cute.Tensor | None, mY: cute.Tensor,
+    mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    B, S = mX.shape[0], mX.shape[2]
+    layernorm_channels_first_saving_kernel(
+        mX, mWeight, mBias, mY, mMeanOfBS4, mVarOfBS, eps, how,
+    ).launch(**middle.grid(how, B * S, stream))
+
+
+def layernorm_channels_first_saving_xla(x, weight, bias, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    mean_of_b_s4 = jnp.mean(x, axis=-2, keepdims=True)
+    centred = x - mean_of_b_s4
+    var_of_b_s = jnp.mean(centred * centred, axis=-2, keepdims=True)
+    rstd = jax.lax.rsqrt(var_of_b_s + eps)
+    y = centred * rstd * weight + bias
+    return y, mean_of_b_s4, var_of_b_s
+
+
 def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s4, x, weight):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t0 = weight * dy
@@ -711,6 +921,109 @@ def layernorm_channels_first_frozen_stage2_xla(
     rstd = jax.lax.rsqrt(var_of_b_s + eps)
     t0 = size_c.astype(jnp.float32)
     dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * (x - mean_of_b_s4) - rstd * sum_of_b_s2 / t0
+    return dx
+
+
+def layernorm_channels_first_frozen_whole_stage0(dy, mean_of_b_s4, x, weight):
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
+    t0 = weight * dy
+    centred = x - mean_of_b_s4
+    return t0 * centred, t0
+
+
+def layernorm_channels_first_frozen_whole_chain(
+    dy, mean_of_b_s4, var_of_b_s, x, weight, size_c, eps, row_sum, row_sum2, approx,
+):
+    """The chain, on one vector of each operand and the row's statistics."""
+    rstd = device.rsqrt(var_of_b_s + eps, approx)
+    centred = x - mean_of_b_s4
+    t1 = size_c.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide_by_row(
+        row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide_by_row(rstd * row_sum2, t1, approx)
+    return dx
+
+
+@cute.kernel
+def layernorm_channels_first_frozen_whole_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mDx: cute.Tensor,  # (B, C, S) T
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    B, S, C = mDy.shape[0], mDy.shape[2], mDy.shape[1]
+    approx = device.narrow(mDx)
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, 1))
+    rVarOfBS = access.registers(mVarOfBS, (vec, 1))
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (1, 1), 1.0)
+    sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
+
+    row = middle.rows(how, B * S, C)
+    index = row.index
+    iS = index % S
+    iB = (index // S)
+    row.load(mMeanOfBS4, (iB, iS), rMeanOfBS4[None, 0])
+    row.load(mVarOfBS, (iB, iS), rVarOfBS[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mDy, (iB, iC, iS), rDy[None, v])
+        at.load(mX, (iB, iC, iS), rX[None, v])
+
+    row = row.forget((mDy, rDy), (mX, rX))
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mWeight, (iC,), rWeight[None, 0])
+        values = layernorm_channels_first_frozen_whole_stage0(
+            device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
+            device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+        )
+        reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+    row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
+
+    row = row.forget((mDy, rDy), (mX, rX))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iC = at.c
+        at.load(mWeight, (iC,), rWeight[None, 0])
+        dx = layernorm_channels_first_frozen_whole_chain(
+            device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
+            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+            device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
+        )
+        at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
+
+
+@cute.jit
+def layernorm_channels_first_frozen_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, mX: cute.Tensor,
+    mWeight: cute.Tensor | None, mDx: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    B, S = mDy.shape[0], mDy.shape[2]
+    layernorm_channels_first_frozen_whole_kernel(
+        mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mDx, eps, how,
+    ).launch(**middle.grid(how, B * S, stream))
+
+
+def layernorm_channels_first_frozen_whole_xla(dy, mean_of_b_s4, var_of_b_s, x, weight, size_c, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    rstd = jax.lax.rsqrt(var_of_b_s + eps)
+    t0 = weight * dy
+    centred = x - mean_of_b_s4
+    t1 = size_c.astype(jnp.float32)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-2, keepdims=True) * rstd * rstd * rstd / t1 * centred
+    dx = t2 - rstd * jnp.sum(t0, axis=-2, keepdims=True) / t1
     return dx
 
 
@@ -1095,10 +1408,16 @@ def layernorm_channels_first_backward_stage2_xla(
     stage2_xla=layernorm_channels_first_stage2_xla,
     stage3_launch=layernorm_channels_first_stage3_launch,
     stage3_xla=layernorm_channels_first_stage3_xla,
+    whole_launch=layernorm_channels_first_whole_launch,
+    whole_xla=layernorm_channels_first_whole_xla,
+    saving_launch=layernorm_channels_first_saving_launch,
+    saving_xla=layernorm_channels_first_saving_xla,
     frozen_stage1_launch=layernorm_channels_first_frozen_stage1_launch,
     frozen_stage1_xla=layernorm_channels_first_frozen_stage1_xla,
     frozen_stage2_launch=layernorm_channels_first_frozen_stage2_launch,
     frozen_stage2_xla=layernorm_channels_first_frozen_stage2_xla,
+    frozen_whole_launch=layernorm_channels_first_frozen_whole_launch,
+    frozen_whole_xla=layernorm_channels_first_frozen_whole_xla,
     backward_stage1_launch=layernorm_channels_first_backward_stage1_launch,
     backward_stage1_xla=layernorm_channels_first_backward_stage1_xla,
     backward_stage2_launch=layernorm_channels_first_backward_stage2_launch,

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
-from codegen.shared import Launch, Walk
+from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
     "op": "weight_standardize",
@@ -314,6 +314,199 @@ def weight_standardize_stage3_xla(w, gain, mean_of_o4, var_of_o, eps):
     return y
 
 
+def weight_standardize_whole_row_mean(w):
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
+    return w
+
+
+def weight_standardize_whole_row_mean2(w, row_mean):
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
+    t0 = w - row_mean
+    return t0 * t0
+
+
+def weight_standardize_whole_chain(w, gain, eps, row_mean, row_mean2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    y = (w - row_mean) * device.rsqrt(row_mean2 + eps, approx) * gain
+    return y
+
+
+@cute.kernel
+def weight_standardize_whole_kernel(
+    mW: cute.Tensor,  # (KI, O) T
+    mGain: cute.Tensor | None,  # (O) T
+    mY: cute.Tensor,  # (KI, O) T
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    O, KI = mW.shape[1], mW.shape[0]
+    approx = device.narrow(mY)
+    vec, vectors = how.vec, how.vectors
+    rW = access.registers(mW, (vec, vectors))
+    rGain = access.registers(mGain, (vec, 1), 1.0)
+    sRowMean = middle.shared(how, cutlass.Float32)
+    sRowMean2 = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, O, KI)
+    index = row.index
+    iO = index
+    row.load(mGain, (iO,), rGain[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        at.load(mW, (iKI, iO), rW[None, v])
+
+    row = row.forget((mW, rW))
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        values = weight_standardize_whole_row_mean(device.floats(rW[None, v]))
+        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
+
+    row = row.forget((mW, rW))
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        values = weight_standardize_whole_row_mean2(device.floats(rW[None, v]), row_mean)
+        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
+
+    row = row.forget((mW, rW))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        y = weight_standardize_whole_chain(
+            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
+            approx,
+        )
+        at.store(y.to(mY.element_type), mY, (iKI, iO))
+
+
+@cute.jit
+def weight_standardize_whole_launch(
+    stream: cuda.CUstream, mW: cute.Tensor, mGain: cute.Tensor | None, mY: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    O = mW.shape[1]
+    weight_standardize_whole_kernel(mW, mGain, mY, eps, how).launch(**middle.grid(how, O, stream))
+
+
+def weight_standardize_whole_xla(w, gain, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = w - jnp.mean(w, axis=(-3, -2), keepdims=True)
+    y = t0 * jax.lax.rsqrt(jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True) + eps) * gain
+    return y
+
+
+def weight_standardize_saving_row_mean(w):
+    """The values to reduce into row_mean (mean), from one vector of each operand."""
+    return w
+
+
+def weight_standardize_saving_row_mean2(w, row_mean):
+    """The values to reduce into row_mean2 (mean), from one vector of each operand."""
+    mean_of_o4 = row_mean
+    t0 = w - mean_of_o4
+    return t0 * t0
+
+
+def weight_standardize_saving_chain(w, gain, eps, row_mean, row_mean2, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    y = (w - row_mean) * device.rsqrt(row_mean2 + eps, approx) * gain
+    return y
+
+
+def weight_standardize_saving_row(row_mean, row_mean2):
+    """The row's own results, from its statistics."""
+    mean_of_o4 = row_mean
+    var_of_o = row_mean2
+    return mean_of_o4, var_of_o
+
+
+@cute.kernel
+def weight_standardize_saving_kernel(
+    mW: cute.Tensor,  # (KI, O) T
+    mGain: cute.Tensor | None,  # (O) T
+    mY: cute.Tensor,  # (KI, O) T
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    O, KI = mW.shape[1], mW.shape[0]
+    approx = device.narrow(mY)
+    vec, vectors = how.vec, how.vectors
+    rW = access.registers(mW, (vec, vectors))
+    rGain = access.registers(mGain, (vec, 1), 1.0)
+    sRowMean = middle.shared(how, cutlass.Float32)
+    sRowMean2 = middle.shared(how, cutlass.Float32)
+
+    row = middle.rows(how, O, KI)
+    index = row.index
+    iO = index
+    row.load(mGain, (iO,), rGain[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        at.load(mW, (iKI, iO), rW[None, v])
+
+    row = row.forget((mW, rW))
+    rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        values = weight_standardize_saving_row_mean(device.floats(rW[None, v]))
+        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
+
+    row = row.forget((mW, rW))
+    rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        values = weight_standardize_saving_row_mean2(device.floats(rW[None, v]), row_mean)
+        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
+
+    row = row.forget((mW, rW))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iKI = at.c
+        y = weight_standardize_saving_chain(
+            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
+            approx,
+        )
+        at.store(y.to(mY.element_type), mY, (iKI, iO))
+
+    if row.writes():
+        mean_of_o4, var_of_o = weight_standardize_saving_row(row_mean, row_mean2)
+        row.store(mean_of_o4.to(mMeanOfO4.element_type), mMeanOfO4, (iO,))
+        row.store(var_of_o.to(mVarOfO.element_type), mVarOfO, (iO,))
+
+
+@cute.jit
+def weight_standardize_saving_launch(
+    stream: cuda.CUstream, mW: cute.Tensor, mGain: cute.Tensor | None, mY: cute.Tensor, mMeanOfO4: cute.Tensor,
+    mVarOfO: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
+):
+    O = mW.shape[1]
+    weight_standardize_saving_kernel(mW, mGain, mY, mMeanOfO4, mVarOfO, eps, how).launch(**middle.grid(how, O, stream))
+
+
+def weight_standardize_saving_xla(w, gain, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    mean_of_o4 = jnp.mean(w, axis=(-3, -2), keepdims=True)
+    t0 = w - mean_of_o4
+    var_of_o = jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True)
+    y = t0 * jax.lax.rsqrt(var_of_o + eps) * gain
+    return y, mean_of_o4, var_of_o
+
+
 def weight_standardize_backward_stage1_chain(dy, mean_of_o4, w):
     """The values to reduce into t5, column_sum, from one vector of each operand."""
     return dy * (w - mean_of_o4), dy
@@ -514,6 +707,125 @@ def weight_standardize_backward_stage2_xla(dy, mean_of_o4, var_of_o, w, gain, t3
     return dw
 
 
+def weight_standardize_backward_whole_stage0(dy, mean_of_o4, w):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t2 = w - mean_of_o4
+    return dy * t2, dy
+
+
+def weight_standardize_backward_whole_chain(
+    dy, mean_of_o4, var_of_o, w, gain, size_k, size_i, eps, t3, row_sum, approx,
+):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.rsqrt(var_of_o + eps, approx)
+    t1 = gain * t0
+    t2 = w - mean_of_o4
+    t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
+    dw = t1 * dy - device.divide_by_row(
+        gain * t3 * t0 * t0 * t0, t4, approx,
+    ) * t2 - device.divide_by_row(t1 * row_sum, t4, approx)
+    return dw
+
+
+def weight_standardize_backward_whole_row(var_of_o, eps, t3, approx):
+    """The row's own results, from its statistics."""
+    t0 = device.rsqrt(var_of_o + eps, approx)
+    dgain = t0 * t3
+    return dgain
+
+
+@cute.kernel
+def weight_standardize_backward_whole_kernel(
+    mDy: cute.Tensor,  # (K, I, O) T
+    mMeanOfO4: cute.Tensor,  # (O) float32
+    mVarOfO: cute.Tensor,  # (O) float32
+    mW: cute.Tensor,  # (K, I, O) T
+    mGain: cute.Tensor | None,  # (O) T
+    mDw: cute.Tensor,  # (K, I, O) T
+    mDgain: cute.Tensor,  # (O) T
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    O, K, I = mDy.shape[2], mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDw)
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, vectors))
+    rMeanOfO4 = access.registers(mMeanOfO4, (vec, 1))
+    rVarOfO = access.registers(mVarOfO, (vec, 1))
+    rW = access.registers(mW, (vec, vectors))
+    rGain = access.registers(mGain, (vec, 1), 1.0)
+    sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
+
+    row = middle.rows(how, O, K * I)
+    index = row.index
+    iO = index
+    row.load(mMeanOfO4, (iO,), rMeanOfO4[None, 0])
+    row.load(mVarOfO, (iO,), rVarOfO[None, 0])
+    row.load(mGain, (iO,), rGain[None, 0])
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iI = at.c % I
+        iK = (at.c // I)
+        at.load(mDy, (iK, iI, iO), rDy[None, v])
+        at.load(mW, (iK, iI, iO), rW[None, v])
+
+    row = row.forget((mDy, rDy), (mW, rW))
+    rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
+    rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iI = at.c % I
+        iK = (at.c // I)
+        values = weight_standardize_backward_whole_stage0(
+            device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rW[None, v]),
+        )
+        reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, at.inside())
+    t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
+
+    row = row.forget((mDy, rDy), (mW, rW))
+    for v in cutlass.range_constexpr(vectors):
+        at = row.element(v)
+        iI = at.c % I
+        iK = (at.c // I)
+        dw = weight_standardize_backward_whole_chain(
+            device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rVarOfO[None, 0]),
+            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, K, cutlass.Int32),
+            device.full(vec, I, cutlass.Int32), device.full(vec, eps), t3, row_sum, approx,
+        )
+        at.store(dw.to(mDw.element_type), mDw, (iK, iI, iO))
+
+    if row.writes():
+        dgain = weight_standardize_backward_whole_row(
+            device.floats(rVarOfO[None, 0]), device.full(vec, eps), t3, approx,
+        )
+        row.store(dgain.to(mDgain.element_type), mDgain, (iO,))
+
+
+@cute.jit
+def weight_standardize_backward_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor, mW: cute.Tensor,
+    mGain: cute.Tensor | None, mDw: cute.Tensor, mDgain: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    O = mDy.shape[2]
+    weight_standardize_backward_whole_kernel(
+        mDy, mMeanOfO4, mVarOfO, mW, mGain, mDw, mDgain, eps, how,
+    ).launch(**middle.grid(how, O, stream))
+
+
+def weight_standardize_backward_whole_xla(dy, mean_of_o4, var_of_o, w, gain, size_k, size_i, eps):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jax.lax.rsqrt(var_of_o + eps)
+    t1 = gain * t0
+    t2 = w - mean_of_o4
+    t3 = jnp.sum(dy * t2, axis=(-3, -2), keepdims=True)
+    t4 = size_k.astype(jnp.float32) * size_i.astype(jnp.float32)
+    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * t2 - t1 * jnp.sum(dy, axis=(-3, -2), keepdims=True) / t4
+    dgain = t0 * t3
+    return dw, dgain
+
+
 @runtime.op(
     SPEC,
     reference=weight_standardize_reference,
@@ -523,10 +835,16 @@ def weight_standardize_backward_stage2_xla(dy, mean_of_o4, var_of_o, w, gain, t3
     stage2_xla=weight_standardize_stage2_xla,
     stage3_launch=weight_standardize_stage3_launch,
     stage3_xla=weight_standardize_stage3_xla,
+    whole_launch=weight_standardize_whole_launch,
+    whole_xla=weight_standardize_whole_xla,
+    saving_launch=weight_standardize_saving_launch,
+    saving_xla=weight_standardize_saving_xla,
     backward_stage1_launch=weight_standardize_backward_stage1_launch,
     backward_stage1_xla=weight_standardize_backward_stage1_xla,
     backward_stage2_launch=weight_standardize_backward_stage2_launch,
     backward_stage2_xla=weight_standardize_backward_stage2_xla,
+    backward_whole_launch=weight_standardize_backward_whole_launch,
+    backward_whole_xla=weight_standardize_backward_whole_xla,
 )
 def weight_standardize(
     w: jax.Array,

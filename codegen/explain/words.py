@@ -437,7 +437,11 @@ class StagedWords:
             if waits
             else "the outputs have different axes"
         )
-        return f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}"
+        found = f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}"
+        if (whole := self.plan.whole) is None:
+            return found
+        (axes,) = {lost_axes(s.node) for s in whole.plan.rows}
+        return f"{found}; or one kernel, where a block's registers hold all elements along {' x '.join(map(axis_word, axes))} of some rows"
 
     def groups(self) -> str:
         return "each stage has its own"

@@ -20,16 +20,16 @@ KERNEL_NAMES = frozenset("""
 """.split())  # fmt: skip
 # Variables of the kernels that reduce: values of a chain with such a name are renamed.
 REDUCING_NAMES = frozenset("""
-    functools gemm config how index at acc batch own early later all_rows tensors operands turn paced
+    functools gemm middle config how index at acc batch own early later all_rows tensors operands turn paced
     tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster holds_row exact holds_expensive only_row resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
     found there element_count once place some begin seen beside
 """.split())  # fmt: skip
 # Modules that only some generated files import.
-IMPORTED_NAMES = frozenset("attend flat functools gemm turned".split())
+IMPORTED_NAMES = frozenset("attend flat functools gemm middle turned".split())
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
-    r"chain|row|score|tiles|(score|full|row)_chain|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|stage\d+)_\w+|(columns|finish|stage)\d*"
+    r"chain|row|score|tiles|(score|full|row)_chain|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|whole|saving|stage\d+)_\w+|(columns|finish|stage)\d*"
 )
 # Names of the package and of the test module, with which an op would clash.
 PACKAGE_NAMES = IMPORTED_NAMES | frozenset("importlib sys types pytest check_op check_gradient".split())

@@ -60,6 +60,9 @@ class Staged:
     scaled: tuple[Scaled, ...] = ()
     # The stages that are given a sample of the elements they reduce, with the axes along which it may be taken (`stages/moments.py`)
     sampled: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    # One kernel that computes all of it where it has room, and one that writes the `held` values too
+    whole: Op | None = None
+    saving: Op | None = None
     kind: str = "staged"
     collapsed: bool = False
     rows: tuple[()] = ()  # the stages have the reductions

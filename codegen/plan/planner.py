@@ -47,6 +47,10 @@ class Planner:
         others |= {a for n in self.nodes if n.op in REDUCTIONS for a in lost_axes(n)}
         return tuple(a for a in self.spec.axes if a in used and (a not in tables or a in others))
 
+    def in_order(self, axes: Iterable[str]) -> tuple[str, ...]:
+        """Axes in the spec's order."""
+        return tuple(axis for axis in self.spec.axes if axis in set(axes))
+
     @property
     def shifted_axes(self) -> set[str]:
         """The axes along which neighbours are read."""

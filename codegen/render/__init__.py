@@ -13,6 +13,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 from codegen.render.attention import AttentionBackwardContext, AttentionContext
@@ -23,6 +24,7 @@ from codegen.render.imports import import_lines
 from codegen.render.literals import dict_literal, line_literal
 from codegen.render.records import DerivedKernel, Module
 from codegen.render.rows.column import WalkContext
+from codegen.render.rows.middle import MiddleContext
 from codegen.render.rows.row import RowContext
 from codegen.render.rows.scan import ScanContext
 from codegen.render.rows.selection import (
@@ -73,6 +75,8 @@ def context_of(op: Op) -> Context:
         return GemmContext(op)
     if isinstance(op.plan, Staged):
         return StagedContext(op)
+    if isinstance(op.plan, Middle):
+        return MiddleContext(op)
     return WalkContext(op) if op.plan.columns else RowContext(op)
 
 
@@ -114,6 +118,8 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
         own = {"_".join(filter(None, (name, "epilogue"))): op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
         return {name: op, **own}
     stages = [kernels("_".join(filter(None, (name, f"stage{i}"))), op) for i, op in enumerate(op.plan.stages, 1)]
+    joined = {"whole": op.plan.whole, "saving": op.plan.saving}
+    stages.append({"_".join(filter(None, (name, how))): made for how, made in joined.items() if made is not None})
     return {name: made for stage in stages for name, made in stage.items()}
 
 

@@ -16,6 +16,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "attention as attend",  # an op may be called attention
             "flat",
             "gemm",
+            "middle",
             "partials",
             "reduce",
             "rowwise",
@@ -29,6 +30,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "AttentionLaunch",
             "Contraction",
             "Launch",
+            "MiddleLaunch",
             "RowLaunch",
             "ScanLaunch",
             "SelectLaunch",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Node, lost_axes, topological
+from codegen.graph.nodes import Node, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, IN_STAGES, REDUCTIONS, SCANS, TAKES
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
+from codegen.language.transfer import extended_spec
 from codegen.plan import elementwise
 from codegen.plan.attending import attention
 from codegen.plan.attention import AttentionPlan
@@ -22,10 +24,10 @@ from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.limits import whole_bytes
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Whole
-from codegen.plan.rows import reducing, scanning, selecting
+from codegen.plan.rows import middle, reducing, scanning, selecting
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.spec.spec import Spec
+from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.products import cut_around, weights_of
@@ -39,7 +41,7 @@ def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan |
     try:
         return kernel_of(spec)
     except SpecError as error:
-        return _in_stages(spec, error)
+        return with_whole(spec, _in_stages(spec, error))
 
 
 def _in_stages(spec: Spec, error: SpecError) -> Staged:
@@ -68,6 +70,40 @@ def _attending(spec: Spec) -> Stages | None:
         if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
             return found
     return None
+
+
+def with_whole(spec: Spec, plan: Staged) -> Staged:
+    """The plan of stages, with the kernel that computes all of it for calls of some sizes, if there is one."""
+    try:
+        whole = _in_the_middle(spec, "whole", spec.outputs, ())
+        more = plan.held if spec.grad != "none" else ()
+        saving = _in_the_middle(spec, "saving", (*spec.outputs, *held_arrays(plan)), more) if more else None
+    except (SpecError, UserError):
+        return plan
+    return replace(plan, whole=whole, saving=saving)
+
+
+def held_arrays(plan: Staged) -> tuple[Array, ...]:
+    """The arrays of the values that stages write for later ones."""
+    made = {a.name: a for stage in plan.stages for a in stage.spec.outputs}
+    return tuple(made[name] for name, _ in plan.held)
+
+
+def _in_the_middle(spec: Spec, name: str, outputs: Sequence[Array], more: Sequence[tuple[str, Node]]) -> Op:
+    """The kernel that writes these outputs, `more` values among them, where it reduces along middle axes alone. Raises `SpecError` or
+    `UserError` if there is none."""
+    summary = f"{spec.op} in one kernel" + (", which also writes what its backward takes." if more else ".")
+    own = replace(
+        spec, op=f"{spec.op}_{name}", summary=summary, outputs=tuple(outputs), grad="none", aliases=(), save=(), tolerance=(), domain=(),
+        bench=(), for_backward=(*spec.for_backward, *(name for name, _ in more)),
+    )  # fmt: skip
+    if more:
+        graph = spec.read.graph
+        named = {s.name for s in spec.read.statements}
+        unnamed = [Statement(name, None, value) for name, value in more if name not in named]
+        taken = {a.name for a in own.arrays} | {p.name for p in spec.params} | named
+        own = extended_spec(own, spec, unnamed, graph, taken)
+    return _made(own, middle.make_plan(own, own.read.statements))
 
 
 def _cut(spec: Spec) -> Stages | None:

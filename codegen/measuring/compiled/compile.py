@@ -27,6 +27,7 @@ from codegen.language.sizes import Shape, array_shape
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
+from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
 from codegen.runtime.call import views
@@ -118,6 +119,7 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
 # Bytes of a row's inputs: a few threads hold it; a block holds it; a cluster holds it, or, without clusters, it is read again
 # for every stage.
 ROW_BYTES = (256, 16 * 1024, 256 * 1024)
+MIDDLE_LENGTHS = (16, 128)  # elements along a middle axis, and along the innermost one
 
 
 def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
@@ -129,6 +131,8 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
         return 2 * WARP_ROW, 2 * MOST_THREADS * THREAD_ELEMENTS
     if not isinstance(plan, Reduction) or plan.collapsed:
         return (None,)
+    if isinstance(plan, Middle):  # whose threads have all elements of their rows, or share them
+        return MIDDLE_LENGTHS
     if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):
         return (plan.rows_and_columns(lambda axes: math.prod(op.spec.extents.get(a, 1) for a in axes))[1],)
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}

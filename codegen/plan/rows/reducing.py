@@ -24,16 +24,16 @@ MAX_STAGES = 16
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
     """The plan for a checked spec with a reduction. Raises `SpecError` if no kernel can compute it."""
-    planner = _Reductions(spec, statements)
+    planner = Reductions(spec, statements)
     problems = planner.refusals()
     if problems and planner.along:
-        planner = _Reductions(spec, statements, only_over=True)
+        planner = Reductions(spec, statements, only_over=True)
     if problems and planner.refusals():
         raise SpecError(problems)
     return planner.plan()
 
 
-class _Reductions(Planner):
+class Reductions(Planner):
     """`only_over`: reductions over trailing axes, too, are of partial results of blocks, as those over rows are."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...], only_over: bool = False):
@@ -300,7 +300,7 @@ class _Reductions(Planner):
         over = {id(n): n for n in self.over}
         rows, columns = self.axes[: self.place], self.axes[self.place :]
         inner = [n for n in self.along if len(lost_axes(n)) < len(columns)]
-        along = [self.axes, *(self.axes[: -len(lost_axes(n))] for n in inner), rows]
+        along = [self.in_order(a) for a in (self.axes, *(self.axes[: -len(lost_axes(n))] for n in inner), rows)]
         for statement in self.written():
             output = self.spec.array(statement.name)
             for axis in output.axes:

@@ -90,7 +90,7 @@ class RowContext(RowAccess):
         """A function that computes the values from their operands. Values that are held from sweep to sweep are
         operands, except the value that is computed `alone`. Constants have the shape of `like`, or of any operand."""
         targets = self.target_names()
-        columns = tuple(axis for group in self.plan.column_groups for axis in group.axes)
+        columns = self.vector_axes()
         widths = {id(s.node): s.width for s in self.plan.inner}
         given = {id(c.node): c.name for c in self.plan.expensive if c.node is not alone}
         dialect = replace(
@@ -111,6 +111,10 @@ class RowContext(RowAccess):
         if not like and dialect.like in words and dialect.like != params[0]:
             lines, results = emit.emit_values(self.statements, targets, replace(dialect, like=params[0]), values)
         return Function(name, "\n    ".join(doc_lines(doc, 4)), params, lines, results)
+
+    def vector_axes(self) -> tuple[str, ...]:
+        """The axes along a vector."""
+        return tuple(axis for group in self.plan.column_groups for axis in group.axes)
 
     @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def stage_function(self, stage: int) -> Function:
@@ -237,7 +241,7 @@ class RowContext(RowAccess):
         return Stage(
             **vars(self.fold_of(self.plan.stages[number])),
             shared=self.shared(number),
-            memory=f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in self.plan.stages[number])})",
+            memory=self.memory(self.plan.stages[number]),
             function=function,
             arguments=self.arguments(function, "vec"),
             held=self.held_values(function, number),
@@ -258,7 +262,7 @@ class RowContext(RowAccess):
         return Sweep(
             **vars(self.fold_of(tuple(statistics))),
             shared=self.shared(stages[0]),
-            memory=f"rowwise.shared(how, {', '.join(self.statistic_type(s) for s in statistics)})",
+            memory=self.memory(statistics),
             stages=found,
             loads=list(loads.values()),
             **vars(self.rising(stages) if len(stages) > 1 else Rising([], "", [])),
@@ -304,8 +308,14 @@ class RowContext(RowAccess):
             ]
         return Rising(maxima=maxima, rescaled=in_tuple(places), held_values=held)
 
+    module = "rowwise"  # of the device functions
+
+    def memory(self, statistics: Sequence[Statistic]) -> str:
+        """The shared memory in which a row's threads exchange partial results of some statistics."""
+        return f"{self.module}.shared(how, {', '.join(map(self.statistic_type, statistics))})"
+
     def shared(self, stage: int) -> str:
-        """The shared memory of a stage."""
+        """The name of the shared memory of a stage."""
         statistics = self.plan.stages[stage]
         return f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{stage}"
 

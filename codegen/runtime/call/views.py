@@ -16,6 +16,7 @@ from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
+from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Selection
@@ -236,7 +237,8 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     extents = group_extents(plan, axes)
     if not extents:
         return Extents(1, 1)
-    inner, total = divisor(extents[-1]), divisor(_product(extents))
+    last = plan.innermost if isinstance(plan, Middle) else -1
+    inner, total = divisor(extents[last]), divisor(_product(extents))
     if isinstance(plan, Scan):
         others = _product(tuple(n for i, n in enumerate(extents) if i != plan.place))
         return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))

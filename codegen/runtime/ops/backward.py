@@ -25,7 +25,7 @@ from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
 from codegen.runtime.ops.op import AnyOp
-from codegen.runtime.ops.staged import InStages, Stage, StagedForward, has_kernels, kernels_of, stages_of
+from codegen.runtime.ops.staged import InStages, Stage, StagedForward, Whole, has_kernels, kernels_of, stages_of, whole_of
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
@@ -48,11 +48,13 @@ class BackwardOp(DerivedOp):
     forward: DerivedOp | None = None
     frozen: BackwardOp | None = None
     stages: tuple[Stage, ...] = ()
+    whole: Whole | None = None  # instead of the stages, where it has room
 
     def __init__(self, forward: AnyOp, parts: dict[str, Any], whole: BackwardOp | None = None):
         which = "backward" if whole is None else "frozen"
         super().__init__(forward, which, parts)
         self.stages = stages_of(self, f"{which}_", parts)
+        self.whole = whole_of(self, f"{which}_", parts)
         if whole is not None:
             self.forward = whole.forward
             return
@@ -76,7 +78,8 @@ class BackwardOp(DerivedOp):
 
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
-        return kernels_of(self.stages) or (self,)
+        joined = () if self.whole is None else (self.whole,)
+        return (*kernels_of(self.stages), *joined) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
@@ -162,7 +165,9 @@ class BackwardOp(DerivedOp):
         how = self.derived.how
         outer = {a.name: dy for a, dy in zip(self.origin.spec.outputs, cotangents, strict=True)}
         there = {dy: outer[y] for y, dy in how.cotangents} | {n: x for n, x in values.items() if x is not None}
-        for one in () if self.derived.idle else self.stages or (self,):
+        joined = self.whole is not None and self.whole.takes(key, there)
+        kernels = (self.whole,) if joined and self.whole is not None else self.stages or (self,)
+        for one in () if self.derived.idle else kernels:
             there |= one.given(replace(key, implementation="xla") if copies else key, there)
         apart = {s.output for s in how.scattered} | {dx for name, dx in how.gradients if name in dict(how.same)}
         found = {name: there[dx] for name, dx in how.gradients if dx not in apart}

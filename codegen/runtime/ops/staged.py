@@ -11,6 +11,8 @@ import jax
 from codegen.plan.launches import AnyLaunch
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.op import Staged, products_in
+from codegen.plan.rows.middle import in_one_kernel
+from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.call.sample import sample
@@ -59,6 +61,28 @@ class GemmStage(Stage, GemmOp[..., Any]):
         self._parts = {name: parts[f"{which}_{name}"] for name in ("epilogue_launch", "epilogue_xla")}
 
 
+class Whole(DerivedOp):
+    """A kernel that computes all of an op of several kernels, where it has room; `saving`: and what its backward takes."""
+
+    def __init__(self, whole: AnyOp, which: str, parts: dict[str, Any], saving: bool):
+        super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
+        self.whole, self.saving = whole, saving
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        plan = self.whole.plan
+        assert isinstance(plan, Staged)
+        found = plan.saving if self.saving else plan.whole
+        assert found is not None
+        return found
+
+    def takes(self, key: Key, there: Mapping[str, jax.Array]) -> bool:
+        """Whether it has room for a call."""
+        own, operands = self.call(key, there)
+        axes = arguments.bind_axes(self.spec, self.arrays(own, operands))
+        return in_one_kernel() and self._refused(own.types, axes) is None
+
+
 class AttentionStage(ByGraph[..., Any], Stage):
     """A stage that is attention's gradients."""
 
@@ -72,6 +96,12 @@ def stages_of(whole: AnyOp, prefix: str, parts: dict[str, Any]) -> tuple[Stage, 
             kind = AttentionStage
         found.append(kind(whole, len(found), name, parts))
     return tuple(found)
+
+
+def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False) -> Whole | None:
+    """The kernel that computes all of an op in stages, whose launcher is the one of `parts` that begins with `prefix`, if there is one."""
+    name = f"{prefix}{'saving' if saving else 'whole'}"
+    return Whole(op, name, parts, saving) if is_made(name, parts) else None
 
 
 def kernels_of(stages: Iterable[AnyOp]) -> tuple[AnyOp, ...]:
@@ -93,10 +123,13 @@ class InStages(Op[P, R]):
     """An op of several kernels. Each stage is mapped, partitioned and lowered by itself."""
 
     stages: tuple[Stage, ...]
+    whole: Whole | None = None
+    saving: Whole | None = None
 
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
-        return kernels_of(self.stages)
+        joined = (one for one in (self.whole, self.saving) if one is not None)
+        return (*kernels_of(self.stages), *joined)
 
     @property
     def kernels(self) -> tuple[AnyOp, ...]:
@@ -108,7 +141,14 @@ class InStages(Op[P, R]):
         return frozenset(x.name for p in products_in(self.plan) for x in (p.a, *p.inputs) if x.name in inputs)
 
     def written(self, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
-        """Every array that the stages write, by name."""
+        """The outputs, and what the stages write for each other, by name."""
+        return self._by(self.saving or self.whole, key, operands)
+
+    def _by(self, whole: Whole | None, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
+        """Every array that one kernel writes, or where it has no room the stages."""
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        if whole is not None and whole.takes(key, there):
+            return whole.given(key, there)
         return self._through(key, operands, Stage.given)
 
     def _through(
@@ -123,7 +163,7 @@ class InStages(Op[P, R]):
         return tuple(there[a.name] for a in self.spec.outputs)
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
-        return lambda *operands: self._outputs(self.written(key, operands))
+        return lambda *operands: self._outputs(self._by(self.whole, key, operands))
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         def in_jnp(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -134,6 +174,10 @@ class InStages(Op[P, R]):
 
     def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         del parts, given
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        if self.whole is not None and self.whole.takes(key, there):
+            own, values = self.whole.call(key, there)
+            return self._outputs(self.whole.named(self.whole._run_interpret(own, *values)))
 
         def interpreted(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
             own, values = stage.call(key, there)
@@ -142,11 +186,15 @@ class InStages(Op[P, R]):
         return self._outputs(self._through(key, operands, interpreted))
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
-        """The last stage's launch. Raises `UserError` where a stage has none."""
+        """The launch of the one kernel, or else of the last stage. Raises `UserError` where a stage has none."""
+        if self.whole is not None and in_one_kernel() and self.whole._refused(types, axes) is None:
+            return self.whole.launch_for(types, axes)
         return [stage.default_launch(types, axes) for stage in self.stages][-1]
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why all stages of such a call run their jnp form, or ""."""
+        if self.whole is not None and in_one_kernel() and self.whole._refused(types, axes) is None:
+            return ""
         found = [stage.left_to_xla(types, axes) for stage in self.stages]
         return found[0] if all(found) else ""
 
@@ -158,6 +206,14 @@ class StagedOp(InStages[P, R]):
     def stages(self) -> tuple[Stage, ...]:  # type: ignore[override]
         return stages_of(self, "", self._parts)
 
+    @functools.cached_property
+    def whole(self) -> Whole | None:  # type: ignore[override]
+        return whole_of(self, "", self._parts)
+
+    @functools.cached_property
+    def saving(self) -> Whole | None:  # type: ignore[override]
+        return whole_of(self, "", self._parts, saving=True)
+
 
 class StagedForward(InStages[..., Any], DerivedOp):
     """Such an op, with more outputs for its backward."""
@@ -165,3 +221,4 @@ class StagedForward(InStages[..., Any], DerivedOp):
     def __init__(self, forward: AnyOp, parts: dict[str, Any]):
         DerivedOp.__init__(self, forward, "forward", parts)
         self.stages = stages_of(self, "forward_", parts)
+        self.whole = whole_of(self, "forward_", parts)

@@ -1,0 +1,9 @@
+"""Device functions of kernels that reduce along axes before the innermost ones: a thread's vectors lie along neighbouring rows.
+
+`columns` has what a thread reads and writes of its rows, `meeting` how the threads that share rows reduce them.
+"""
+
+from codegen.device.middle.columns import grid, rows
+from codegen.device.middle.meeting import shared
+
+__all__ = ["grid", "rows", "shared"]

@@ -1,0 +1,128 @@
+"""A thread's view of neighbouring rows: what it reads and writes of them, and their statistics.
+
+A vector has the same element of `how.vec` neighbouring rows. The threads that share these rows have every `how.per_row`-th element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Int64, Uint32
+
+from codegen.device import access, reduce, vectors
+from codegen.device.functions import Vector
+from codegen.device.math.division import divide_by_count
+from codegen.device.middle.meeting import over_threads
+from codegen.shared import MiddleLaunch
+
+
+def grid(how: MiddleLaunch, count: Int32, stream: Any) -> dict[str, Any]:
+    """The grid and block of a launch for so many rows."""
+    return {
+        "grid": (how.blocks(count), 1, 1), "block": (how.threads, 1, 1), "stream": stream,
+        "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1,
+    }  # fmt: skip
+
+
+def rows(how: MiddleLaunch, count: Int32, length: Int32) -> Rows:
+    """This thread's view of its rows, of `count` with `length` elements each."""
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    index = (bidx * how.lanes + tidx % how.lanes) * how.vec
+    there = index < count
+    return Rows(how, index, there, tidx // how.lanes, length, cutlass.select_(there, length, 0))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A thread's view of a vector of rows, or of an element of each of them."""
+
+    how: MiddleLaunch
+    index: Int32  # of the first row; all are there, or none
+    there: Boolean
+    first: Int32  # this thread's first element
+    length: Int32  # the elements of a row
+    known: Int32  # the same; 0 past the last row, of which nothing is accessed
+    v: int | None = None  # the number of the element among this thread's; None: the view is of the rows themselves
+    c: Int32 | None = None  # the element
+
+    def element(self, v: int) -> Rows:
+        """The v-th of this thread's elements."""
+        return replace(self, v=v, c=self.first + v * self.how.per_row)
+
+    @property
+    def present(self) -> Boolean:
+        """Whether the rows, and this element of them, are there."""
+        return self.there if self.c is None else self.c < self.known
+
+    def load(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
+        """Load a vector, or a single value, from `place` on. Of an input that is left out nothing is read: `dst` holds the default."""
+        if src is not None:
+            _load(src, cute.crd2idx(place, src.layout), self.present, dst)
+
+    def store(self, values: Vector, dst: cute.Tensor, place: cute.Coord) -> None:
+        """Store a vector."""
+        held = access.registers_of(values, dst, self.how.vec)
+        _store(held, dst, cute.crd2idx(place, dst.layout), self.present)
+
+    def writes(self) -> Boolean:
+        """Whether this thread writes the rows' own values."""
+        return self.there & (self.first == 0)
+
+    def inside(self) -> reduce.Inside:
+        """Whether this element is inside the rows, for all rows of the vector; None where it certainly is."""
+        how = self.how
+        certain = how.exact or (self.v is not None and self.v < how.vectors - 1)
+        return None if certain else cute.full((how.vec,), self.c < self.length, Boolean)
+
+    def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Rows:
+        """Return the view, after hiding from the compiler where the contents of these arrays' registers come from if they are to hold
+        `only_row`: then it keeps no other values computed from them."""
+        if self.how.only_row:
+            for tensor, registers in arrays:
+                if tensor is not None:
+                    access.forget(registers)
+        return self
+
+    def reduce(
+        self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor]
+    ) -> list[Vector]:
+        """The rows' statistics, from the running values of all threads that share the rows."""
+        found = over_threads(running, ops, buffers, self.how)
+        return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
+
+    def _mean(self, total: Vector) -> Vector:
+        held = cute.make_rmem_tensor(total.shape, total.dtype)
+        for i in range(cute.size(total.shape)):
+            held[i] = divide_by_count(total[i], total.dtype(self.length))
+        return held.load()
+
+
+def _load(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> None:
+    count = cute.size(dst)
+    if count * dst.element_type.width % 32:
+        _load_narrow(src, place, there, dst)
+        return
+    found = vectors.load(src, place, cutlass.select_(there, Int32(1), Int32(0)), count, False)
+    words, own = cute.recast_tensor(found, Uint32), cute.recast_tensor(dst, Uint32)
+    for i in range(cute.size(words)):
+        own[i] = words[i]
+
+
+@cute.jit
+def _load_narrow(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor):
+    dst.fill(0)
+    if there:
+        for i in cutlass.range_constexpr(cute.size(dst)):
+            dst[i] = (src.iterator + (place + i)).load()
+
+
+@cute.jit
+def _store(held: cute.Tensor, dst: cute.Tensor, place: Int64, there: Boolean):
+    if there:
+        count = cute.size(held)
+        whole = cute.make_tensor(dst.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))
+        cute.autovec_copy(held, whole)

@@ -1,0 +1,207 @@
+"""The plan of ops that reduce along axes before the innermost ones and then use the results for each element, in one kernel.
+
+It is the plan of a row kernel with the axes in another order: the axes that are kept make a row's position, and the reduced ones its
+elements. But a row's elements are not neighbours in memory; the same element of neighbouring rows is. So a thread's vectors lie along
+rows, each statistic is a vector, and a block has all elements of some rows, which registers hold. Whether they have room depends on the
+sizes, so it is decided for each call; the other calls run the op's stages.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.graph.nodes import DTYPES, Statement, lost_axes, most_alive
+from codegen.graph.ops import ALONE, COSTLY, SCANS, TAKES
+from codegen.plan.access import INT_MAX, Access, Tokens, View, tokens_of, vector_width
+from codegen.plan.launches import Extents
+from codegen.plan.planner import Names
+from codegen.plan.rows.reducing import Reductions
+from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.walking import processors
+from codegen.shared import WARP, MiddleLaunch
+from codegen.spec.spec import Array, Spec
+
+PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
+LEAST_THREADS, MOST_THREADS, LARGEST = 128, 512, 1024  # of a block; the largest have half as many registers a thread
+LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
+HEAVY = 192  # and at most
+_allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
+MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
+
+
+def in_one_kernel() -> bool:
+    """Whether calls of ops in stages may run as one kernel."""
+    return _allowed.get()
+
+
+@contextmanager
+def in_stages() -> Iterator[None]:
+    """A context in which ops in stages run as stages, whatever the sizes, as tests of these kernels need."""
+    before = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(before)
+
+
+@dataclass(frozen=True)
+class Middle(Reduction):
+    """The plan of an op that reduces along axes before the innermost ones."""
+
+    @property
+    def innermost(self) -> int:
+        """The group along which vectors lie."""
+        return self.leading - 1
+
+    def is_wide(self, access: Access) -> bool:
+        """Whether each row of a vector has a value of its own in an array."""
+        return self.innermost in access.tokens
+
+    def has_elements(self, access: Access) -> bool:
+        """Whether each element of a row has a value of its own in an array."""
+        return any(isinstance(t, int) and t >= self.leading for t in access.tokens)
+
+    @functools.cached_property
+    def by_runs(self) -> bool:
+        return False
+
+    @functools.cached_property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        """The arrays that are read or written in vectors for each element of a row, and how many of their elements one access takes."""
+        own = (a for a in (*self.loads, *self.stores) if a.array is not None and self.is_wide(a) and self.has_elements(a))
+        return tuple(dict.fromkeys((a.array, 1) for a in own if a.array is not None))
+
+    def held_bytes(self, vec: int, dtypes: Mapping[str, str]) -> int:
+        """The bytes of the registers that hold one element of `vec` rows in all inputs."""
+        held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array is not None and self.is_held(a)}
+        return sum(max(4, DTYPES[dtypes[name]].size * count) for name, count in held.items())
+
+    def is_held(self, access: Access) -> bool:
+        """Whether registers hold a row's elements of an array."""
+        return access.array is not None and self.has_elements(access) and self.of_row(access)
+
+    def launch(
+        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
+    ) -> MiddleLaunch:
+        """The launch for arrays of these dtypes (by name). Raises `UserError` where registers cannot hold the rows of a block, or where
+        sizes are not known."""
+        inner, columns, rows = extents.inner, extents.columns, extents.rows
+        if inner is None or columns is None:
+            raise UserError("the sizes are not known")
+        if rows is not None and rows > MOST_ROWS:
+            raise UserError(f"{rows} rows are more than a kernel's coordinate holds")
+        tried = (self._with_piece(piece, dtypes, inner, columns, rows, schedule) for piece in PIECES)
+        fit = [how for how in tried if how is not None]
+        if not fit:
+            raise UserError(f"registers of a block cannot hold {columns} elements of neighbouring rows")
+        filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= processors(arch))
+        return next(filling, fit[-1])
+
+    def _with_piece(
+        self, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, rows: int | None, schedule: Mapping[str, int]
+    ) -> MiddleLaunch | None:
+        """The launch of blocks that read about so many bytes of neighbouring elements; None if registers have no room."""
+        widest = self.widest(dtypes)
+        vec = vector_width(widest, schedule)
+        vec = vec if inner % vec == 0 else min(vec, inner & -inner)
+        lanes = 1
+        while lanes < WARP and lanes * vec * widest < piece and lanes * vec < inner:
+            lanes *= 2
+        width, per_row = self.held_bytes(vec, dtypes), 1
+        expensive = 4 * vec * len(self.expensive)
+
+        def held(threads_a_row: int) -> int:
+            return -(-columns // threads_a_row) * width
+
+        while per_row < columns and held(per_row) > LIGHT and per_row * lanes < MOST_THREADS:
+            per_row *= 2
+        if held(per_row) > HEAVY:
+            per_row *= 2
+            if held(per_row) > LIGHT or per_row * lanes > LARGEST:
+                return None
+        while per_row * lanes < LEAST_THREADS:
+            lanes *= 2
+        threads, vectors = per_row * lanes, -(-columns // per_row) or 1
+        holds_expensive = 0 < vectors * (expensive + width) <= HEAVY and threads <= MOST_THREADS
+        return MiddleLaunch(
+            vec, False, threads, per_row, vectors, 1, True, columns == vectors * per_row, holds_expensive, only_row=True
+        )  # fmt: skip
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """Sizes of the innermost axis at which the kernel changes: a vector, and what a warp reads."""
+        vec = vector_width(self.widest(dtypes), schedule)
+        return vec, WARP * vec
+
+
+def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
+    """The plan for a checked spec whose reductions are all along the same axes, before the innermost one. Raises `SpecError` if no such
+    kernel can compute it."""
+    planner = _Middle(spec, statements)
+    if problems := planner.refusals():
+        raise SpecError(problems)
+    return planner.plan()
+
+
+class _Middle(Reductions):
+    """The planner of a row kernel, for which the reduced axes are the last ones."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        self.reducing = {lost_axes(n) for n in self.reduced}
+        some = next(iter(self.reducing), ())
+        self.kept = tuple(a for a in self.axes if a not in some)
+        self.last = self.axes[-1:]
+        self.axes = (*self.kept, *(a for a in self.axes if a in some))
+
+    def refusals(self) -> list[Diagnostic]:
+        """The first reason why no such kernel can compute the op."""
+        problem = self.refuse_middle()
+        return [problem] if problem else super().refusals()
+
+    def refuse_middle(self) -> Diagnostic | None:
+        last = self.spec.outputs[-1]
+        if len(self.reducing) != 1 or not self.kept or self.last != self.kept[-1:]:
+            return self.error("its reductions are not all along the same axes before the innermost one", "", last)
+        if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
+            return self.error("a kernel that reduces along middle axes does nothing else than element-wise operations", "", last)
+        for array in self.spec.arrays:
+            packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
+            paired = array.dims and array.dims[-1].parts is not None and not array.dims[-1].parts_first
+            if packed or paired:
+                return self.error(f"the elements of {array.name!r} along the innermost axis are not single ones", "", array)
+        return None
+
+    def plan(self) -> Middle:
+        groups = self.groups(self.placed, {self.axes[self.place]})
+        leading = sum(set(g.axes) <= set(self.kept) for g in groups)
+        tokens: dict[str, Tokens] = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
+        names = Names(self.spec, self.statements)
+
+        def mode(own: Tokens) -> str:
+            return "flat" if leading - 1 in own else "row"
+
+        rows, _, _ = self.statistics(names, groups)
+        along = set(self.axes) - set(self.kept)
+        return Middle(
+            kind="middle",
+            groups=groups,
+            leading=leading,
+            views=tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
+            loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
+            stores=self.stores(tokens, names, mode),
+            rows=rows,
+            columns=(),
+            inner=(),
+            expensive=self.expensive(rows, (), groups[leading:], names),
+            apart=(),
+            late=(),
+            order=self.in_order(self.axes),
+            collapsed=False,
+            costly=any(n.op in COSTLY and along & set(n.dims) for n in self.nodes),
+            alive=most_alive([s.value for s in self.statements], along),
+        )

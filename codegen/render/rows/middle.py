@@ -1,0 +1,132 @@
+"""The kernel of an op that reduces along middle axes: prepares the values of `templates/middle.py.jinja`."""
+
+from __future__ import annotations
+
+import functools
+
+from codegen.plan.access import Access
+from codegen.plan.op import Op
+from codegen.plan.rows.access import Statistic
+from codegen.plan.rows.middle import Middle
+from codegen.render.common import full
+from codegen.render.records import Fragment, Function
+from codegen.render.rows.records import Load, MiddleKernel, RowLoad, RowOutputs
+from codegen.render.rows.row import RowContext
+
+
+class MiddleContext(RowContext):
+    """The values of the middle template. A vector lies along neighbouring rows, and each statistic is a vector."""
+
+    template = "middle.py.jinja"
+    module = "middle"
+    plan: Middle
+
+    def planned(self, op: Op) -> Middle:
+        assert isinstance(op.plan, Middle)
+        return op.plan
+
+    def kernel(self) -> MiddleKernel:
+        return MiddleKernel(
+            **vars(self.kernel_head()),
+            functions=self.functions(),
+            final=self.final(),
+            rows=self.rows_text(),
+            launch_extents=self.launch_extents(),
+            element_lines=self.coordinate_lines(self.plan.column_groups, "at.c"),
+            held_loads=[self.load(a) for a in self.vector_loads() if self.plan.is_held(a)],
+            once_loads=[self.load(a) for a in self.vector_loads() if not self.plan.has_elements(a)],
+        )
+
+    def vector_axes(self) -> tuple[str, ...]:
+        return self.groups[self.plan.innermost].axes
+
+    # Positions
+
+    def row_lines(self) -> list[str]:
+        return self.coordinate_lines(self.plan.row_groups, self.index)
+
+    def coordinate(self, group: int) -> str:
+        name = self.groups[group].coordinate
+        return "iRows" if name == "row" else name
+
+    def place(self, access: Access) -> str:
+        """The position of a vector's first element in an array."""
+        words = [
+            self.coordinate(t) if isinstance(t, int) else str(access.part or 0) for t in access.tokens
+        ]  # fmt: skip
+        return f"({', '.join(words)}{',' if len(words) == 1 else ''})" if words else "(0,)"
+
+    # Registers and loads
+
+    def registers(self, access: Access) -> str:
+        return f"{self.fragment(access)}[None, {'v' if self.plan.is_held(access) else 0}]"
+
+    def vector_loads(self) -> list[Access]:
+        return list({self.fragment(a): a for a in self.plan.loads if a.array is not None}.values())
+
+    def vector_stores(self) -> list[Access]:
+        return [a for a in self.plan.stores if self.plan.has_elements(a)]
+
+    def row_stores(self) -> list[Access]:
+        return [a for a in self.plan.stores if not self.plan.has_elements(a)]
+
+    def kernel_fragments(self) -> list[Fragment]:
+        def shape(access: Access) -> list[str]:
+            return ["vec" if self.plan.is_wide(access) else "1", "vectors" if self.plan.is_held(access) else "1"]
+
+        return [self.registers_of(a, shape(a)) for a in self.vector_loads()]
+
+    def row_loads(self) -> list[RowLoad]:
+        return []
+
+    @functools.cached_property
+    def loads(self) -> list[Load]:
+        """The loads of each element: those that registers hold, and those of what all rows share, which each sweep reads again."""
+        return [self.load(a) for a in self.vector_loads() if self.plan.has_elements(a)]
+
+    def load(self, access: Access) -> Load:
+        assert access.array is not None
+        name, tensor, held = self.fragment(access), self.tensors[access.array.name], self.plan.is_held(access)
+        call = f"load({tensor}, {self.place(access)}, {self.registers(access)})"
+        return Load(name, tensor, self.registers(access), self.loaded_by(access), held, not held, call)
+
+    def operand_text(self, access: Access, width: str) -> str:
+        integer = f"cutlass.{self.integer}"
+        if access.mode in ("size", "index"):
+            assert access.group is not None
+            if access.mode == "size":
+                return full(width, self.groups[access.group].name, integer)
+            own = self.coordinate(access.group)
+            if access.group == self.plan.innermost:
+                return f"reduce.count_up({own}, {width}).to({integer})"
+            return full(width, own, integer)
+        assert access.array is not None
+        name, v = self.fragment(access), "v" if self.plan.is_held(access) else "0"
+        if self.plan.is_wide(access):
+            return self.as_computed(f"{name}[None, {v}].load()", access.array)
+        return self.as_computed(full(width, f"{name}[0, {v}]", f"{name}.element_type"), access.array)
+
+    # Sweeps
+
+    def statistic_text(self, statistic: Statistic, width: str) -> str:
+        del width
+        return f"{statistic.name} != 0" if statistic.kind == "bool" else statistic.name
+
+    def names_vector(self, function: Function) -> bool:
+        del function
+        return True
+
+    def store_lines(self, stores: list[Access]) -> list[str]:
+        return [f"at.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in stores if a.array]
+
+    def row_outputs(self) -> RowOutputs | None:
+        function = self.row_function()
+        if function is None:
+            return None
+        rows = self.row_stores()
+        return RowOutputs(
+            function=function,
+            results=", ".join(a.name for a in rows),
+            arguments=self.arguments(function, "vec"),
+            stores=[f"row.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in rows if a.array],
+        )

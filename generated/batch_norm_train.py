@@ -427,15 +427,6 @@ def batch_norm_train_whole_launch(
     batch_norm_train_whole_kernel(mX, mWeight, mBias, mY, mMean, mVar, eps, how).launch(**middle.grid(how, N, stream))
 
 
-def batch_norm_train_whole_xla(x, weight, bias, eps, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean = jnp.mean(x, axis=row_axes, keepdims=True)
-    t0 = x - mean
-    var = jnp.mean(t0 * t0, axis=row_axes, keepdims=True)
-    y = t0 * jax.lax.rsqrt(var + eps) * weight + bias
-    return mean, var, y
-
-
 def batch_norm_train_backward_stage1_chain(dy, mean, x):
     """The values to reduce into t5, t6, from one vector of each operand."""
     return dy * (x - mean), dy
@@ -747,20 +738,6 @@ def batch_norm_train_backward_whole_launch(
     ).launch(**middle.grid(how, N, stream))
 
 
-def batch_norm_train_backward_whole_xla(dy, dmean, dvar, mean, var, x, weight, size_rows, eps, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.rsqrt(var + eps)
-    t1 = weight * t0
-    t2 = x - mean
-    t3 = jnp.sum(dy * t2, axis=row_axes, keepdims=True)
-    t4 = jnp.sum(dy, axis=row_axes, keepdims=True)
-    t5 = size_rows.astype(jnp.float32)
-    dx = t1 * dy + (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0 / t5 * t2 + (dmean - t1 * t4) / t5
-    dweight = t0 * t3
-    dbias = t4
-    return dx, dweight, dbias
-
-
 @runtime.op(
     SPEC,
     reference=batch_norm_train_reference,
@@ -771,13 +748,11 @@ def batch_norm_train_backward_whole_xla(dy, dmean, dvar, mean, var, x, weight, s
     stage3_launch=batch_norm_train_stage3_launch,
     stage3_xla=batch_norm_train_stage3_xla,
     whole_launch=batch_norm_train_whole_launch,
-    whole_xla=batch_norm_train_whole_xla,
     backward_stage1_launch=batch_norm_train_backward_stage1_launch,
     backward_stage1_xla=batch_norm_train_backward_stage1_xla,
     backward_stage2_launch=batch_norm_train_backward_stage2_launch,
     backward_stage2_xla=batch_norm_train_backward_stage2_xla,
     backward_whole_launch=batch_norm_train_backward_whole_launch,
-    backward_whole_xla=batch_norm_train_backward_whole_xla,
     result=BatchNormTrainOutputs,
 )
 def batch_norm_train(

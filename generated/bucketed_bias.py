@@ -287,14 +287,6 @@ def bucketed_bias_backward_whole_launch(
     bucketed_bias_backward_whole_kernel(mDy, mDbias, mPlaces, how).launch(**middle.grid(how, H * Q * K, stream))
 
 
-def bucketed_bias_backward_whole_xla(dy, index_q, index_k, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
-    distance = jnp.abs(index_q - index_k)
-    places = jnp.where(distance < 8, distance, 5 + runtime.exponent(1.0 * distance.astype(jnp.float32), jnp.int32))
-    return dbias, places
-
-
 @runtime.op(
     SPEC,
     launch=bucketed_bias_launch,
@@ -305,7 +297,6 @@ def bucketed_bias_backward_whole_xla(dy, index_q, index_k, row_axes):
     backward_stage2_launch=bucketed_bias_backward_stage2_launch,
     backward_stage2_xla=bucketed_bias_backward_stage2_xla,
     backward_whole_launch=bucketed_bias_backward_whole_launch,
-    backward_whole_xla=bucketed_bias_backward_whole_xla,
 )
 def bucketed_bias(
     scores: jax.Array,

@@ -331,16 +331,6 @@ def column_amax_backward_whole_launch(
     column_amax_backward_whole_kernel(mDy, mY, mX, mDx, how).launch(**middle.grid(how, N, stream))
 
 
-def column_amax_backward_whole_xla(dy, y, x, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.abs(x) == y
-    t1 = jnp.where(t0, dy, 0.0) / jnp.sum(
-        jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True,
-    )
-    dx = t1 * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
-    return dx
-
-
 @runtime.op(
     SPEC,
     launch=column_amax_launch,
@@ -351,7 +341,6 @@ def column_amax_backward_whole_xla(dy, y, x, row_axes):
     backward_stage2_launch=column_amax_backward_stage2_launch,
     backward_stage2_xla=column_amax_backward_stage2_xla,
     backward_whole_launch=column_amax_backward_whole_launch,
-    backward_whole_xla=column_amax_backward_whole_xla,
 )
 def column_amax(
     x: jax.Array,

@@ -329,15 +329,6 @@ def column_max_backward_whole_launch(
     column_max_backward_whole_kernel(mDy, mY, mX, mDx, how).launch(**middle.grid(how, N, stream))
 
 
-def column_max_backward_whole_xla(dy, y, x, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = x == y
-    dx = jnp.where(t0, dy, 0.0) / jnp.sum(
-        jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=row_axes, keepdims=True,
-    )
-    return dx
-
-
 @runtime.op(
     SPEC,
     launch=column_max_launch,
@@ -348,7 +339,6 @@ def column_max_backward_whole_xla(dy, y, x, row_axes):
     backward_stage2_launch=column_max_backward_stage2_launch,
     backward_stage2_xla=column_max_backward_stage2_xla,
     backward_whole_launch=column_max_backward_whole_launch,
-    backward_whole_xla=column_max_backward_whole_xla,
 )
 def column_max(
     x: jax.Array,

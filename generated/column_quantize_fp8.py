@@ -289,13 +289,6 @@ def column_quantize_fp8_whole_launch(
     column_quantize_fp8_whole_kernel(mX, mQ, mScale, largest, amax_min, how).launch(**middle.grid(how, N, stream))
 
 
-def column_quantize_fp8_whole_xla(x, largest, amax_min, row_axes):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=row_axes, keepdims=True), amax_min) / largest
-    q = x / scale
-    return scale, q
-
-
 @runtime.op(
     SPEC,
     reference=column_quantize_fp8_reference,
@@ -304,7 +297,6 @@ def column_quantize_fp8_whole_xla(x, largest, amax_min, row_axes):
     stage2_launch=column_quantize_fp8_stage2_launch,
     stage2_xla=column_quantize_fp8_stage2_xla,
     whole_launch=column_quantize_fp8_whole_launch,
-    whole_xla=column_quantize_fp8_whole_xla,
     result=ColumnQuantizeFp8Outputs,
 )
 def column_quantize_fp8(

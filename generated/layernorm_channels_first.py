@@ -537,14 +537,6 @@ def layernorm_channels_first_whole_launch(
     layernorm_channels_first_whole_kernel(mX, mWeight, mBias, mY, eps, how).launch(**middle.grid(how, B * S, stream))
 
 
-def layernorm_channels_first_whole_xla(x, weight, bias, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=-2, keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-2, keepdims=True) + eps)
-    y = centred * rstd * weight + bias
-    return y
-
-
 def layernorm_channels_first_saving_row_mean(x):
     """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
@@ -647,16 +639,6 @@ def layernorm_channels_first_saving_launch(
     layernorm_channels_first_saving_kernel(
         mX, mWeight, mBias, mY, mMeanOfBS4, mVarOfBS, eps, how,
     ).launch(**middle.grid(how, B * S, stream))
-
-
-def layernorm_channels_first_saving_xla(x, weight, bias, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_b_s4 = jnp.mean(x, axis=-2, keepdims=True)
-    centred = x - mean_of_b_s4
-    var_of_b_s = jnp.mean(centred * centred, axis=-2, keepdims=True)
-    rstd = jax.lax.rsqrt(var_of_b_s + eps)
-    y = centred * rstd * weight + bias
-    return y, mean_of_b_s4, var_of_b_s
 
 
 def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s4, x, weight):
@@ -1014,17 +996,6 @@ def layernorm_channels_first_frozen_whole_launch(
     layernorm_channels_first_frozen_whole_kernel(
         mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mDx, eps, how,
     ).launch(**middle.grid(how, B * S, stream))
-
-
-def layernorm_channels_first_frozen_whole_xla(dy, mean_of_b_s4, var_of_b_s, x, weight, size_c, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(var_of_b_s + eps)
-    t0 = weight * dy
-    centred = x - mean_of_b_s4
-    t1 = size_c.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-2, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - rstd * jnp.sum(t0, axis=-2, keepdims=True) / t1
-    return dx
 
 
 def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s4, x, weight):
@@ -1409,15 +1380,12 @@ def layernorm_channels_first_backward_stage2_xla(
     stage3_launch=layernorm_channels_first_stage3_launch,
     stage3_xla=layernorm_channels_first_stage3_xla,
     whole_launch=layernorm_channels_first_whole_launch,
-    whole_xla=layernorm_channels_first_whole_xla,
     saving_launch=layernorm_channels_first_saving_launch,
-    saving_xla=layernorm_channels_first_saving_xla,
     frozen_stage1_launch=layernorm_channels_first_frozen_stage1_launch,
     frozen_stage1_xla=layernorm_channels_first_frozen_stage1_xla,
     frozen_stage2_launch=layernorm_channels_first_frozen_stage2_launch,
     frozen_stage2_xla=layernorm_channels_first_frozen_stage2_xla,
     frozen_whole_launch=layernorm_channels_first_frozen_whole_launch,
-    frozen_whole_xla=layernorm_channels_first_frozen_whole_xla,
     backward_stage1_launch=layernorm_channels_first_backward_stage1_launch,
     backward_stage1_xla=layernorm_channels_first_backward_stage1_xla,
     backward_stage2_launch=layernorm_channels_first_backward_stage2_launch,

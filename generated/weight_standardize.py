@@ -395,13 +395,6 @@ def weight_standardize_whole_launch(
     weight_standardize_whole_kernel(mW, mGain, mY, eps, how).launch(**middle.grid(how, O, stream))
 
 
-def weight_standardize_whole_xla(w, gain, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = w - jnp.mean(w, axis=(-3, -2), keepdims=True)
-    y = t0 * jax.lax.rsqrt(jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True) + eps) * gain
-    return y
-
-
 def weight_standardize_saving_row_mean(w):
     """The values to reduce into row_mean (mean), from one vector of each operand."""
     return w
@@ -496,15 +489,6 @@ def weight_standardize_saving_launch(
 ):
     O = mW.shape[1]
     weight_standardize_saving_kernel(mW, mGain, mY, mMeanOfO4, mVarOfO, eps, how).launch(**middle.grid(how, O, stream))
-
-
-def weight_standardize_saving_xla(w, gain, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_o4 = jnp.mean(w, axis=(-3, -2), keepdims=True)
-    t0 = w - mean_of_o4
-    var_of_o = jnp.mean(t0 * t0, axis=(-3, -2), keepdims=True)
-    y = t0 * jax.lax.rsqrt(var_of_o + eps) * gain
-    return y, mean_of_o4, var_of_o
 
 
 def weight_standardize_backward_stage1_chain(dy, mean_of_o4, w):
@@ -814,18 +798,6 @@ def weight_standardize_backward_whole_launch(
     ).launch(**middle.grid(how, O, stream))
 
 
-def weight_standardize_backward_whole_xla(dy, mean_of_o4, var_of_o, w, gain, size_k, size_i, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.rsqrt(var_of_o + eps)
-    t1 = gain * t0
-    t2 = w - mean_of_o4
-    t3 = jnp.sum(dy * t2, axis=(-3, -2), keepdims=True)
-    t4 = size_k.astype(jnp.float32) * size_i.astype(jnp.float32)
-    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * t2 - t1 * jnp.sum(dy, axis=(-3, -2), keepdims=True) / t4
-    dgain = t0 * t3
-    return dw, dgain
-
-
 @runtime.op(
     SPEC,
     reference=weight_standardize_reference,
@@ -836,15 +808,12 @@ def weight_standardize_backward_whole_xla(dy, mean_of_o4, var_of_o, w, gain, siz
     stage3_launch=weight_standardize_stage3_launch,
     stage3_xla=weight_standardize_stage3_xla,
     whole_launch=weight_standardize_whole_launch,
-    whole_xla=weight_standardize_whole_xla,
     saving_launch=weight_standardize_saving_launch,
-    saving_xla=weight_standardize_saving_xla,
     backward_stage1_launch=weight_standardize_backward_stage1_launch,
     backward_stage1_xla=weight_standardize_backward_stage1_xla,
     backward_stage2_launch=weight_standardize_backward_stage2_launch,
     backward_stage2_xla=weight_standardize_backward_stage2_xla,
     backward_whole_launch=weight_standardize_backward_whole_launch,
-    backward_whole_xla=weight_standardize_backward_whole_xla,
 )
 def weight_standardize(
     w: jax.Array,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
 from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
+from codegen.plan.rows.middle import in_stages
 from codegen.plan.rows.walking import ANY, in_parts
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
@@ -349,9 +350,13 @@ def operands(op: AnyOp, case: Case, made: Mapping[str, np.ndarray]) -> tuple[lis
     return args, {**dict(case.params), **free}
 
 
-def walking_far(implementation: str | None, case: Case) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def walking_far(implementation: str | None, case: Case) -> Iterator[None]:
     """In every other interpreted call, one group of blocks takes all rows, so that each block handles many rows. In three of
-    four a thread holds at most two rows: the same code, less often unrolled, so it compiles faster."""
-    if implementation != "interpret":
-        return contextlib.nullcontext()
-    return in_parts(1 if case.seed % 2 else ANY, 2 if case.seed % 4 else ANY)
+    four a thread holds at most two rows: the same code, less often unrolled, so it compiles faster. In every other call an op
+    of several kernels is not one kernel, however small the call is."""
+    with contextlib.ExitStack() as contexts:
+        if implementation == "interpret":
+            contexts.enter_context(in_parts(1 if case.seed % 2 else ANY, 2 if case.seed % 4 else ANY))
+            contexts.enter_context(in_stages() if case.seed % 8 < 4 else contextlib.nullcontext())
+        yield

@@ -98,8 +98,8 @@ def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid:
 
 def _load_words(address: Int64, count: int, there: Boolean) -> list[Uint32]:
     names = ", ".join(f"${i}" for i in range(count))
-    zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(count))
-    text = f"{zeros} @${count} ld.global.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
+    zeros = "\n".join(f"mov.b32 ${i}, 0;" for i in range(count))
+    text = f"{zeros}\n@${count} ld.global.{_SUFFIX[count]} {{{names}}}, [${count + 1}];"
     operands = [there.ir_value(), address.ir_value()]
     outputs = ",".join(["=&r"] * count)
     word = Uint32.mlir_type

@@ -87,9 +87,7 @@ class Rows:
                     access.forget(registers)
         return self
 
-    def reduce(
-        self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor]
-    ) -> list[Vector]:
+    def reduce(self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor]) -> list[Vector]:
         """The rows' statistics, from the running values of all threads that share the rows."""
         found = over_threads(running, ops, buffers, self.how)
         return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]

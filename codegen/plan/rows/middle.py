@@ -73,12 +73,16 @@ class Middle(Reduction):
     @functools.cached_property
     def full(self) -> tuple[tuple[Array, int], ...]:
         """The arrays that are read or written in vectors for each element of a row, and how many of their elements one access takes."""
-        own = (a for a in (*self.loads, *self.stores) if a.array is not None and self.is_wide(a) and self.has_elements(a))
+        own = (
+            a for a in (*self.loads, *self.stores) if a.array is not None and self.is_wide(a) and self.has_elements(a)
+        )
         return tuple(dict.fromkeys((a.array, 1) for a in own if a.array is not None))
 
     def held_bytes(self, vec: int, dtypes: Mapping[str, str]) -> int:
         """The bytes of the registers that hold one element of `vec` rows in all inputs."""
-        held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array is not None and self.is_held(a)}
+        held = {
+            a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array is not None and self.is_held(a)
+        }
         return sum(max(4, DTYPES[dtypes[name]].size * count) for name, count in held.items())
 
     def is_held(self, access: Access) -> bool:
@@ -103,7 +107,13 @@ class Middle(Reduction):
         return next(filling, fit[-1])
 
     def _with_piece(
-        self, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, rows: int | None, schedule: Mapping[str, int]
+        self,
+        piece: int,
+        dtypes: Mapping[str, str],
+        inner: int,
+        columns: int,
+        rows: int | None,
+        schedule: Mapping[str, int],
     ) -> MiddleLaunch | None:
         """The launch of blocks that read about so many bytes of neighbouring elements; None if registers have no room."""
         widest = self.widest(dtypes)
@@ -168,12 +178,16 @@ class _Middle(Reductions):
         if len(self.reducing) != 1 or not self.kept or self.last != self.kept[-1:]:
             return self.error("its reductions are not all along the same axes before the innermost one", "", last)
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
-            return self.error("a kernel that reduces along middle axes does nothing else than element-wise operations", "", last)
+            return self.error(
+                "a kernel that reduces along middle axes does nothing else than element-wise operations", "", last
+            )
         for array in self.spec.arrays:
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             paired = array.dims and array.dims[-1].parts is not None and not array.dims[-1].parts_first
             if packed or paired:
-                return self.error(f"the elements of {array.name!r} along the innermost axis are not single ones", "", array)
+                return self.error(
+                    f"the elements of {array.name!r} along the innermost axis are not single ones", "", array
+                )
         return None
 
     def plan(self) -> Middle:

@@ -37,6 +37,10 @@ class MiddleContext(RowContext):
             once_loads=[self.load(a) for a in self.vector_loads() if not self.plan.has_elements(a)],
         )
 
+    def xla(self) -> None:
+        """The jnp form is that of the op's stages."""
+        return None
+
     def vector_axes(self) -> tuple[str, ...]:
         return self.groups[self.plan.innermost].axes
 
@@ -61,6 +65,7 @@ class MiddleContext(RowContext):
     def registers(self, access: Access) -> str:
         return f"{self.fragment(access)}[None, {'v' if self.plan.is_held(access) else 0}]"
 
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
     def vector_loads(self) -> list[Access]:
         return list({self.fragment(a): a for a in self.plan.loads if a.array is not None}.values())
 
@@ -128,5 +133,7 @@ class MiddleContext(RowContext):
             function=function,
             results=", ".join(a.name for a in rows),
             arguments=self.arguments(function, "vec"),
-            stores=[f"row.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in rows if a.array],
+            stores=[
+                f"row.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in rows if a.array
+            ],
         )

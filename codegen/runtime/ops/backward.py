@@ -25,7 +25,16 @@ from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import Epilogue, GemmOp
 from codegen.runtime.ops.op import AnyOp
-from codegen.runtime.ops.staged import InStages, Stage, StagedForward, Whole, has_kernels, kernels_of, stages_of, whole_of
+from codegen.runtime.ops.staged import (
+    InStages,
+    Stage,
+    StagedForward,
+    Whole,
+    has_kernels,
+    kernels_of,
+    stages_of,
+    whole_of,
+)
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.products import product
@@ -79,7 +88,7 @@ class BackwardOp(DerivedOp):
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
         joined = () if self.whole is None else (self.whole,)
-        return (*kernels_of(self.stages), *joined) or (self,)
+        return (*joined, *kernels_of(self.stages)) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",

@@ -64,7 +64,7 @@ class GemmStage(Stage, GemmOp[..., Any]):
 class Whole(DerivedOp):
     """A kernel that computes all of an op of several kernels, where it has room; `saving`: and what its backward takes."""
 
-    def __init__(self, whole: AnyOp, which: str, parts: dict[str, Any], saving: bool):
+    def __init__(self, whole: Any, which: str, parts: dict[str, Any], saving: bool):
         super().__init__(whole.origin if isinstance(whole, DerivedOp) else whole, which, parts)
         self.whole, self.saving = whole, saving
 
@@ -81,6 +81,11 @@ class Whole(DerivedOp):
         own, operands = self.call(key, there)
         axes = arguments.bind_axes(self.spec, self.arrays(own, operands))
         return in_one_kernel() and self._refused(own.types, axes) is None
+
+    def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
+        """That of the stages: what they compare has the same bits then."""
+        there = in_jnp(self.whole.stages, key, dict(zip(self.operand_names(key), operands, strict=True)))
+        return tuple(there[a.name] for a in self.spec.outputs)
 
 
 class AttentionStage(ByGraph[..., Any], Stage):
@@ -102,6 +107,15 @@ def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False
     """The kernel that computes all of an op in stages, whose launcher is the one of `parts` that begins with `prefix`, if there is one."""
     name = f"{prefix}{'saving' if saving else 'whole'}"
     return Whole(op, name, parts, saving) if is_made(name, parts) else None
+
+
+def in_jnp(stages: Iterable[Stage], key: Key, there: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The arrays of a call, by name, with those that the jnp forms of stages write."""
+    found = dict(there)
+    for stage in stages:
+        own, values = stage.call(key, found)
+        found |= stage.named(stage.jnp_form(own, *values))
+    return found
 
 
 def kernels_of(stages: Iterable[AnyOp]) -> tuple[AnyOp, ...]:
@@ -129,7 +143,7 @@ class InStages(Op[P, R]):
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
         joined = (one for one in (self.whole, self.saving) if one is not None)
-        return (*kernels_of(self.stages), *joined)
+        return (*joined, *kernels_of(self.stages))
 
     @property
     def kernels(self) -> tuple[AnyOp, ...]:
@@ -166,11 +180,8 @@ class InStages(Op[P, R]):
         return lambda *operands: self._outputs(self._by(self.whole, key, operands))
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
-        def in_jnp(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            own, values = stage.call(key, there)
-            return stage.named(stage.jnp_form(own, *values))
-
-        return self._outputs(self._through(key, operands, in_jnp))
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        return self._outputs(in_jnp(self.stages, key, there))
 
     def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         del parts, given

@@ -1,0 +1,51 @@
+"""Ops in stages that one kernel computes, where it has room: reductions along middle axes, and what uses them."""
+
+import jax
+import numpy as np
+import pytest
+
+from codegen.runtime.call import arguments
+from codegen.shared import MiddleLaunch
+from tests.making import make_op, spec_text
+from tests.meshes import normal
+
+TYPES = "{T: [float32, bfloat16]}"
+SOFTMAX = spec_text(
+    "x: T[B, S, H]; bias: T[S] = 0", "y: T[B, S, H]; top: float32[B, H]", "z = x + bias; top = max(z, axis=S); y = softmax(z, axis=S)",
+    types=TYPES,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory):
+    return make_op(tmp_path_factory.mktemp("softmax"), SOFTMAX)
+
+
+def launch(op, x):
+    """The launch of a call, and why the one kernel has no room."""
+    bound = arguments.bind_types(op.spec, {"x": x}, {}), arguments.bind_axes(op.spec, {"x": x})
+    return op.default_launch(*bound), op.whole._refused(*bound)
+
+
+# Vectors of one row and of several; rows that one thread has, that lanes of a warp share, and that warps share; with rows left over
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 37, 24), (3, 70, 40), (2, 300, 16)])
+def test_rows_of_any_length(softmax, shape):
+    x, bias = normal(*shape), normal(shape[1], seed=1)
+    assert isinstance(launch(softmax, x)[0], MiddleLaunch)
+    got = softmax(x, bias, implementation="interpret")
+    z = np.asarray(x, np.float64) + np.asarray(bias, np.float64)[:, None]
+    e = np.exp(z - z.max(1, keepdims=True))
+    np.testing.assert_allclose(got.y, e / e.sum(1, keepdims=True), rtol=3e-6, atol=1e-7)
+    np.testing.assert_array_equal(got.top, z.astype(np.float32).max(1))
+
+
+def test_a_call_without_room_runs_the_stages(softmax):
+    """Values of 4 bytes along 1 MB of a middle axis: registers of no block hold one of its rows."""
+    how, why = launch(softmax, jax.ShapeDtypeStruct((1, 2**18, 4), "float32"))
+    assert not isinstance(how, MiddleLaunch) and "registers" in why
+
+
+def test_a_mapped_call_is_one_kernel(softmax):
+    x = normal(2, 2, 5, 8)
+    got = jax.vmap(lambda x: softmax(x, implementation="interpret").y)(x)
+    np.testing.assert_allclose(got, jax.nn.softmax(x, axis=2), rtol=1e-5)

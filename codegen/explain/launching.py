@@ -130,6 +130,7 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
     if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
         dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
         facts |= {"left_to_xla": choosing.left_to_xla(plan, how, dtypes, _extents(op, shape), tuned)}
+        facts |= {"resident": how.resident}
     if tuned is not None:
         facts |= {"left_to_xla": tuned.why if tuned.take == "xla" else "", "measured": dict(tuned.measured)}
     # each block of a kernel that reduces over rows loops over the rows

@@ -156,7 +156,7 @@ def _costs(report: dict[str, Any]) -> Group:
 
 
 def _facts_of(launch: dict[str, Any], lines: dict[str, str]) -> list[str]:
-    words = {"None": "-", "True": "yes", "False": "no"}
+    words = {"None": "-", "0": "-", "True": "yes", "False": "no"}
     return [words.get(str(launch[line]), str(launch[line])) for line in lines]
 
 
@@ -164,7 +164,7 @@ _CHOICES = 3
 _LAUNCH = {"vector": "elements per thread", "threads": "threads", "blocks": "blocks", "ragged": "ragged"}
 _LAUNCH_OF_ROWS = {
     "vector": "elements per vector", "vectors_a_thread": "vectors per thread", "rows_at_once": "rows at once", "threads_a_row": "threads per row",
-    "cluster": "blocks per row", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
+    "cluster": "blocks per row", "resident": "blocks per SM, at least", "rows_read": "times read", "threads": "threads", "blocks": "blocks", "ragged": "ragged",
 }  # fmt: skip
 
 

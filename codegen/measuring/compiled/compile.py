@@ -42,7 +42,7 @@ from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
-from codegen.shared import Launch, RowLaunch, WalkLaunch
+from codegen.shared import Launch, RowLaunch, Walk, WalkLaunch
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Compiled:
     spills: int
     shared: int
     operands: tuple[Operand, ...]  # in the launcher's order
+    unbound: int = 0  # the blocks that an SM should have registers for, where it has not, since the kernel would spill
 
     @property
     def loads(self) -> tuple[int, ...]:
@@ -229,7 +230,7 @@ def _with_operands(op: AnyOp, made: Compiled, found: dict[str, bool] | None) -> 
 
 
 OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
-_KEPT_AS = f"{OPTIONS} and what is spilled"  # what entries of the cache hold
+_KEPT_AS = f"{OPTIONS} and what is spilled and which bounds gave way"  # what entries of the cache hold
 
 
 def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
@@ -251,7 +252,10 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
         registers, stack, shared = read_cubin(result.__cubin__)
         # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
         spills = _spills(lambda: compiled(tried, f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0
-    made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, ())
+    unbound = (
+        0 if kernels.suffice(call, [result.__cubin__]) else max(most_resident(value) for _, value in call.constants)
+    )
+    made = Compiled(result.__ptx__, result.__cubin__, registers, stack, spills, shared, (), unbound)
     _keep(call, made)
     return made
 
@@ -260,7 +264,7 @@ def _keep(call: CompiledCall, made: Compiled) -> None:
     """Store it in the cache on disk, where its key covers everything that determines the kernel."""
     key = kernels.key_of(call, _KEPT_AS)
     if key is not None:
-        numbers = json.dumps([made.registers, made.stack, made.spills, made.shared]).encode()
+        numbers = json.dumps([made.registers, made.stack, made.spills, made.shared, made.unbound]).encode()
         cache.store(kernels.name_of(call), key, {"ptx": made.ptx.encode(), "cubin": made.cubin, "numbers": numbers})
 
 
@@ -270,8 +274,14 @@ def _kept(call: CompiledCall) -> Compiled | None:
     found = None if key is None else cache.load(kernels.name_of(call), key)
     if found is None or found.keys() != {"ptx", "cubin", "numbers"}:
         return None
-    registers, stack, spills, shared = json.loads(found["numbers"])
-    return Compiled(found["ptx"].decode(), found["cubin"], registers, stack, spills, shared, ())
+    registers, stack, spills, shared, unbound = json.loads(found["numbers"])
+    return Compiled(found["ptx"].decode(), found["cubin"], registers, stack, spills, shared, (), unbound)
+
+
+def most_resident(value: Any) -> int:
+    """The blocks that a launcher's constant wants an SM to have registers for, at least."""
+    first = most_resident(value.first) if isinstance(value, Walk) and value.first is not None else 0
+    return max(value.resident, first) if isinstance(value, RowLaunch | Walk) else 0
 
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:

@@ -133,6 +133,7 @@ def as_row(outcome: Outcome) -> dict[str, Any]:
         "spills": made.spills,
         "stack": made.stack,
         "shared": made.shared,
+        "unbound": made.unbound,
         "loads": list(made.loads),
         "stores": list(made.stores),
         "operands": {o.name: {"loads": list(o.loads), "stores": list(o.stores)} for o in made.operands},
@@ -156,6 +157,8 @@ def as_table(outcomes: Iterable[Outcome]) -> Table:
             cells[0] += f"\n[red]{escape(outcome.error.splitlines()[0])}[/red]"
             table.add_row(*cells)
             continue
+        if made.unbound:
+            cells[0] += f"\nregisters of fewer than {made.unbound} blocks per SM: a bound would spill"
         sizes = [str(n) if n else "-" for n in (made.spills, made.stack, made.shared)]
         widths = [" ".join(map(str, w)) or "-" for w in (made.loads, made.stores)]
         table.add_row(*cells, str(made.registers), *sizes, *widths)

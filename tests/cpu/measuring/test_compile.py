@@ -1,6 +1,8 @@
 """Some of the generated kernels, in turns: they compile, and their memory accesses are as wide as planned."""
 
+import dataclasses
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -458,6 +460,19 @@ def test_the_table_fits_80_columns_and_loses_nothing(pretended):
     for cell in ("sm_100a", " 255 ", " 1024 ", " 64 ", " 65536 ", " 16 8 4 2 1 ", "16 8 4 2", "columns=131072", "no"):
         assert cell in text
     assert "…" not in text
+
+
+def test_a_bound_of_registers_that_gave_way_is_shown(pretended):
+    from rich.console import Console
+
+    task = Task("softmax", Variant(Types((("T", "bfloat16"),)), False, False, 512), "sm_90a")
+    (outcome,) = itertools.islice(many.compile_tasks(Path(), [task], 1), 1)
+    given_way = many.Outcome(task, dataclasses.replace(outcome.compiled, unbound=3))
+    assert [many.as_row(o)["unbound"] for o in (outcome, given_way)] == [0, 3]
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(many.as_table([outcome, given_way]))
+    assert shown.get().count("registers of fewer than 3 blocks per SM") == 1
 
 
 def test_a_kernel_that_does_not_compile_is_a_row_and_status_1(cold_cache, monkeypatch, capsys):

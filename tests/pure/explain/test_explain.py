@@ -398,7 +398,7 @@ def test_launch_of_rows():
     # 64 vectors of 4; a thread keeps 4 of them; 8 rows share a block of 128 threads
     assert cost["launch"] == {
         "vector": 4, "vector_bytes": {"x": 16, "y": 16}, "threads": 128, "ragged": False, "threads_a_row": 16,
-        "vectors_a_thread": 4, "cluster": 1, "rows_at_once": 1, "rows_read": 1, "left_to_xla": "", "blocks": 126,
+        "vectors_a_thread": 4, "cluster": 1, "rows_at_once": 1, "rows_read": 1, "left_to_xla": "", "resident": 0, "blocks": 126,
     }  # fmt: skip
     assert cost["launch_in_clusters"] is None
     _, cost = costs(op, {"...": 10, "N": 2**16})

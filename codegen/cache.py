@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, one file for each entry, so that a second process compiles nothing.
+"""Compiled kernels, and builds of specs, on disk: one file for each entry, so that a second process compiles nothing.
 
 Any number of processes may use the folder at once: an entry is written under another name and then renamed. It has a
 checksum; a truncated, damaged or unreadable entry is treated as missing. `load` and `store` never raise because of the

@@ -23,6 +23,8 @@ from tests.turns import EVERY, FEWER, SPARSER
 
 # Kernels are cached between runs, in a folder of the checkout; the processes that tests start use the same cache
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
+# Builds are not: their tests are of builds that read and render each spec
+os.environ["CODEGEN_BUILD_CACHE"] = "0"
 
 # Processes hold many traced programs: with Python's defaults, garbage collection takes up to a tenth of the time
 gc.set_threshold(100_000, 20, 100)

@@ -400,7 +400,7 @@ def export_op(
 def show_cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove every entry.")] = False, as_json: AsJson = False
 ) -> None:
-    """Show the compiled kernels that are kept on disk (where, how many, how large), or remove them.
+    """Show the compiled kernels and builds that are kept on disk (where, how many, how large), or remove them.
 
     The folder is CODEGEN_CACHE_DIR, else cutefuse in XDG_CACHE_HOME or ~/.cache. It takes no more than CODEGEN_CACHE_LIMIT
     (by default 1G; 0 keeps none): least recently used entries are evicted first. Entries are machine code that is run. So a

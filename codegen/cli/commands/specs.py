@@ -164,12 +164,14 @@ def build(
 def _build(files: list[Path] | None, project: Project) -> None:
     """Build all specs of a project, or these files. Raises `SpecError`, `UsageError`, OSError."""
     from codegen.cli.files import outputs, placing
+    from codegen.cli.files.kept import rendered_specs
     from codegen.cli.schema import keep_schema
-    from codegen.render.package import find_specs, of_each, rendered
+    from codegen.render.package import find_specs
 
     paths = sorted({path.resolve(): path for path in files}.values()) if files else find_specs(project.specs)
     _no_repeats(paths)
-    ops, name = of_each(paths, rendered), _import_name(project.package)
+    with usage():
+        ops, name = rendered_specs(paths), _import_name(project.package)
     _print_notices(ops)
     with placing.locked(_folders([], project)) as held:
         folders = _folders(ops, project, also=outputs.modules(project.package) if files else {})
@@ -193,10 +195,12 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
     Example: codegen check
     """
     from codegen.cli.files import outputs, placing
-    from codegen.render.package import find_specs, of_each, rendered
+    from codegen.cli.files.kept import rendered_specs
+    from codegen.render.package import find_specs
 
     project = find_project().at(specs, package or out, tests)
-    ops, name = of_each(find_specs(project.specs), rendered), _import_name(project.package)
+    with usage():
+        ops, name = rendered_specs(find_specs(project.specs)), _import_name(project.package)
     _print_notices(ops)
     folders = _folders(ops, project)
     placing.settle(folders)

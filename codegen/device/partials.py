@@ -296,25 +296,40 @@ def over_parts(
     """Reduce all partial results of a column, for each statistic, in a fixed order: by one thread, or by the 8 warps of a block,
     where the first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
-    warp, lane, warps = tidx // WARP, tidx % WARP, 8
-    held = _nothing(parts, ops)
-    layout = cute.make_layout((warps, WARP), stride=(WARP, 1))
-    buffers = [SmemAllocator().allocate_tensor(p.element_type, layout, 16) for p in parts]
+    warp, held, buffers = tidx // WARP, _nothing(parts, ops), _for_warps(parts)
     if parts[0].shape[0] <= FEW:
         if column < parts[0].shape[1]:
             for part in cutlass.range(parts[0].shape[0]):
                 combine_all(held, ops, [_one(p, (part, column)) for p in parts], rescaled)
     else:
         if column < parts[0].shape[1]:
-            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], warps, rescaled)
-        for k in cutlass.range_constexpr(len(ops)):
-            buffers[k][warp, lane] = held[k][0]
-        cute.arch.sync_threads()
-        for k in cutlass.range_constexpr(len(ops)):
-            held[k].store(_one(buffers[k], (0, lane)))
-        for other in cutlass.range_constexpr(1, warps):
-            combine_all(held, ops, [_one(b, (other, lane)) for b in buffers], rescaled)
+            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], WARPS, rescaled)
+        _over_warps(held, ops, buffers, rescaled)
     return [result(op, h.load())[0] for op, h in zip(ops, held, strict=True)]
+
+
+WARPS = 8  # of a block that finishes neighbouring results
+
+
+def _for_warps(parts: list[cute.Tensor]) -> list[cute.Tensor]:
+    """Shared memory in which the warps of a block combine what they have of neighbouring results."""
+    layout = cute.make_layout((WARPS, WARP), stride=(WARP, 1))
+    return [SmemAllocator().allocate_tensor(p.element_type, layout, 16) for p in parts]
+
+
+def _over_warps(
+    held: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], rescaled: tuple[Rescaled, ...]
+) -> None:
+    """Combine what the warps of a block hold of each of 32 results, in their order."""
+    tidx, _, _ = cute.arch.thread_idx()
+    warp, lane = tidx // WARP, tidx % WARP
+    for k in range(len(ops)):
+        buffers[k][warp, lane] = held[k][0]
+    cute.arch.sync_threads()
+    for k in range(len(ops)):
+        held[k].store(_one(buffers[k], (0, lane)))
+    for other in range(1, WARPS):
+        combine_all(held, ops, [_one(b, (other, lane)) for b in buffers], rescaled)
 
 
 def _one(values: cute.Tensor, place: Any) -> Vector:
@@ -322,32 +337,43 @@ def _one(values: cute.Tensor, place: Any) -> Vector:
     return cute.full((1,), values[place], values.element_type)
 
 
-FEW_OF_RESULT = (
-    64  # partial results of a result that a single thread reduces, where a result has those of several columns
-)
+# Where a result has the partial results of several columns: so few of them that a thread reduces them alone, and so many results, of
+# which neighbours lie side by side, that a block takes 32 of them
+FEW_OF_RESULT, MANY_RESULTS = 64, 4096
 
 
-def _few_of_result(parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> Boolean:
-    """Whether threads reduce a result each, and not a block."""
-    return parts.shape[0] * _product(extents, kept) <= FEW_OF_RESULT
+def _ways(parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> tuple[Boolean, Boolean]:
+    """Whether each thread of a finishing kernel reduces a result of its own; and if not, whether the warps of a block share 32
+    neighbouring results, whose partial results lie side by side. Else a block has one result."""
+    total, results = parts.shape[0] * _product(extents, kept), _results(extents, kept)
+    if not kept[-1]:
+        return total <= FEW_OF_RESULT, Boolean(False)
+    return total <= FEW, (total > FEW) & ((total <= FEW_OF_RESULT) | (results >= MANY_RESULTS))
+
+
+def _results(extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> cutlass.Int32:
+    return _product(extents, tuple(not k for k in kept))
 
 
 def blocks_of_results(
     parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...], results: cutlass.Int32
 ) -> cutlass.Int32:
     """The number of blocks of a finishing kernel with so many results of several columns each (`over_parts_of`)."""
-    return Int32(cutlass.select_(_few_of_result(parts, extents, kept), (results + 255) // 256, results))
+    alone, beside = _ways(parts, extents, kept)
+    several = cutlass.select_(alone, (results + 255) // 256, (results + WARP - 1) // WARP)
+    return Int32(cutlass.select_(alone | beside, several, results))
 
 
 def result_to_finish(
     parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]
 ) -> tuple[cutlass.Int32, cutlass.Boolean]:
-    """The result that this thread reduces, with its block or alone, and whether it writes it."""
+    """The result that this thread reduces, alone or with others of its block, and whether it writes it."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    few, c = _few_of_result(parts, extents, kept), bidx * 256 + tidx
-    results = _product(extents, tuple(not k for k in kept))
-    return Int32(cutlass.select_(few, c, bidx)), (few & (c < results)) | (~few & (tidx == 0))
+    alone, beside = _ways(parts, extents, kept)
+    c = cutlass.select_(alone, bidx * 256 + tidx, cutlass.select_(beside, bidx * WARP + tidx % WARP, bidx))
+    first = cutlass.select_(alone, Boolean(True), tidx < cutlass.select_(beside, Int32(WARP), Int32(1)))
+    return Int32(c), first & (c < _results(extents, kept))
 
 
 @cute.jit
@@ -359,31 +385,33 @@ def over_parts_of(
     kept: cutlass.Constexpr[tuple[bool, ...]],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
-    """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by a block of 256
-    threads, or by one thread if they are few. Each of `parts` is (parts, columns), `extents` are the sizes of the axes of a column,
-    and `kept` says which of them make a place."""
+    """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by one thread, by the warps of
+    a block for neighbouring places, or by a block of 256 threads (`_ways`). Each of `parts` is (parts, columns), `extents` are the sizes of
+    the axes of a column, and `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
-    count = _product(extents, kept)
+    count, results = _product(extents, kept), _results(extents, kept)
     total = parts[0].shape[0] * count
-    few = _few_of_result(parts[0], extents, kept)
-    results = _product(extents, tuple(not k for k in kept))
+    alone, beside = _ways(parts[0], extents, kept)
     own = cutlass.select_(place < results, place, results - 1)
 
     def read(k: int, j: cutlass.Int32) -> Numeric:
         return parts[k][j // count, _interleaved(own, j % count, extents, kept)]
 
     buffers = shared(threads, threads, 1, tuple(p.element_type for p in parts))
-    if few:
+    if alone:
         fold_every(held, ops, read, 0, total, 1, rescaled)
-        for k in cutlass.range_constexpr(len(ops)):
-            held[k].store(result(ops[k], held[k].load()))
-    else:
+    if cutlass.const_expr(kept[-1]):
+        beside_each_other = _for_warps(parts)
+        if beside:
+            fold_every(held, ops, read, tidx // WARP, total, WARPS, rescaled)
+            _over_warps(held, ops, beside_each_other, rescaled)
+    if ~(alone | beside):
         fold_every(held, ops, read, tidx, total, threads, rescaled)
         found = over_row(held, ops, buffers, threads, 1, rescaled=rescaled)
         for k in cutlass.range_constexpr(len(ops)):
             held[k][0] = found[k]
-    return [h[0] for h in held]
+    return [result(op, h.load())[0] for op, h in zip(ops, held, strict=True)]
 
 
 @cute.jit

@@ -1,4 +1,4 @@
-"""Results that have the partial results of several columns: a thread reduces a few, a block many."""
+"""Results that have the partial results of several columns: a thread reduces a few, warps those of neighbouring results, a block many."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("shape", "parts"), [((3, 2, 5, 8), 1), ((2, 2, 40, 8), 2)])
+@pytest.mark.parametrize(("shape", "parts"), [((3, 2, 5, 8), 1), ((2, 3, 20, 16), 1), ((2, 2, 40, 8), 2)])
 def test_results_of_several_columns(tmp_path, shape, parts):
     op = make_op(tmp_path, SPEC)
     x = jnp.asarray(np.random.default_rng(1).integers(-8, 9, shape) / 4, "float32")

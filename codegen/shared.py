@@ -3,7 +3,7 @@ with; and exponents that have a kernel function of their own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 WARP = 32  # threads
 HALF_POWERS = (-0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
@@ -380,16 +380,18 @@ def spacing(size: object) -> int:
 
 @dataclass(frozen=True)
 class SumLaunch(Launch):
-    """The launch of a sum by index: the columns of a thread are whole vectors. Where rows are read in the order of their keys, chunks of
-    neighbouring ones with one key are summed first, and chunks of these sums, `levels` times. Else each thread reads all keys."""
+    """The launch of a sum by index: the columns of a thread are whole vectors. Rows are read in the order of their keys. Chunks of
+    neighbouring ones with one key are summed first, and chunks of these sums, `levels` times."""
 
-    is_sorted: bool = False  # whether the rows are read in the order of their keys
-    bits: int = (
-        0  # of a row's number, where a kernel finds the order: it gets the keys above these bits; 0 where XLA sorts
-    )
+    ranks: bool = False  # whether a kernel finds the order of the rows; else XLA has sorted them
     levels: int = 0
-    chunk: int = 0  # rows of a chunk
-    steps: int = (
-        4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
-    )
+    chunk: int = 32  # rows of a chunk
+    chunk_vec: int = 1  # columns of a thread that sums a chunk
+    chunk_across: int = 1  # threads of its block along the columns
+    steps: int = 4  # vectors of a thread, one after the other
     at_once: int = 8  # rows that a thread has in flight
+
+    @property
+    def of_chunks(self) -> SumLaunch:
+        """The launch of the kernels that sum chunks."""
+        return replace(self, vec=self.chunk_vec, across=self.chunk_across, at_once=8)

@@ -6,17 +6,24 @@ import math
 from dataclasses import dataclass
 
 from codegen.graph.nodes import DTYPES
-from codegen.shared import SumLaunch
+from codegen.shared import WARP, SumLaunch
 
 THREADS = 256  # of a block
 WIDEST = 16  # bytes of a load or a store
-FEW_ROWS = 1024  # of these, each thread reads all keys
-FEW_READS = 10**8  # where all threads together read that many at most
-CHUNK = 64  # neighbouring rows that are summed before, if they have one key
-MOST_IN_A_ROW = 256  # partial results that a thread may add one after the other
-MOST_VECTORS = 2**31 - 2**12  # that threads can count
+CHUNK = 32  # neighbouring rows that are summed before, if they have one key
+STEPS = 4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
+BUSY = 2**18  # threads that keep a GPU busy
+MOST_IN_A_ROW = 64  # chunks that a thread may add one after the other
+MOST_BLOCKS = 2**31 - 1  # of a kernel
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
 RANKED = 16384  # rows that are compared with each other to sort them
+
+# Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and of each more; a comparison of two
+# rows; a kernel's start; memory read or written; what XLA's scatter adds with atomics, and that where many rows have one key; single
+# elements that it adds
+SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 8e-8, 1.5
+MEMORY, SCATTERED, CONTENDED, SINGLE = 3.6e6, 1.7e6, 0.6e6, 11e3
+OFTEN = 1024  # rows of each key, on average, from which on atomics wait for each other
 
 
 @dataclass(frozen=True)
@@ -36,34 +43,61 @@ class Sums:
         """The dtype in which rows are summed."""
         return "float64" if self.dtype == "float64" else "float32"
 
-    @property
-    def bits(self) -> int:
-        """The bits of a row's number."""
-        return max(1, ((self.rows or 1) - 1).bit_length())
-
     def packs(self, numbers: int = PACKED) -> bool:
         """Whether a key and a row's number fit one of so many numbers: the order is then that of these numbers."""
-        return self.rows is not None and self.keys is not None and (self.keys + 1) << self.bits <= numbers
+        return self.rows is not None and self.keys is not None and (self.keys + 1) * self.rows < numbers
 
     def launch(self) -> SumLaunch | None:
         """The kernels' launch, or None where no kernel takes such a call."""
-        vec = self._vec()
+        value, result = DTYPES[self.dtype].size, DTYPES[self.result].size
+        vec, chunk_vec = self._vec(min(value, result)), self._vec(value)
+        chunk_across = self._across(chunk_vec)
         if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
-            return SumLaunch(vec, False, THREADS, is_sorted=True, levels=2, chunk=CHUNK)
-        vectors = self.outer * self.columns // vec
-        if vectors * max(self.keys, self.rows) > MOST_VECTORS or max(self.keys, self.rows) >= MOST_VECTORS:
+            return SumLaunch(vec, False, THREADS, self._across(vec), False, 2, CHUNK, chunk_vec, chunk_across)
+        sums = self.outer * self.keys * self.columns
+        vec = vec if sums >= BUSY * vec else chunk_vec
+        steps = STEPS if sums >= BUSY * vec * STEPS else 1
+        at_once = 8 if vec * value <= WIDEST else 4
+        wide = self.outer * self.columns // min(vec, chunk_vec) * max(self.keys, self.rows) // THREADS
+        if max(wide, self.keys, self.rows) >= MOST_BLOCKS:
             return None
-        at_once = 8 if vec * DTYPES[self.dtype].size <= WIDEST else 4
-        if self.rows <= FEW_ROWS and vectors * self.keys * self.rows <= FEW_READS:
-            return SumLaunch(vec, False, THREADS, at_once=at_once)
         levels, left = 0, self.rows
         while left > MOST_IN_A_ROW:
             levels, left = levels + 1, left // CHUNK
-        bits = self.bits if self.rows <= RANKED and self.packs(PACKED // 2) else 0
-        return SumLaunch(vec, False, THREADS, 0, True, bits, levels, CHUNK, at_once=at_once)
+        ranks = self.rows <= RANKED and self.packs(PACKED // 2)
+        across = self._across(vec)
+        return SumLaunch(
+            vec, False, THREADS, across, ranks, levels, CHUNK, chunk_vec, chunk_across, steps, at_once
+        )  # fmt: skip
 
-    def _vec(self) -> int:
-        """The columns of a thread: a whole vector of the narrower array, if that divides the columns."""
-        if self.columns is None:
-            return 1
-        return math.gcd(self.columns, WIDEST // min(DTYPES[self.dtype].size, DTYPES[self.result].size))
+    def left_to_xla(self) -> str:
+        """Why XLA's scatter should take less time than the kernels, or "". Where a size is unknown, it counts as large."""
+        how = self.launch()
+        if how is None:
+            return "too many rows for a kernel"
+        if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
+            return ""
+        values = self.outer * self.rows * self.columns * DTYPES[self.dtype].size
+        sums = self.outer * self.keys * self.columns
+        result = sums * DTYPES[self.result].size
+        order = START + COMPARED * self.rows**2 if how.ranks else SORT + SORTED * self.rows
+        ours = order + (2 + how.levels) * 2 * START + (values + result) / MEMORY
+        often = self.rows > OFTEN * self.keys
+        added = values / (CONTENDED if often else SCATTERED)
+        if self.columns < WARP // 4:
+            added = max(added, self.outer * self.rows * self.columns / SINGLE)
+        filled = sums * DTYPES[self.compute].size
+        scatter = 2 * START + filled / MEMORY + added
+        if self.result != self.compute:
+            scatter += START + (filled + result) / MEMORY
+        return f"{scatter:.0f} us, the kernels {ours:.0f} us" if scatter < ours else ""
+
+    def _vec(self, size: int) -> int:
+        """The columns of a thread: a whole vector of elements of so many bytes, if that divides the columns."""
+        return 1 if self.columns is None else math.gcd(self.columns, WIDEST // size)
+
+    def _across(self, vec: int) -> int:
+        """The threads of a block along the columns, a power of two: a warp or more where all of them have columns."""
+        vectors = THREADS if self.columns is None else max(1, self.columns // vec)
+        whole = math.gcd(vectors, THREADS)
+        return whole if whole >= WARP else min(THREADS, 2 ** (vectors - 1).bit_length())

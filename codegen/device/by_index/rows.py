@@ -15,13 +15,18 @@ from codegen.shared import SumLaunch
 
 
 @dataclass(frozen=True)
-class Vector:
-    """What a thread sums: columns of a row of the result, or of a chunk."""
+class Vectors:
+    """A thread's vectors: the same columns of some rows of the result, or of chunks, every so many."""
 
     outer: Int32
-    row: Int32
+    first: Int32  # row
+    apart: int  # rows from one to the next
     column: Int32
-    there: Boolean  # whether there is one
+    rows: Int32  # how many there are, of which the last vectors may be beyond; 0 where the columns are
+
+    def row(self, step: Any) -> Int32:
+        """The row of a step."""
+        return self.first + step * self.apart
 
 
 @dataclass(frozen=True)
@@ -57,32 +62,35 @@ class Levels:
             found = found + self.chunks(below, how)
         return found
 
-    def rows(self, level: int, own: Vector, how: SumLaunch) -> Rows:
+    def rows(self, level: int, own: Vectors, how: SumLaunch) -> Rows:
         """The rows of a level."""
         tensor = self.values if level == 0 else self.parts
         first = Int64(own.outer) * tensor.shape[1] + (self.first(level, how) if level else 0)
         return Rows(tensor, first * tensor.shape[2] + own.column, self.order if level == 0 else None)
 
 
-def vector(number: Int32, tensor: cute.Tensor, rows: Int32, how: SumLaunch) -> Vector:
-    """The vector with this number, of a tensor of so many rows."""
-    across = Int32(tensor.shape[2]) // how.vec
-    row = number // across
-    inside = number < Int32(tensor.shape[0]) * rows * across
-    return Vector(row // rows, row % rows, number % across * how.vec, inside)
+def _tiles(extent: Int32, size: int) -> Int32:
+    return (extent + (size - 1)) // size
 
 
-def first_number(how: SumLaunch) -> Int32:
-    """The number of a thread's first vector; the next is `how.threads` further."""
+def vectors_of(tensor: cute.Tensor, rows: Int32, steps: int, how: SumLaunch) -> Vectors:
+    """The vectors of this thread, of a tensor of so many rows."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    return bidx * (how.threads * how.steps) + tidx
+    apart, columns = how.threads // how.across, Int32(tensor.shape[2])
+    across, down = _tiles(columns, how.across * how.vec), _tiles(rows, apart * steps)
+    rest = bidx // across
+    column = (bidx % across * how.across + tidx % how.across) * how.vec
+    first = rest % down * (apart * steps) + tidx // how.across
+    there = (column < columns) & (rest // down < Int32(tensor.shape[0]))
+    return Vectors(rest // down, first, apart, column, cutlass.select_(there, rows, Int32(0)))
 
 
-def grid(how: SumLaunch, tensor: cute.Tensor, rows: Int32, stream: Any) -> dict[str, Any]:
-    """The grid and block for the vectors of a tensor: one block more than are full."""
-    count = Int32(tensor.shape[0]) * rows * (Int32(tensor.shape[2]) // how.vec)
-    return {"grid": (count // (how.threads * how.steps) + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+def grid(tensor: cute.Tensor, rows: Int32, steps: int, how: SumLaunch, stream: Any) -> dict[str, Any]:
+    """The grid and block for the vectors of a tensor: one block more than there are, for a tensor without rows."""
+    down = _tiles(rows, how.threads // how.across * steps)
+    blocks = Int32(tensor.shape[0]) * down * _tiles(Int32(tensor.shape[2]), how.across * how.vec)
+    return {"grid": (blocks + 1, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
 
 
 def sum_of(values: cute.Tensor, how: SumLaunch) -> cute.Tensor:
@@ -92,12 +100,27 @@ def sum_of(values: cute.Tensor, how: SumLaunch) -> cute.Tensor:
     return found
 
 
+def _loaded(src: cute.Tensor, place: Int64, there: Boolean, how: SumLaunch) -> cute.Tensor:
+    """Registers with a vector, or zeros."""
+    if how.vec * src.element_type.width % 32 == 0:
+        return vectors.load(src, place, cutlass.select_(there, Int32(how.vec), Int32(0)), how.vec, False)
+    dst = cute.make_rmem_tensor((how.vec,), src.element_type)
+    dst.fill(0)
+    _load_if(there, src, place, dst)
+    return dst
+
+
+@cute.jit
+def _load_if(there: Boolean, src: cute.Tensor, place: Int64, dst: cute.Tensor):
+    if there:
+        cute.autovec_copy(cute.make_tensor(src.iterator + place, cute.make_layout((cute.size(dst),))), dst)
+
+
 def _add(sums: cute.Tensor, rows: Rows, first: Int32, end: Int32, how: SumLaunch) -> None:
     """Add the next `how.at_once` rows, or those before the end. All are loaded before the first is added."""
     numbers = [first + i for i in range(how.at_once)]
     places = [rows.place(cutlass.select_(n < end, n, first)) for n in numbers]
-    valid = [cutlass.select_(n < end, Int32(how.vec), Int32(0)) for n in numbers]
-    loaded = [vectors.load(rows.tensor, at, v, how.vec, False) for at, v in zip(places, valid, strict=True)]
+    loaded = [_loaded(rows.tensor, at, n < end, how) for at, n in zip(places, numbers, strict=True)]
     total = sums.load()
     for x in loaded:
         total = total + x.load().to(sums.element_type)
@@ -131,12 +154,3 @@ def add_levels(
         if whole:
             add_levels(sums, levels, level + 1, own, inner, last, how)
             add_range(sums, rows, last * how.chunk, end, how)
-
-
-@cute.jit
-def add_equal(sums: cute.Tensor, rows: cutlass.Constexpr, keys: cute.Tensor, key: Int32, how: cutlass.Constexpr):
-    """Add all rows with a key, which are not sorted."""
-    for at in cutlass.range(cute.size(keys), unroll=4):
-        if keys[at] == key:
-            added = vectors.load(rows.tensor, rows.place(Int32(at)), Int32(how.vec), how.vec, False)
-            sums.store(sums.load() + added.load().to(sums.element_type))

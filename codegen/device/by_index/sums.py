@@ -1,13 +1,11 @@
 """Kernels that sum rows by index: row `r` of the result is the sum of all rows whose key is `r`, zeros where there are none.
 
 The rows are read in the order of their keys, and rows with one key in their own order. XLA has sorted them: `mOrder` has the numbers of
-the rows, `mKeys` their keys in that order. Where there are not many (`how.bits`), a kernel counts for each row how many come before it,
+the rows, `mKeys` their keys in that order. Where there are not many (`how.ranks`), a kernel counts for each row how many come before it,
 which takes fewer launches. The next kernel finds where the rows of each key start. All rows of a key would
 be the work of a single thread for each vector of columns. So other kernels sum aligned chunks of `how.chunk` rows that have one key, and
 chunks of these sums, `how.levels` times. The sum of a key begins with its rows before the first whole chunk, continues with the sums of
 chunks, and ends with its rows after the last whole chunk. The order of the sum depends on the keys alone: two runs agree to the bit.
-
-Where there are few rows, nothing is sorted (`how.is_sorted`): each thread reads all keys, in order.
 
 Values are (outer, row, column), the result is (outer, key, column), and sums of chunks are (outer, chunk, column), those of all
 levels one after the other. A thread sums `how.vec` columns of a key or a chunk.
@@ -24,23 +22,13 @@ from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access, vectors
-from codegen.device.by_index.rows import (
-    Levels,
-    Vector,
-    add_equal,
-    add_levels,
-    add_range,
-    first_number,
-    grid,
-    sum_of,
-    vector,
-)  # fmt: skip
+from codegen.device.by_index.rows import Levels, Vectors, add_levels, add_range, grid, sum_of, vectors_of
 from codegen.shared import WARP, SumLaunch
 
-UNSORTED = SumLaunch(1, False, 32)
+XLA_SORTED = SumLaunch(1, False, 32)
 
 
-def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vector, how: SumLaunch) -> None:
+def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vectors, how: SumLaunch) -> None:
     place = (Int64(own.outer) * dst.shape[1] + row) * dst.shape[2] + own.column
     values = access.registers_of(sums.load().to(dst.element_type), dst, how.vec)
     vectors.store(values, dst, place, Int32(how.vec), False)
@@ -89,19 +77,21 @@ def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: c
 
 
 @cute.jit
-def _place(rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr):
-    """Write a row where all warps have counted that it is."""
-    if row < rows.rows:
+def _place(
+    tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr
+):
+    """Write a row, if this is the first warp, where all warps have counted that it is."""
+    if tidx < WARP and row < rows.rows:
         place = Int32(0)
         for warp in cutlass.range_constexpr(how.threads // WARP):
             place = place + counts[warp, row % WARP]
         rows.numbers[place] = row
-        rows.own_keys[place] = packed[row] >> how.bits
+        rows.own_keys[place] = packed[row] // rows.rows
 
 
 @cute.kernel
 def order_kernel(
-    mPacked: cute.Tensor,  # keys and numbers of rows, in whole vectors of four: the largest number at the end
+    mPacked: cute.Tensor,  # key times the number of rows plus the row's own, in whole vectors of four: the largest number at the end
     mWork: cute.Tensor,
     mValues: cute.Tensor,
     mY: cute.Tensor,
@@ -122,15 +112,7 @@ def order_kernel(
     _smaller(mPacked, own, first, end, found)
     counts[tidx // WARP, tidx % WARP] = found[0]
     cute.arch.sync_threads()
-    _place_first_warp(tidx, rows, mPacked, counts, row, how)
-
-
-@cute.jit
-def _place_first_warp(
-    tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr
-):
-    if tidx < WARP:
-        _place(rows, packed, counts, row, how)
+    _place(tidx, rows, mPacked, counts, row, how)
 
 
 @cute.jit
@@ -163,16 +145,19 @@ def starts_kernel(
 
 @cute.jit
 def _sum_of_chunk(
-    number: Int32, mKeys: cute.Tensor, levels: cutlass.Constexpr, level: cutlass.Constexpr[int], how: cutlass.Constexpr
+    own: cutlass.Constexpr,
+    keys: cute.Tensor,
+    levels: cutlass.Constexpr,
+    level: cutlass.Constexpr[int],
+    how: cutlass.Constexpr,
 ):
     """Sum a chunk of a level; zeros if its rows have several keys."""
-    own = vector(number, levels.parts, levels.chunks(level, how), how)
-    if own.there:
+    chunk = own.first
+    if chunk < own.rows:
         sums, each = sum_of(levels.values, how), how.chunk**level
-        if mKeys[own.row * each] == mKeys[own.row * each + (each - 1)]:
-            first = own.row * how.chunk
-            add_range(sums, levels.rows(level - 1, own, how), first, first + how.chunk, how)
-        _store(sums, levels.parts, levels.first(level, how) + own.row, own, how)
+        if keys[chunk * each] == keys[chunk * each + (each - 1)]:
+            add_range(sums, levels.rows(level - 1, own, how), chunk * how.chunk, (chunk + 1) * how.chunk, how)
+        _store(sums, levels.parts, levels.first(level, how) + chunk, own, how)
 
 
 @cute.kernel
@@ -187,41 +172,56 @@ def chunks_kernel(
     how: cutlass.Constexpr[SumLaunch],
 ):
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels, first = Levels(mValues, rows.numbers, mParts), first_number(how)
-    for step in cutlass.range(how.steps):
-        _sum_of_chunk(first + step * how.threads, rows.own_keys, levels, level, how)
+    levels = Levels(mValues, rows.numbers, mParts)
+    own = vectors_of(mParts, levels.chunks(level, how), 1, how)
+    _sum_of_chunk(own, rows.own_keys, levels, level, how)
+
+
+@cute.jit
+def _zeros(
+    own: cutlass.Constexpr, step: cutlass.Constexpr[int], starts: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr
+):
+    """Write zeros where a key has no rows."""
+    row = own.row(step)
+    if row < own.rows:
+        if starts[row] == starts[row + 1]:
+            _store(sum_of(mY, how), mY, row, own, how)
 
 
 @cute.jit
 def _sum_of_key(
-    number: Int32, rows: cutlass.Constexpr, mY: cute.Tensor, levels: cutlass.Constexpr, how: cutlass.Constexpr
+    row: Int32,
+    own: cutlass.Constexpr,
+    starts: cute.Tensor,
+    mY: cute.Tensor,
+    levels: cutlass.Constexpr,
+    how: cutlass.Constexpr,
 ):
-    own = vector(number, mY, Int32(mY.shape[1]), how)
-    if own.there:
-        sums = sum_of(levels.values, how)
-        if cutlass.const_expr(how.is_sorted):
-            starts = rows.starts
-            add_levels(sums, levels, 0, own, starts[own.row], starts[own.row + 1], how)
-        else:
-            add_equal(sums, levels.rows(0, own, how), rows.sorted_keys, own.row, how)
-        _store(sums, mY, own.row, own, how)
+    if row < own.rows:
+        first, end = starts[row], starts[row + 1]
+        if first < end:
+            sums = sum_of(levels.values, how)
+            add_levels(sums, levels, 0, own, first, end, how)
+            _store(sums, mY, row, own, how)
 
 
 @cute.kernel
 def keys_kernel(
     mOrder: cute.Tensor | None,  # (N,)
     mKeys: cute.Tensor,  # (N,)
-    mWork: cute.Tensor | None,
+    mWork: cute.Tensor,
     mValues: cute.Tensor,  # (outer, N, C)
     mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor | None,  # (outer, chunks of all levels, C)
     how: cutlass.Constexpr[SumLaunch],
 ):
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels = Levels(mValues, rows.numbers if how.is_sorted else None, mParts)
-    first = first_number(how)
+    levels, starts = Levels(mValues, rows.numbers, mParts), rows.starts
+    own = vectors_of(mY, rows.keys, how.steps, how)
+    for step in cutlass.range_constexpr(how.steps):  # of many keys most have none: these wait for nothing
+        _zeros(own, step, starts, mY, how)
     for step in cutlass.range(how.steps):
-        _sum_of_key(first + step * how.threads, rows, mY, levels, how)
+        _sum_of_key(own.row(step), own, starts, mY, levels, how)
 
 
 @cute.jit
@@ -231,19 +231,23 @@ def sum_by_index_launch(
     mKeys: cute.Tensor,
     mValues: cute.Tensor,
     mY: cute.Tensor,
-    mWork: cute.Tensor | None = None,  # where rows are sorted
+    mWork: cute.Tensor,
     mParts: cute.Tensor | None = None,  # where there are levels
-    how: cutlass.Constexpr[SumLaunch] = UNSORTED,
+    how: cutlass.Constexpr[SumLaunch] = XLA_SORTED,
 ):
     """Sum the values by their keys, chunks first."""
     block = {"block": (how.threads, 1, 1), "stream": stream}
-    if cutlass.const_expr(how.bits > 0):
+    if cutlass.const_expr(how.ranks):
         blocks = Int32(mValues.shape[1]) // WARP + 1
         order_kernel(mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
-    if cutlass.const_expr(how.is_sorted):
-        blocks = Int32(mY.shape[1]) // how.threads + 1
-        starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
+    blocks = Int32(mY.shape[1]) // how.threads + 1
+    starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
+    of_chunks = how.of_chunks
     for level in cutlass.range_constexpr(1, how.levels + 1):
         chunks = Levels(mValues, None, mParts).chunks(level, how)
-        chunks_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, level, how).launch(**grid(how, mParts, chunks, stream))
-    keys_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, how).launch(**grid(how, mY, Int32(mY.shape[1]), stream))
+        chunks_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, level, of_chunks).launch(
+            **grid(mParts, chunks, 1, of_chunks, stream)
+        )
+    keys_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, how).launch(
+        **grid(mY, Int32(mY.shape[1]), how.steps, how, stream)
+    )

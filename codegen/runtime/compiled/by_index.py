@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -32,23 +34,21 @@ def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> L
     assert how is not None
     count, vec = values.shape[1], how.vec
     order, words = None, rows + 1
-    if how.bits:
-        keys, words = _padded(_packed(keys, own).astype(jnp.int32)), words + 2 * count
-    elif how.is_sorted:
+    if how.ranks:
+        keys, words = _padded(_packed(keys, own, "int32")), words + 2 * count
+    else:
         order, keys = _sorted(keys, own)
 
     def wide(shape: tuple[int, ...], dtype: str) -> Tensor:
-        return Tensor(shape, dtype, (1, 1, vec), min(WIDEST, vec * DTYPES[dtype].size))
+        return Tensor(shape, dtype, (1, 1, math.lcm(vec, how.chunk_vec)), min(WIDEST, vec * DTYPES[dtype].size))
 
     def numbers(size: int, vec: int = 1) -> Tensor:
         return Tensor((size,), "int32", (vec,), 4 * vec)
 
-    outputs = [wide((values.shape[0], rows, values.shape[2]), result)]
-    if how.is_sorted:
-        outputs.append(numbers(words))
+    outputs = [wide((values.shape[0], rows, values.shape[2]), result), numbers(words)]
     if how.levels:
         outputs.append(wide((values.shape[0], _chunks(count, how), values.shape[2]), own.compute))
-    inputs = numbers(count), numbers(keys.shape[0], FOUR if how.bits else 1), wide(values.shape, own.dtype)
+    inputs = numbers(count), numbers(keys.shape[0], FOUR if how.ranks else 1), wide(values.shape, own.dtype)
     shapes = tuple(t.shape for t in outputs)
     return LauncherCall(
         sum_by_index_launch, (order, keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants)
@@ -74,10 +74,10 @@ def _chunks(rows: int, how: SumLaunch) -> int:
     return sum(rows // how.chunk**level for level in range(1, how.levels + 1))
 
 
-def _packed(keys: jax.Array, own: Sums) -> jax.Array:
-    """Each key with the number of its row in the lower bits, in uint32."""
-    places = jax.lax.iota(jnp.uint32, keys.shape[0])
-    return jnp.minimum(keys, own.keys).astype(jnp.uint32) << own.bits | places
+def _packed(keys: jax.Array, own: Sums, dtype: str) -> jax.Array:
+    """Each key times the number of rows, plus the number of its row."""
+    places = jax.lax.iota(dtype, keys.shape[0])
+    return jnp.minimum(keys, own.keys).astype(dtype) * keys.shape[0] + places
 
 
 def _padded(numbers: jax.Array) -> jax.Array:
@@ -88,8 +88,8 @@ def _padded(numbers: jax.Array) -> jax.Array:
 def _sorted(keys: jax.Array, own: Sums) -> tuple[jax.Array, jax.Array]:
     """The numbers of the rows in the order of their keys, and the keys in that order. Equal keys stay in order."""
     if own.packs():  # XLA sorts numbers faster than pairs
-        packed = jax.lax.sort(_packed(keys, own), is_stable=False)
-        return (packed & (2**own.bits - 1)).astype(jnp.int32), (packed >> own.bits).astype(jnp.int32)
+        packed = jax.lax.sort(_packed(keys, own, "uint32"), is_stable=False)
+        return (packed % keys.shape[0]).astype(jnp.int32), (packed // keys.shape[0]).astype(jnp.int32)
     places = jax.lax.iota(jnp.int32, keys.shape[0])
     found, order = jax.lax.sort((keys, places), num_keys=1, is_stable=True)
     return order, found

@@ -76,7 +76,7 @@ def _mappable(implementation: Implementation, rows: Any, result: str) -> Any:
 
 def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
     own = kernels.sizes(rows, values, result)
-    if implementation == "xla" or own.launch() is None:
+    if implementation == "xla" or own.launch() is None or (implementation is None and own.left_to_xla()):
         return _by_scatter(keys, values, rows, result)
     if implementation == "interpret":
         return kernels.interpreted_sums(keys, values, rows, result)

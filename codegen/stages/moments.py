@@ -50,8 +50,9 @@ def centred(spec: Spec) -> Centred | None:
 
 
 def _mean_of(node: Node) -> Node | None:
-    """The mean about which a node is a variance: mean(square(x - m)), where m = mean(x)."""
-    if node.op != "mean" or node.args[0].op not in ("square", "mul"):
+    """The mean about which a node is a variance, or a variance times the number of elements: mean(square(x - m)) or
+    sum(square(x - m)), where m = mean(x)."""
+    if node.op not in ("mean", "sum") or node.args[0].op not in ("square", "mul"):
         return None
     square = node.args[0]
     difference, other = square.args[0], square.args[-1]
@@ -90,7 +91,7 @@ class _Centring:
             if id(node) in self.means:
                 own = self.mean(node)
             elif (mean := self.pairs.get(id(node))) is not None:
-                own = self.variance(mean)
+                own = self.variance(mean, node.op == "sum")
             else:
                 own = self.again(node)
             self.made[id(node)] = own
@@ -119,12 +120,15 @@ class _Centring:
         self.results += [(centre, "centre"), (own, "mean")]
         return own
 
-    def variance(self, mean: Node) -> Node:
+    def variance(self, mean: Node, times_count: bool) -> Node:
         x, centre, rest = self.about[id(mean)]
         difference = self.float("sub", x, centre)
         squares = self.reduced(mean, self.float("mul", difference, difference))
         own = self.float("maximum", self.float("sub", squares, self.float("mul", rest, rest)), self.graph.const(0.0))
-        self.results.append((own, "var"))
+        for axis in lost_axes(mean) if times_count else ():
+            size = self.graph.node("size", attr=axis, kind="int", dims=())
+            own = self.float("mul", own, self.graph.node("float", (size,), kind="float", dims=()))
+        self.results.append((own, "squares" if times_count else "var"))
         return own
 
     def float(self, op: str, a: Node, b: Node) -> Node:

@@ -6,6 +6,7 @@ import pytest
 
 from codegen import shared
 from codegen.plan.op import Staged
+from codegen.plan.rows.middle import in_stages
 from tests.making import make_op, spec_text
 
 OVER_ROWS = spec_text(
@@ -19,6 +20,8 @@ OUTLIERS = np.where(np.arange(640)[:, None] % 32 == 0, 100 + BASE, BASE)  # all 
 @pytest.fixture(autouse=True)
 def sampled(monkeypatch):
     monkeypatch.setattr(shared, "LEAST_SAMPLED", 0)
+    with in_stages():
+        yield
 
 
 def test_one_sweep_after_a_sample(tmp_path):
@@ -27,6 +30,16 @@ def test_one_sweep_after_a_sample(tmp_path):
     assert [stage.plan.kind for stage in plan.stages] == ["column", "column", "elementwise"]
     assert plan.sampled == ((0, ("...",)),)
     assert {a.name for a in plan.stages[1].spec.outputs} == {"m", "v"}
+
+
+def test_a_sum_of_squares_about_the_mean(tmp_path):
+    """As in an unbiased variance."""
+    chain = "m = mean(x, axis=...); v = sum(square(x - m), axis=...) / (size(...) - 1); y = (x - m) * rsqrt(v + 0.001)"
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]; v: float32[N]", chain))
+    assert op.plan.sampled == ((0, ("...",)),) and len(op.plan.stages) == 3
+    x = BASE + np.float32(1e4)
+    _, v = op(x, implementation="interpret")
+    np.testing.assert_allclose(v, x.astype(np.float64).var(0, ddof=1), rtol=2**-20)
 
 
 def test_a_row_of_its_own_is_read_once(tmp_path):

@@ -16,7 +16,7 @@ from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import topological
 from codegen.plan.gemms.tiles import Tile
 from codegen.runtime.call import arguments, views
-from codegen.runtime.ops import gemm_op
+from codegen.runtime.ops import gemm_op, staged
 from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from codegen.runtime.sharding import shards
@@ -60,6 +60,9 @@ seen: list[list[tuple[int, ...]]] = []  # the shapes that kernels ran on
 def stand_in(op: Op, key, donated, *operands, split=None):
     """The results of a kernel, in jnp: the outputs, then the reductions over rows before any division. A reduction
     belongs to an output or to a value of the chain."""
+    if isinstance(op, staged.Joint):
+        calls = zip(op.products, op.calls(key, operands), strict=True)
+        return tuple(y for own, (k, values) in calls for y in stand_in(own, k, donated, *values, split=split))
     seen.append([x.shape for x in operands])
     if op.plan.kind == "gemm":
         placed = op.plan.tile.placed if split is not None else ()
@@ -131,7 +134,8 @@ def spread(plan, statistic, part, axes):
 def forget() -> None:
     """Makes every op, and every op derived from it, make its functions again."""
     for op in (getattr(generated, name) for name in generated.__all__):
-        for made in (op, *op.kernels, op._backward, getattr(op._backward, "keeping", None)):
+        steps = getattr(op, "steps", ())
+        for made in (op, *op.kernels, *steps, op._backward, getattr(op._backward, "keeping", None)):
             if made is not None:
                 made._functions.cache_clear()
 
@@ -141,7 +145,7 @@ def kernels(monkeypatch):
     """Makes every op run its kernel, as on CUDA; yields the shapes that kernels ran on."""
     forget()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    for module in (op_module, gemm_op):
+    for module in (op_module, gemm_op, staged):
         monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     launch = Tile.launch
     monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))

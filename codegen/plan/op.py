@@ -3,6 +3,7 @@ several kernels contains one for each."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.plan.rows.reductions import Reduction
@@ -74,6 +76,20 @@ class Staged:
     def kernels(self) -> int:
         return sum(stage.plan.kernels for stage in self.stages)
 
+    @functools.cached_property
+    def joint(self) -> tuple[range, ...]:
+        """The places of neighbouring stages that may be one launch: products of the same left factor, none of which reads another's
+        results."""
+        found: list[range] = []
+        for place, stage in enumerate(self.stages):
+            before = self.stages[found[-1].start : place] if found else ()
+            made = {a.name for op in before for a in op.spec.outputs}
+            if before and not made & {a.name for a in stage.spec.inputs} and _joins(before[0], stage):
+                found[-1] = range(found[-1].start, place + 1)
+            else:
+                found.append(range(place, place + 1))
+        return tuple(run for run in found if len(run) > 1)
+
     @property
     def order(self) -> tuple[str, ...]:
         """Every axis, in the order of the jnp form's operands."""
@@ -129,9 +145,18 @@ class Gemm:
     ) -> GemmLaunch:
         """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes;
         `find` gives the measured launch for such sizes. Raises `UserError` if there is none."""
-        tile, (first, *_) = self.tile, self.products
+        tile, precise = self.tile, self.epilogue.spec.math == "precise"
         if isinstance(tile, UserError):
             raise tile
+        dtypes, extents = self.given(types, count)
+        return tile.launch(dtypes, extents, precise, arch, find(extents))
+
+    def given(
+        self, types: BoundTypes, count: Callable[[tuple[str, ...]], int]
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        """The types and sizes that decide the launch of products and epilogue as one kernel."""
+        tile, (first, *_) = self.tile, self.products
+        assert isinstance(tile, Tile)
         spec = self.epilogue.spec
         dtypes = {a.name: types.dtype(a) for a in spec.arrays}
         dtypes |= {"a": types.dtype(first.a), "b": types.dtype(first.b)}
@@ -145,7 +170,18 @@ class Gemm:
                 raise UserError(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
         if first.loaded is not None:
             extents["covered"] = int(first.loaded.covers(extents["K"], count))
-        return tile.launch(dtypes, extents, spec.math == "precise", arch, find(extents))
+        return dtypes, extents
+
+
+def _joins(first: Op, other: Op) -> bool:
+    """Whether two stages may be one launch."""
+    plans = [op.plan for op in (first, other)]
+    found = [
+        (p.products[0], p.tile)
+        for p in plans
+        if isinstance(p, Gemm) and len(p.products) == 1 and isinstance(p.tile, Tile)
+    ]
+    return len(found) == 2 and joint.alike(*found)
 
 
 def products_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> tuple[Product, ...]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Node, Statement, lost_axes, topological
+from codegen.graph.nodes import Chain, Node, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, IN_STAGES, REDUCTIONS, SCANS, TAKES
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
@@ -235,6 +235,17 @@ def one_kernel(spec: Spec, widens: bool = False) -> Op:
 def staged(spec: Spec, stages: tuple[Op, ...]) -> Op:
     """An op of these stages."""
     return _made(spec, _Whole(spec, spec.read.statements).plan(Stages(stages, ())))
+
+
+def together(stages: Sequence[Op]) -> Op:
+    """The op of some neighbouring stages of another op, which do not read each other's results."""
+    specs = [op.spec for op in stages]
+    inputs = {a.name: a for spec in specs for a in spec.inputs}
+    params = {p.name: p for spec in specs for p in spec.params}
+    outputs = tuple(a for spec in specs for a in spec.outputs)
+    chain = Chain(tuple(s for op in stages for s in op.statements), specs[0].read.graph)
+    spec = replace(specs[0], inputs=tuple(inputs.values()), outputs=outputs, params=tuple(params.values()), graph=chain)
+    return staged(spec, tuple(stages))
 
 
 def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> Op:

@@ -59,6 +59,18 @@ class Spaces:
             raise Fault(lane, f"no parameter of the kernel is at {address:#x}")
         return self.m.launch.params[place]
 
+    def load_parameters(self, where: np.ndarray, lanes: np.ndarray, count: int, size: int) -> list[np.ndarray]:
+        """Words of the kernel's parameters, where registers hold their addresses: of one of two parameters, or of one's elements."""
+        results = [np.zeros(where.shape, f"u{size}") for _ in range(count)]
+        for address in np.unique(where):
+            inside, chosen = int(address - PARAMETERS) % (1 << PARAMETER), where == address
+            data = self.parameter(int(address) - inside, int(lanes[chosen][0]))[inside : inside + count * size]
+            if len(data) < count * size:
+                raise Fault(int(lanes[chosen][0]), f"a read past the end of a parameter, at {int(address):#x}")
+            for k, result in enumerate(results):
+                result[chosen] = np.frombuffer(data, f"u{size}")[k]
+        return results
+
     def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
         """`count` of the `asked` words of one access."""
         if space == "param" and address.base in self.m.params:
@@ -77,6 +89,8 @@ class Spaces:
                 for result, part in zip(results, parts, strict=True):
                     result[chosen] = part
             return results
+        if space == "param" and (where >= PARAMETERS).all():
+            return self.load_parameters(where, lanes, count, size)
         if space in ("global", "const"):
             return self.arrays.load(where, count, size, lanes, self.m.thread[lanes], asked)
         if space in ("local", "param"):

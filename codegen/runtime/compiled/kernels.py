@@ -248,7 +248,7 @@ def _load_runtime() -> None:
 
 def name_of(call: CompiledCall) -> str:
     """The name under which a compiled call is cached."""
-    return _launcher(call.launch).__name__.removesuffix("_launch")
+    return "_and_".join(f.__name__.removesuffix("_launch") for f in _launchers(call.launch))
 
 
 def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
@@ -261,9 +261,10 @@ def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
     if sources is None:
         return None
     files, constants = sources
-    name, dtypes = _launcher(call.launch).__qualname__, getattr(call.launch, "dtypes", ())
+    members = getattr(call.launch, "members", (call.launch,))
+    names, dtypes = [f.__qualname__ for f in _launchers(call.launch)], [getattr(m, "dtypes", ()) for m in members]
     source = [
-        name,
+        names,
         list(files.values()),
         list(files) if lines else [],  # which the PTX names
         constants,
@@ -301,9 +302,9 @@ def _version() -> str:
     return CuTeDSL._get_dsl().get_version().hexdigest()
 
 
-def _launcher(launch: Any) -> FunctionType:
-    """The launcher's own function, without wrappers."""
-    return inspect.unwrap(getattr(launch, "launch", launch))
+def _launchers(launch: Any) -> list[FunctionType]:
+    """The launcher's own functions, without wrappers: several of a joint launch."""
+    return [inspect.unwrap(getattr(m, "launch", m)) for m in getattr(launch, "members", (launch,))]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -356,7 +357,8 @@ def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[li
     functions: list[FunctionType] = []
     constants: set[str] = set()
     seen: set[int] = set()
-    found: list[Any] = [type(launch), launch, _launcher(launch), *records]
+    members = getattr(launch, "members", ())
+    found: list[Any] = [type(launch), launch, *map(type, members), *_launchers(launch), *records]
     while found:
         value = found.pop()
         value = value.fget if isinstance(value, property) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -74,6 +75,42 @@ class LauncherCall:
             return tuple(jax.device_put(result, target) for result in on_host(*present))
         shapes = tuple(jax.ShapeDtypeStruct(s, t.dtype) for s, t in zip(self.shapes, self.outputs, strict=True))[:count]
         return _called_back(on_host, shapes, present)
+
+
+@dataclass(frozen=True)
+class _Joint:
+    """Some launchers of products as one: a function of the inputs of all, then the outputs of all."""
+
+    members: tuple[Callable[..., None], ...]
+    inputs: tuple[int, ...]  # of each
+    outputs: tuple[int, ...]
+    constants: tuple[tuple[str, ...], ...]
+
+    def __call__(self, stream: Any, *tensors: Any, **constants: Any) -> None:
+        from codegen.device.gemm import Together
+
+        together, given, made = Together(), iter(tensors), iter(tensors[sum(self.inputs) :])
+        for i, launch in enumerate(self.members):
+            own = [*itertools.islice(given, self.inputs[i]), *itertools.islice(made, self.outputs[i])]
+            launch(together, *own, **{name: constants[f"{name}_{i}"] for name in self.constants[i]})
+        together.launch(stream)
+
+
+def joined(calls: Sequence[LauncherCall]) -> LauncherCall:
+    """Some calls of products, with the same left factor and the same tiles, as one launch."""
+    launch = _Joint(
+        tuple(c.launch for c in calls), tuple(len(c.inputs) for c in calls), tuple(len(c.outputs) for c in calls),
+        tuple(tuple(c.constants) for c in calls),
+    )  # fmt: skip
+    return LauncherCall(
+        launch,
+        tuple(x for c in calls for x in c.operands),
+        tuple(t for c in calls for t in c.inputs),
+        tuple(t for c in calls for t in c.outputs),
+        tuple(s for c in calls for s in c.shapes),
+        calls[0].how,
+        {f"{name}_{i}": value for i, c in enumerate(calls) for name, value in c.constants.items()},
+    )
 
 
 def _called_back(

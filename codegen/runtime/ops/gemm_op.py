@@ -19,6 +19,7 @@ import jax
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement
 from codegen.language import sizes
+from codegen.plan.gemms.joint import Call as JointCall
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm, contracted_axes
@@ -155,15 +156,18 @@ class GemmOp(Op[P, R]):
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> GemmLaunch:
         """The launch of the single kernel for these types and sizes. Raises `UserError` where there is none."""
 
-        def count(names: tuple[str, ...]) -> int:
-            return views.stands_for(math.prod(axes.shape(names)))
-
         def find(sizes: Mapping[str, int]) -> Tuned | None:
             return choosing.found(self.tuning, self.spec.op, own, types.variables, sizes)
 
         own = arch or interpreted.architecture()
         known = all(isinstance(n, int) for n in (*axes.rows, *axes.extents.values()))
-        return self.plan.in_one_kernel(types, count, own, *([find] if known else []))
+        return self.plan.in_one_kernel(types, _counter(axes), own, *([find] if known else []))
+
+    def in_joint_launch(self, types: Types, axes: Axes, arch: str) -> JointCall:
+        """What decides the launch of the single kernel with others. Raises `UserError` where there is no single kernel."""
+        alone = self.launch_for(types, axes, arch)
+        dtypes, extents = self.plan.given(types, _counter(axes))
+        return JointCall(self.plan.tile, dtypes, extents, alone)
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the single kernel where it is faster; else the epilogue's."""
@@ -179,15 +183,16 @@ class GemmOp(Op[P, R]):
         return "" if one_kernel else self.epilogue.left_to_xla(types, axes)
 
     def _kernel_call(
-        self, key: Key, operands: tuple[Any, ...], arch: str | None = None, split: Split | None = None
-    ) -> LauncherCall:
+        self, key: Key, operands: tuple[Any, ...], arch: str | None = None, split: Split | None = None,
+        how: GemmLaunch | None = None,
+    ) -> LauncherCall:  # fmt: skip
         """The call of the launcher: the factors, the epilogue's operands, its outputs, and where arrays are `split` the starts,
-        int32, of this shard along sharded axes."""
+        int32, of this shard along sharded axes; for the call's own launch, or `how`."""
         spec, tile = self.plan.epilogue.spec, self.plan.tile
         firsts = {} if split is None else {axis: split.first(axis) for axis in tile.placed if split.across((axis,))}
         arrays = self.arrays(key, operands)
         axes = arguments.bind_axes(self.spec, arrays)
-        how = self.launch_for(key.types, axes, arch)
+        how = how or self.launch_for(key.types, axes, arch)
         products = self.plan.products
         a = products[0].a
         bs = [p.b if how.copied else p.inputs[0] for p in products]
@@ -321,6 +326,11 @@ class GemmOp(Op[P, R]):
             return choose(cute, composed, *operands)
 
         return run
+
+
+def _counter(axes: Axes) -> Callable[[tuple[str, ...]], int]:
+    """The number of elements along some axes."""
+    return lambda names: views.stands_for(math.prod(axes.shape(names)))
 
 
 class Epilogue(DerivedOp):

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from codegen.plan.launches import AnyLaunch
+from codegen.errors import UserError
+from codegen.plan.gemms import joint
+from codegen.plan.launches import AnyLaunch, GemmLaunch
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.op import Staged, products_in
+from codegen.plan.op import Staged, contracted_axes, products_in
 from codegen.plan.rows.middle import in_one_kernel
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.call.sample import sample
+from codegen.runtime.compiled import interpreted
+from codegen.runtime.compiled.launcher_call import LauncherCall, joined
+from codegen.runtime.compiled.platform import choose
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
+from codegen.runtime.sharding.shards import Split
+from codegen.stages.choose import together
 
 
 class Stage(DerivedOp):
@@ -133,12 +141,27 @@ def has_kernels(which: str, parts: dict[str, Any]) -> bool:
     return is_made(which, parts) or is_made("_".join(filter(None, (which, "stage1"))), parts)
 
 
+def steps_of(stages: tuple[Stage, ...]) -> tuple[Stage | Joint, ...]:
+    """The stages, with those that may be one launch together."""
+    found: list[Stage | Joint] = list(stages)
+    for run in reversed(stages[0].plan_of_whole.joint if stages else ()):
+        found[run.start : run.stop] = [
+            Joint(tuple(s for s in stages[run.start : run.stop] if isinstance(s, GemmStage)))
+        ]
+    return tuple(found)
+
+
 class InStages(Op[P, R]):
-    """An op of several kernels. Each stage is mapped, partitioned and lowered by itself."""
+    """An op of several kernels. Each stage is mapped, partitioned and lowered by itself, or with those of one launch."""
 
     stages: tuple[Stage, ...]
     whole: Whole | None = None
     saving: Whole | None = None
+
+    @functools.cached_property
+    def steps(self) -> tuple[Stage | Joint, ...]:
+        """What runs one after the other."""
+        return steps_of(self.stages)
 
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
@@ -163,13 +186,13 @@ class InStages(Op[P, R]):
         there = dict(zip(self.operand_names(key), operands, strict=True))
         if whole is not None and whole.takes(key, there):
             return whole.given(key, there)
-        return self._through(key, operands, Stage.given)
+        return self._through(key, operands, DerivedOp.given)
 
     def _through(
         self, key: Key, operands: tuple[Any, ...], given: Callable[..., dict[str, jax.Array]]
     ) -> dict[str, jax.Array]:
         there = dict(zip(self.operand_names(key), operands, strict=True))
-        for stage in self.stages:
+        for stage in self.steps:
             there |= given(stage, key, there)
         return there
 
@@ -190,7 +213,7 @@ class InStages(Op[P, R]):
             own, values = self.whole.call(key, there)
             return self._outputs(self.whole.named(self.whole._run_interpret(own, *values)))
 
-        def interpreted(stage: Stage, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def interpreted(stage: DerivedOp, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
             own, values = stage.call(key, there)
             return stage.named(stage._run_interpret(own, *values))
 
@@ -208,6 +231,99 @@ class InStages(Op[P, R]):
             return ""
         found = [stage.left_to_xla(types, axes) for stage in self.stages]
         return found[0] if all(found) else ""
+
+
+class Joint(InStages[..., Any], DerivedOp):
+    """Products of the same left factor, stages which one launch computes where that should be faster."""
+
+    def __init__(self, stages: tuple[GemmStage, ...]):
+        DerivedOp.__init__(self, stages[0].origin, "_".join(s._which for s in stages), {})
+        self.stages = self.products = stages
+
+    @property
+    def steps(self) -> tuple[Stage, ...]:
+        return self.stages
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        return together([stage.planned for stage in self.products])
+
+    def calls(self, key: Key, operands: Sequence[Any]) -> list[tuple[Key, tuple[Any, ...]]]:
+        """Each product's call."""
+        there = dict(zip(self.operand_names(key), operands, strict=True))
+        return [stage.call(key, there) for stage in self.products]
+
+    def launches(self, key: Key, operands: Sequence[Any], arch: str | None = None) -> tuple[GemmLaunch, ...]:
+        """The launches of the products together. Raises `UserError` where there are none."""
+        arch, found = arch or interpreted.architecture(), []
+        for stage, (own, values) in zip(self.products, self.calls(key, operands), strict=True):
+            axes = arguments.bind_axes(stage.spec, stage.arrays(own, values))
+            found.append(stage.in_joint_launch(own.types, axes, arch))
+        if {t.kernel for t in self.tuning} & {stage.spec.op for stage in self.products}:
+            raise UserError("a product's own launch is measured")
+        return joint.launches(found, self.spec.math == "precise", arch)
+
+    def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
+        """Whether a call is one launch: that is possible, and it was requested by name or should be faster."""
+        try:
+            how = self.launches(key, operands)
+        except UserError:
+            return False
+        alone = zip(self.products, self.calls(key, operands), strict=True)
+        fast = all(h.fast for h in how) and all(stage._fuses(own, values) for stage, (own, values) in alone)
+        return key.implementation in ("cute", "interpret") or fast
+
+    def _kernel_call(
+        self, key: Key, operands: tuple[Any, ...], arch: str | None = None, split: Split | None = None
+    ) -> LauncherCall:
+        how = self.launches(key, operands, arch)
+        calls = zip(self.products, self.calls(key, operands), how, strict=True)
+        return joined([stage._kernel_call(own, values, arch, split, launch) for stage, (own, values), launch in calls])
+
+    def finished(self, key: Key, operands: tuple[Any, ...], results: tuple[Any, ...], split: Split) -> tuple[Any, ...]:
+        outputs: list[Any] = []
+        left = iter(results)
+        for stage, (own, values) in zip(self.products, self.calls(key, operands), strict=True):
+            tile = stage.plan.tile
+            made = tuple(itertools.islice(left, len(tile.outputs) + len(tile.folds)))
+            outputs += stage.finished(own, values, made, split)
+        return tuple(outputs)
+
+    def on_shard(
+        self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: Split
+    ) -> tuple[Any, ...]:
+        tiles = [stage.plan.tile for stage in self.products]
+        if not split.across({*contracted_axes(self.plan), *(axis for tile in tiles for axis in tile.undivided)}):
+            return self.finished(key, operands, kernel(*operands, split=split), split)
+        outputs: list[Any] = []
+        for stage, (own, values) in zip(self.products, self.calls(key, operands), strict=True):
+            outputs += stage.on_shard(own, functools.partial(stage._run_cute, own, ()), values, split)
+        return tuple(outputs)
+
+    def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
+        apart, cute = super()._run(key), self._on_gpu(key)
+
+        def run(*operands: Any) -> Any:
+            if key.implementation == "xla" or not self._fuses(key, operands):
+                return apart(*operands)
+            if key.implementation == "interpret":
+                return self._run_interpret(key, *operands)
+            return choose(cute, apart, *operands)
+
+        return run
+
+    def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
+        if not self._fuses(key, operands):
+            return super()._run_interpret(key, *operands)
+        results = Op._run_interpret(self, key, *operands, parts=True, **given)
+        axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
+        return results if parts else self.finished(key, operands, results, Split(axes))
+
+    def _tensor_names(self) -> list[str]:
+        names = [stage._tensor_names() for stage in self.products]
+        made = [len(stage.plan.tile.outputs) + len(stage.plan.tile.folds) for stage in self.products]
+        inputs = [n for own, count in zip(names, made, strict=True) for n in own[:-count]]
+        return [*inputs, *(n for own, count in zip(names, made, strict=True) for n in own[-count:])]
 
 
 class StagedOp(InStages[P, R]):

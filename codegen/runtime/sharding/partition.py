@@ -39,7 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from codegen.graph.nodes import ROWS, Along, Selected, topological
 from codegen.plan.attention import AttentionPlan
-from codegen.plan.op import contracted_axes
+from codegen.plan.op import Staged, contracted_axes
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.described import CalledOp, Key
@@ -122,13 +122,18 @@ class ShardedCall:
         axes, or that are multiplied."""
         return axis_of(factor) not in self.asked or (place < len(self.deciding) and self.deciding[place])
 
+    def meet(self, factor: str, other: str) -> bool:
+        """Whether a kernel may have a value with both axes: then a mesh axis shards only one of them."""
+        axes, plan = {axis_of(factor), axis_of(other)}, self.op.plan
+        return not isinstance(plan, Staged) or any(axes <= {*stage.spec.axes} for stage in plan.stages)
+
     @functools.cached_property
     def asked(self) -> set[str]:
         return asked_axes(self.op)
 
     def shards(self, specs: Sequence[Sequence[Any]], mesh: Mapping[str, int]) -> Shards:
         """The mesh axes of each factor, given the shardings of the first arrays, as far as the shards have equal sizes. The largest
-        input decides. Where one mesh axis would shard several factors, factors that are not asked come first."""
+        input decides. Where one mesh axis would shard several factors that meet, factors that are not asked come first."""
         found: dict[str, tuple[str, ...]] = {}
         count = self.operands
         order = sorted(range(len(specs)), key=lambda i: (i >= count, -math.prod(self.shapes[i])))
@@ -137,8 +142,10 @@ class ShardedCall:
             for factor, extent, entry in zip(self.factors[i], self.shapes[i], _padded(specs[i]), strict=False):
                 if factor is not None and factor[0] in self.contracted and factor[0] not in summed:
                     continue  # a factor of a product that is only stored in shards is gathered
-                used = {axis for axes in found.values() for axis in axes}
-                if factor is None or factor[0] in found or used & set(entry):
+                if factor is None or factor[0] in found:
+                    continue
+                used = {axis for other, axes in found.items() if self.meet(factor[0], other) for axis in axes}
+                if used & set(entry):
                     continue
                 if asked != (axis_of(factor[0]) in self.asked) or not self.may_decide(i, factor[0]):
                     continue

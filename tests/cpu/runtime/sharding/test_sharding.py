@@ -156,6 +156,9 @@ TABLE = [
     ("batch_norm_train", [(X, P("a", None, "b")), (W, P("b")), (W, P("b"))], {"all-reduce": 2}, P("a", None, "b")),
     ("layernorm_channels_first", [(X, P("a")), (X[1:2], NONE), (X[1:2], NONE)], {}, P("a")),
     ("global_response_norm", [(X, P("a")), (W, NONE), (W, NONE)], {}, P("a")),
+    # three products of one launch, whose columns are sharded, or the axis that they contract: then each product is summed
+    ("rmsnorm_qkv", [(X, P("a")), (W, NONE), *[((16, 32), P("b"))] * 3], {}, P("a", None, "b")),
+    ("rmsnorm_qkv", [(X, P("a", None, "b")), (W, P("b")), *[((16, 32), P(None, "b"))] * 3], {"all-reduce": 2}, P("a")),
     # both
     ("dbias_gelu", [(X, P("a", None, "b")), (X, P("a", None, "b")), (W, P("b"))], REDUCE, P("a", None, "b")),
     ("drmsnorm", [(X, P(("a", "b"))), (X, P(("a", "b"))), (W, NONE)], REDUCE, P(("a", "b"))),

@@ -1,0 +1,88 @@
+"""Products of the same left factor in one launch: `q = x @ wq`, `k = x @ wk` and `v = x @ wv`, stages with epilogues of their own.
+
+Their tiles are in one grid, column after column of all of them, so that blocks which run at the same time share tiles of x in the L2
+cache, and only the last tiles of all leave SMs idle. All products have the same tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.errors import UserError
+from codegen.graph.nodes import DTYPES
+from codegen.plan.gemms import hopper_tiles
+from codegen.plan.gemms.tiles import Product, Tile
+from codegen.plan.launches import GemmLaunch
+from codegen.shared import Tiles
+
+LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
+
+
+def alike(first: tuple[Product, Tile], other: tuple[Product, Tile]) -> bool:
+    """Whether two products may be in one launch: they have the same left factor, and their second factors the same type and order."""
+    (p, tile), (q, also) = first, other
+    same = (p.a, p.axes, p.b.dtype, tile.b_is_nk, tile.rows, tile.batch)
+    return (
+        same == (q.a, q.axes, q.b.dtype, also.b_is_nk, also.rows, also.batch)
+        and _takes_part(*first)
+        and _takes_part(*other)
+    )
+
+
+def _takes_part(product: Product, tile: Tile) -> bool:
+    """Whether a product may be in a launch with others: not where its epilogue has two accumulators, or reads an array with an element
+    for each row and column, which shared memory would hold; nor where registers convert its factor."""
+    reads = any(tile.tiled(access) for access in tile.plan.loads)
+    return product.loaded is None and not tile.paired and not reads
+
+
+@dataclass(frozen=True)
+class Call:
+    """A product of a call: its launch where it is alone, with the types and sizes for which that was chosen."""
+
+    tile: Tile
+    dtypes: Mapping[str, str]
+    extents: Mapping[str, int]
+    alone: GemmLaunch
+
+
+def launches(calls: Sequence[Call], precise: bool, arch: str) -> tuple[GemmLaunch, ...]:
+    """The launches of some products, with the same tiles; `why` says why they should take more time than one after the other. Raises
+    `UserError` where there are none."""
+    columns = sum(c.extents["N"] for c in calls)
+    if all(isinstance(c.alone.tiles, Tiles) for c in calls):
+        return _on_hopper(calls, columns)
+    wide = [c.tile.launch(c.dtypes, {**c.extents, "N": columns}, precise, arch) for c in calls]
+    tiles = max((how.tiles for how in wide), key=lambda t: t.tile_n)
+    if any(isinstance(c.alone.tiles, Tiles) for c in calls) or isinstance(tiles, Tiles):
+        raise UserError("only some of the products have the main loop for Hopper")
+    if any(how.segment and tiles.tile_n % how.segment for how in wide):
+        raise UserError("no tiles have whole segments of each")
+    return tuple(replace(c.alone, tiles=tiles) for c in calls)
+
+
+def _on_hopper(calls: Sequence[Call], columns: int) -> tuple[GemmLaunch, ...]:
+    """The launches with the main loop for Hopper."""
+    options = [c.tile.hopper(c.dtypes, c.extents, c.alone.ragged) for c in calls]
+    common = set.intersection(*({_main_loop(tiles) for tiles in found} for found in options))
+    if not common:
+        raise UserError("no tiles fit each of the products")
+    L, M, K = (calls[0].extents[name] for name in "LMK")
+    size = K * DTYPES[calls[0].dtypes["a"]].size
+    work = sum(c.tile.all_work * c.extents["N"] for c in calls) // max(columns, 1)
+    times = {tiles: hopper_tiles.cycles(tiles, M, columns, size, L, work) for tiles in common}
+    best = min(times, key=lambda tiles: (times[tiles], str(tiles)))
+    tiles = replace(best, rolled=any(t.rolled for found in options for t in found if _main_loop(t) == best))
+    apart = sum(
+        hopper_tiles.cycles(c.alone.tiles, M, c.extents["N"], size, L, c.tile.all_work) + LAUNCH
+        for c in calls if isinstance(c.alone.tiles, Tiles)
+    )  # fmt: skip
+    us = f"{apart / hopper_tiles.CYCLES:.0f} us, and {times[best] / hopper_tiles.CYCLES:.0f} in one launch"
+    why = "" if times[best] + LAUNCH <= apart else f"by estimate {us}"
+    return tuple(replace(c.alone, tiles=tiles, why=why) for c in calls)
+
+
+def _main_loop(tiles: Tiles) -> Tiles:
+    """Tiles without what only epilogues differ in."""
+    return replace(tiles, rolled=False)

@@ -28,6 +28,7 @@ from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.attention import AttentionPlan
+from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
@@ -317,6 +318,29 @@ def main_loop(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> d
     }
 
 
+def main_loops(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> list[dict[str, Any]]:
+    """How each stage's products are computed, and of those that may be in one launch, whether they are, and why not."""
+    if not isinstance(op.plan, Staged):
+        return []
+    found = {i: main_loop(stage, binding, shape, arch) for i, stage in enumerate(op.plan.stages)}
+    loops = {i: {"stage": i + 1, **how} for i, how in found.items() if how is not None}
+    count = functools.partial(elements, shape=shape)
+    for run in op.plan.joint:
+        if not all(loops[i]["one_kernel"] for i in run):
+            continue
+        plans = [stage.plan for stage in op.plan.stages[run.start : run.stop] if isinstance(stage.plan, Gemm)]
+        try:
+            calls = [plan.joint_call(binding, count, arch) for plan in plans]
+            (how, *_) = joint.launches(calls, plans[0].epilogue.spec.math == "precise", arch)
+            why, tiles = how.why, how.tiles
+        except UserError as error:
+            why, tiles = error.message, None
+        for i in run:
+            loops[i] |= {"joint": [j + 1 for j in run], "apart": why}
+            loops[i] |= {"tiles": asdict(tiles)} if tiles is not None and not why else {}
+    return [*loops.values()]
+
+
 def _limits(
     op: Op, binding: Binding, moved: int, found: list[tuple[Product, int]], gpu: Gpu, instructions: Work | None
 ) -> dict[str, float] | None:
@@ -362,11 +386,7 @@ def cost(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
         "launch": facts,
         "launch_in_clusters": None if clustered == facts else clustered,
         "main_loop": main_loop(op, binding, shape),
-        "main_loops": [
-            {"stage": i + 1, **how}
-            for i, stage in enumerate(stages_of(op))
-            if isinstance(op.plan, Staged) and (how := main_loop(stage, binding, shape)) is not None
-        ],
+        "main_loops": main_loops(op, binding, shape),
         "bytes": {
             "fused": fused,
             "unfused": unfused_bytes(op, binding, shape),

@@ -182,6 +182,10 @@ def _main_loops(report: dict[str, Any]) -> Table:
             )
             if found["copied"]:
                 text += f"; after a copy of its converted factor, since {found['copied']}"
+            if "joint" in found:
+                first, *_, last = found["joint"]
+                what = f"; in one launch, stages {first} to {last}"
+                text += f"; a launch of its own: {found['apart']}" if found["apart"] else what
             text = f"stage {found['stage']}: {text}" if "stage" in found else text
             table.add_row(types, escape(text))
             types = ""

@@ -163,11 +163,9 @@ class GemmOp(Op[P, R]):
         known = all(isinstance(n, int) for n in (*axes.rows, *axes.extents.values()))
         return self.plan.in_one_kernel(types, _counter(axes), own, *([find] if known else []))
 
-    def in_joint_launch(self, types: Types, axes: Axes, arch: str) -> JointCall:
-        """What decides the launch of the single kernel with others. Raises `UserError` where there is no single kernel."""
-        alone = self.launch_for(types, axes, arch)
-        dtypes, extents = self.plan.given(types, _counter(axes))
-        return JointCall(self.plan.tile, dtypes, extents, alone)
+    def joint_call(self, types: Types, axes: Axes, arch: str) -> JointCall:
+        """What decides a launch of the single kernel with others. Raises `UserError` where there is no single kernel."""
+        return self.plan.joint_call(types, _counter(axes), arch)
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the single kernel where it is faster; else the epilogue's."""

@@ -43,9 +43,9 @@ MAY_IMPORT = {
     "interpret": "errors extras",
     "runtime.call": "errors shared graph spec plan device",
     "runtime.xla": "graph spec language plan autodiff runtime.call",
-    "runtime.compiled": "errors targets shared parsing cache graph plan device.by_index interpret runtime.call",
+    "runtime.compiled": "errors targets shared parsing cache graph plan device.gemm device.by_index interpret runtime.call",
     "runtime.sharding": "graph spec plan runtime.call runtime.xla",
-    "runtime.ops": "errors shared graph spec language plan autodiff tuning pipeline interpret"
+    "runtime.ops": "errors shared graph spec language plan stages autodiff tuning pipeline interpret"
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "tracing": "errors parsing graph spec language plan pipeline render",

@@ -4,16 +4,18 @@ names."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable
+import math
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import Diagnostic, UserError
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, topological
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
-from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
+from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
+from codegen.shared import WARP
 from codegen.spec.spec import Array, Spec
 from codegen.targets import family
 
@@ -196,6 +198,20 @@ class Planner:
         names = ["rows" if ROWS in axes else "Rows_" if axes == ["Rows"] else "".join(axes) for axes in merged]
         unique = [n if names.count(n) == 1 else "_".join(axes) for n, axes in zip(names, merged, strict=True)]
         return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
+
+    def least_vector(self, columns: tuple[str, ...]) -> int:
+        """The columns of a vector of the widest arrays."""
+        arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
+        widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
+        return vector_width(widest, overrides(self.spec, None))
+
+    def repeated(self, reductions: Sequence[Node], rows: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:
+        """The axes of rows that no reduction has, where the reductions along long rows would be computed again for each of their
+        elements. Where elements of rows are written along such an axis, they are computed for each of its elements anyway."""
+        short = math.prod(self.spec.extents.get(a, WARP + 1) for a in columns) <= WARP
+        if short or any({*columns} & {*a.axes} for a in self.spec.outputs):
+            return ()
+        return tuple(axis for axis in rows if not any(axis in n.args[0].dims for n in reductions))
 
     def together(self, first: str, second: str) -> bool:
         for array in self.spec.arrays:

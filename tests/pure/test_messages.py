@@ -131,6 +131,7 @@ EXCEPTIONS = {
     "in the same kernel": "a stage before it computes the factor",
     "but {first.name!r} is {first}": "each output is a stage",
     "a reduction would wait for another one": "a stage of its own",
+    "each row would be reduced": "a stage of its own",
     "every row would wait": "a stage of its own",
     "make two ops": "the hint of these",
     "no kernel that reduces puts": "a stage of its own",

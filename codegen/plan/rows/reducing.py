@@ -10,10 +10,10 @@ from dataclasses import replace
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph import online
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
-from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
-from codegen.plan.planner import MAX_AXES, Names, Planner, overrides
+from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
+from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.plan.rows.access import Expensive, Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
@@ -56,6 +56,7 @@ class Reductions(Planner):
             self.refuse_places,
             self.refuse_late_rows,
             self.refuse_groups_of_rows,
+            self.refuse_repeats,
             self.refuse_outputs,
         )
         for check in checks:
@@ -174,12 +175,6 @@ class Reductions(Planner):
         width = math.prod(self.spec.extents.get(a, 0) for a in axes)
         return 0 if width & (width - 1) else width
 
-    def least_vector(self, columns: tuple[str, ...]) -> int:
-        """The columns of a vector of the widest arrays."""
-        arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
-        widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
-        return vector_width(widest, overrides(self.spec, None))
-
     @property
     def collapsed(self) -> bool:
         """Whether all arrays are one long row, and no position in it is needed."""
@@ -267,6 +262,13 @@ class Reductions(Planner):
                 message = f"a value of each row needs a reduction ({node.op}) over {', '.join(lost_axes(node))}, groups of the row"
                 return self.error_in_chain(node, message, "make it an op of its own")
         return None
+
+    def refuse_repeats(self) -> Diagnostic | None:
+        again = self.repeated(self.reduced, self.axes[: self.place], self.axes[self.place :]) if self.along else ()
+        if not again:
+            return None
+        message = f"each row would be reduced ({self.along[0].op}) again for each element along {', '.join(again)}"
+        return self.error_in_chain(self.along[0], message, "make it an op of its own")
 
     @functools.cached_property
     def waited(self) -> list[Node]:

@@ -46,6 +46,15 @@ CUT = {
             ("elementwise", "x max_of_b_s sum_of_b_s -> y"),
         ],
     ),
+    # Each row is reduced once, not for each element along E
+    "a sum that many elements take": (
+        ("x: float32[B, D]; z: float32[B, E]", "y: float32[B, E]", "y = z / sum(x, axis=D)"),
+        [("row", "x -> sum_of_b"), ("elementwise", "z sum_of_b -> y")],
+    ),
+    "a sum of few that many elements take": (
+        ("x: float32[B, D=4]; z: float32[B, E]", "y: float32[B, E]; t: float32[B]", "t = sum(x, axis=D); y = z / t"),
+        [("row", "x -> t"), ("elementwise", "z t -> y")],
+    ),
     # An output is what later stages take, and a name of the chain stays
     "statistics that are outputs": (
         (X, f"{Y}; m: float32[N]; v: float32[N]", "m = mean(x, axis=...); v = var(x, axis=...); y = (x - m) * rsqrt(v)"),

@@ -206,12 +206,13 @@ class Planner:
         return vector_width(widest, overrides(self.spec, None))
 
     def repeated(self, reductions: Sequence[Node], rows: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes of rows that no reduction has, where the reductions along long rows would be computed again for each of their
-        elements. Where elements of rows are written along such an axis, they are computed for each of its elements anyway."""
+        """The axes of rows that a reduction lacks, where all reductions along long rows would be computed again for each element of
+        some axis. Where elements of rows are written, they are computed along such an axis anyway."""
         short = math.prod(self.spec.extents.get(a, WARP + 1) for a in columns) <= WARP
-        if short or any({*columns} & {*a.axes} for a in self.spec.outputs):
+        lacking = [tuple(axis for axis in rows if axis not in n.args[0].dims) for n in reductions]
+        if short or not all(lacking) or any({*columns} & {*a.axes} for a in self.spec.outputs):
             return ()
-        return tuple(axis for axis in rows if not any(axis in n.args[0].dims for n in reductions))
+        return lacking[0]
 
     def together(self, first: str, second: str) -> bool:
         for array in self.spec.arrays:

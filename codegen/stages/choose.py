@@ -30,7 +30,7 @@ from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
-from codegen.stages.products import cut_around, weights_of
+from codegen.stages.products import cut_around, products_of, weights_of
 from codegen.stages.scaling import moved
 
 
@@ -51,7 +51,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = (_attending(spec) or cut_around(spec, one_kernel, derived)) if contracts else _cut(spec)
+        stages = (_attending(spec) or _around_products(spec)) if contracts else _cut(spec)
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -104,6 +104,20 @@ def _in_the_middle(spec: Spec, name: str, outputs: Sequence[Array], more: Sequen
         taken = {a.name for a in own.arrays} | {p.name for p in spec.params} | named
         own = extended_spec(own, spec, unnamed, graph, taken)
     return _made(own, middle.make_plan(own, own.read.statements))
+
+
+def _around_products(spec: Spec) -> Stages | None:
+    """The stages of a chain around its products. What its epilogues reduce that is not made of products is written before these, if
+    that gives fewer kernels. Raises `SpecError` if some part has no kernel."""
+    stages = cut_around(spec, one_kernel, derived)
+    nodes = topological((s.value for s in spec.read.statements), lambda n: n.op == "contract")
+    reduced = [n for n in nodes if n.op in REDUCTIONS and not products_of([n])]
+    if stages is not None and reduced:
+        with contextlib.suppress(SpecError):
+            found = cut_around(spec, one_kernel, derived, reduced)
+            if found is not None and _cost(found.ops) < _cost(stages.ops):
+                return found
+    return stages
 
 
 def _cut(spec: Spec) -> Stages | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,20 @@ from codegen.device import access
 from codegen.device.attention import bounds
 from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
+
+
+HUGE = 2.0**30  # of an exponent: above it, neighbouring numbers are so far apart that a power of their difference is 0
+
+
+def powers(largest: Float32, base: float) -> tuple[Float32, Float32]:
+    """The factor and the term with which scores of a row give exponents to base 2: score * factor + term, rounded once, is
+    (score - largest) * base. Where that is huge, rounding `largest * base` leaves a number whose power is infinite or 0, so the factor is
+    1: a row whose scores are all -1e30 has equal weights. For infinities the term is 0: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN."""
+    infinite = (largest == -math.inf) | (largest == math.inf)
+    exponent = largest * base
+    ordinary = (exponent < HUGE) & (exponent > -HUGE)
+    factor = cutlass.select_(ordinary | infinite, Float32(base), Float32(1))
+    return factor, cutlass.select_(infinite, Float32(0), cutlass.select_(ordinary, -exponent, -largest))
 
 
 @dataclass(frozen=True)

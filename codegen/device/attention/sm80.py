@@ -39,7 +39,7 @@ from codegen.device.attention.fragments import (
     store_part,
     store_rows,
 )
-from codegen.device.attention.scores import Row, Scores, Tile
+from codegen.device.attention.scores import Row, Scores, Tile, powers
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
 from codegen.shared import WARP, AttentionLaunch
 
@@ -419,17 +419,11 @@ def _weights(
                 largest = cute.arch.fmax(largest, held[i], nan=True)
             for apart in (1, 2):
                 largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, apart), nan=True)
-            # A row of -inf so far: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN
-            shift = cutlass.select_((largest == -math.inf) | (largest == math.inf), Float32(0), largest) * Float32(
-                -functions.base
-            )
-            scaled = device.fma(cute.full((1,), top[half], Float32), functions.base, cute.full((1,), shift, Float32))
-            scale = cute.math.exp2(scaled, fastmath=True)[0]
-            held.store(
-                cute.math.exp2(
-                    device.fma(held.load(), functions.base, cute.full((count,), shift, Float32)), fastmath=True
-                )
-            )
+            by, shift = powers(largest, functions.base)
+            fallen = device.fma(cute.full((1,), top[half], Float32), by, cute.full((1,), shift, Float32))
+            scale = cute.math.exp2(fallen, fastmath=True)[0]
+            exponents = device.fma(held.load(), by, cute.full((count,), shift, Float32))
+            held.store(cute.math.exp2(exponents, fastmath=True))
             top[half] = largest
             total[half] = total[half] * scale + held.load().reduce(cute.ReductionOp.ADD, Float32(0), 0)
             for j in range(cute.size(acc_o, mode=[1])):

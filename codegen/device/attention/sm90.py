@@ -30,7 +30,7 @@ from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
 from codegen.device.attention.fragments import multiplied
 from codegen.device.attention.hopper import HELD
-from codegen.device.attention.scores import Row, Scores
+from codegen.device.attention.scores import Row, Scores, powers
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import AttentionLaunch
@@ -333,15 +333,13 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base:
     now = cute.arch.fmax(halves[0], halves[1], nan=True)
     for other in cutlass.range_constexpr(1, 3):
         now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other), nan=True)
-    # exp(-inf - 0) is 0, where exp(-inf + inf) is NaN; and the logarithm of a sum with exp(inf) is inf
-    infinite = (now == -math.inf) | (now == math.inf)
-    start = cutlass.select_(infinite, Float32(0.0), now * -base)
-    fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), base, cute.full((1,), start, Float32))
+    by, start = powers(now, base)
+    fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), by, cute.full((1,), start, Float32))
     factor[r] = cute.math.exp2(fallen, fastmath=True)[0]
     top[r] = now
     sums = [total[r] * factor[r]] + [Float32(0.0)] * 3
     part = hopper.row_of(s, r)
-    part.store(cute.math.exp2(device.fma(part.load(), base, cute.full((count,), start, Float32)), fastmath=True))
+    part.store(cute.math.exp2(device.fma(part.load(), by, cute.full((count,), start, Float32)), fastmath=True))
     hopper.put_row(part, s, r)
     for i in cutlass.range_constexpr(count):
         sums[i % 4] += part[i]

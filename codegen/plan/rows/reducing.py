@@ -264,7 +264,7 @@ class Reductions(Planner):
         return None
 
     def refuse_repeats(self) -> Diagnostic | None:
-        again = self.repeated(self.reduced, self.axes[: self.place], self.axes[self.place :]) if self.along else ()
+        again = self.repeated(self.along, self.axes[: self.place], self.axes[self.place :]) if self.along else ()
         if not again:
             return None
         message = f"each row would be reduced ({self.along[0].op}) again for each element along {', '.join(again)}"

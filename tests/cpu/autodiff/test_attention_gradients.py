@@ -1,5 +1,7 @@
 """The gradients of attention for chains that no op of the library has, and the chains whose gradients kernels do not compute."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
@@ -33,6 +35,24 @@ def test_gates_rows_and_documents(tmp_path):
     op = make_op(tmp_path, text + "\ndomain: {one: [0, 2], two: [0, 2], at: [0, 0.5]}")
     assert isinstance(op.backward, Derived)
     check_gradient(op, "interpret", examples=2)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_row_whose_scores_are_all_huge_has_equal_weights(tmp_path, monkeypatch, arch):
+    """As a mask of -1e30 gives where it hides every key; the least float32 is even infinite once it is scaled."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    text = attention(
+        "o = softmax(where(seen > 0, q @ k, hidden), axis=S) @ v",
+        "p = jax.nn.softmax(jnp.where(seen[..., None, :] > 0, x, hidden[..., None]))",
+        "seen: int32[..., S]; hidden: float32[..., Q]",
+    )
+    op = make_op(tmp_path, text)
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal(shape), "bfloat16") for shape in ((4, 8), (19, 8), (19, 8)))
+    hidden = jnp.asarray([-1e9, -1e30, float(np.finfo(np.float32).min), 1e20], "float32")
+    o = op(q, k, v, jnp.zeros(19, "int32"), hidden, implementation="interpret")
+    mean = np.asarray(v, np.float32).mean(0)
+    np.testing.assert_allclose(np.asarray(o, np.float32), np.tile(mean, (4, 1)), rtol=0.01, atol=0.01)
 
 
 def test_weights_with_factors_of_their_keys(tmp_path):

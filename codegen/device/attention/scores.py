@@ -15,7 +15,6 @@ from codegen.device.attention import bounds
 from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
 
-
 HUGE = 2.0**30  # of an exponent: above it, neighbouring numbers are so far apart that a power of their difference is 0
 
 

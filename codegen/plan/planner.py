@@ -210,7 +210,7 @@ class Planner:
         some axis. Where elements of rows are written, they are computed along such an axis anyway."""
         short = math.prod(self.spec.extents.get(a, WARP + 1) for a in columns) <= WARP
         lacking = [tuple(axis for axis in rows if axis not in n.args[0].dims) for n in reductions]
-        if short or not all(lacking) or any({*columns} & {*a.axes} for a in self.spec.outputs):
+        if short or not lacking or not all(lacking) or any({*columns} & {*a.axes} for a in self.spec.outputs):
             return ()
         return lacking[0]
 

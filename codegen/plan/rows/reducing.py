@@ -264,11 +264,9 @@ class Reductions(Planner):
         return None
 
     def refuse_repeats(self) -> Diagnostic | None:
-        again = self.repeated(self.along, self.axes[: self.place], self.axes[self.place :]) if self.along else ()
-        if not again:
-            return None
-        message = f"each row would be reduced ({self.along[0].op}) again for each element along {', '.join(again)}"
-        return self.error_in_chain(self.along[0], message, "make it an op of its own")
+        again = self.repeated(self.along, self.axes[: self.place], self.axes[self.place :])
+        message = f"each row would be reduced again for each element along {', '.join(again)}"
+        return self.error_in_chain(self.along[0], message, "make it an op of its own") if again else None
 
     @functools.cached_property
     def waited(self) -> list[Node]:

@@ -90,6 +90,14 @@ class MiddleLaunch(RowLaunch):
     """The launch of a kernel that reduces along axes before the innermost ones: a thread's vectors lie along neighbouring rows, and
     have one element of each. Neighbouring threads have neighbouring vectors of rows; the others share these rows."""
 
+    parts: int = 0  # blocks that loop over all rows, where rows are reduced, too; else each block has its own rows
+    each: int = 1  # neighbouring elements that have one result
+
+    @property
+    def constants(self) -> dict[str, RowLaunch]:
+        """The constants that the launcher is called with. The number of blocks is not among them."""
+        return {"how": replace(self, parts=0)}
+
     @property
     def lanes(self) -> int:
         """The threads of a block that have rows of their own."""
@@ -98,6 +106,10 @@ class MiddleLaunch(RowLaunch):
     @property
     def rows_a_block(self) -> int:
         return self.lanes * self.vec
+
+    def blocks(self, rows: int, columns: int = 0) -> int:
+        """The number of blocks."""
+        return self.parts or super().blocks(rows, columns)
 
 
 @dataclass(frozen=True)

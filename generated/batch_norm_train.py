@@ -339,7 +339,7 @@ def batch_norm_train_whole_row_mean2(x, row_mean):
 
 
 def batch_norm_train_whole_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     mean = row_mean
     var = row_mean2
     y = (x - mean) * device.rsqrt(var + eps, approx) * weight + bias
@@ -374,7 +374,8 @@ def batch_norm_train_whole_kernel(
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, N, rows)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, N, rows, block)
     index = row.index
     iN = index
     row.load(mWeight, (iN,), rWeight[None, 0])
@@ -424,7 +425,9 @@ def batch_norm_train_whole_launch(
     mMean: cute.Tensor, mVar: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
 ):
     N = mX.shape[1]
-    batch_norm_train_whole_kernel(mX, mWeight, mBias, mY, mMean, mVar, eps, how).launch(**middle.grid(how, N, stream))
+    batch_norm_train_whole_kernel(
+        mX, mWeight, mBias, mY, mMean, mVar, eps, how,
+    ).launch(**middle.grid(how, how.blocks(N), stream))
 
 
 def batch_norm_train_backward_stage1_chain(dy, mean, x):
@@ -633,7 +636,7 @@ def batch_norm_train_backward_whole_stage0(dy, mean, x):
 
 
 def batch_norm_train_backward_whole_chain(dy, dmean, dvar, mean, var, x, weight, size_rows, eps, t3, t4, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     t0 = device.rsqrt(var + eps, approx)
     t1 = weight * t0
     t2 = x - mean
@@ -680,7 +683,8 @@ def batch_norm_train_backward_whole_kernel(
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
-    row = middle.rows(how, N, rows)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, N, rows, block)
     index = row.index
     iN = index
     row.load(mDmean, (iN,), rDmean[None, 0])
@@ -735,7 +739,7 @@ def batch_norm_train_backward_whole_launch(
     N = mDy.shape[1]
     batch_norm_train_backward_whole_kernel(
         mDy, mDmean, mDvar, mMean, mVar, mX, mWeight, mDx, mDweight, mDbias, eps, how,
-    ).launch(**middle.grid(how, N, stream))
+    ).launch(**middle.grid(how, how.blocks(N), stream))
 
 
 @runtime.op(

@@ -251,7 +251,8 @@ def bucketed_bias_backward_whole_kernel(
     rDy = access.registers(mDy, (vec, vectors))
     sRowSum = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, H * Q * K, rows)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, H * Q * K, rows, block)
     index = row.index
     iK = index % K
     iQ = (index // K) % Q
@@ -284,7 +285,9 @@ def bucketed_bias_backward_whole_launch(
     how: cutlass.Constexpr[MiddleLaunch],
 ):
     H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    bucketed_bias_backward_whole_kernel(mDy, mDbias, mPlaces, how).launch(**middle.grid(how, H * Q * K, stream))
+    bucketed_bias_backward_whole_kernel(mDy, mDbias, mPlaces, how).launch(
+        **middle.grid(how, how.blocks(H * Q * K), stream)
+    )
 
 
 @runtime.op(

@@ -268,7 +268,7 @@ def column_max_backward_whole_row_sum(y, x):
 
 
 def column_max_backward_whole_chain(dy, y, x, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     t0 = x == y
     dx = device.divide_by_column(device.where(t0, dy, 0.0), row_sum, approx)
     return dx
@@ -291,7 +291,8 @@ def column_max_backward_whole_kernel(
     rX = access.registers(mX, (vec, vectors))
     sRowSum = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, N, rows)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, N, rows, block)
     index = row.index
     iN = index
     row.load(mDy, (iN,), rDy[None, 0])
@@ -326,7 +327,7 @@ def column_max_backward_whole_launch(
     how: cutlass.Constexpr[MiddleLaunch],
 ):
     N = mDy.shape[0]
-    column_max_backward_whole_kernel(mDy, mY, mX, mDx, how).launch(**middle.grid(how, N, stream))
+    column_max_backward_whole_kernel(mDy, mY, mX, mDx, how).launch(**middle.grid(how, how.blocks(N), stream))
 
 
 @runtime.op(

@@ -222,7 +222,7 @@ def column_quantize_fp8_whole_row_max(x):
 
 
 def column_quantize_fp8_whole_chain(x, largest, amax_min, row_max):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     scale = device.divide_by_row(device.maximum(row_max, amax_min), largest, False)
     q = device.divide_by_column(x, scale, True)
     return q
@@ -249,7 +249,8 @@ def column_quantize_fp8_whole_kernel(
     rX = access.registers(mX, (vec, vectors))
     sRowMax = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, N, rows)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, N, rows, block)
     index = row.index
     iN = index
     for v in cutlass.range_constexpr(vectors):
@@ -286,7 +287,9 @@ def column_quantize_fp8_whole_launch(
     amax_min: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
 ):
     N = mX.shape[1]
-    column_quantize_fp8_whole_kernel(mX, mQ, mScale, largest, amax_min, how).launch(**middle.grid(how, N, stream))
+    column_quantize_fp8_whole_kernel(mX, mQ, mScale, largest, amax_min, how).launch(
+        **middle.grid(how, how.blocks(N), stream)
+    )
 
 
 @runtime.op(

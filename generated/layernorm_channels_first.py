@@ -461,7 +461,7 @@ def layernorm_channels_first_whole_row_mean2(x, row_mean):
 
 
 def layernorm_channels_first_whole_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
     y = centred * rstd * weight + bias
@@ -487,7 +487,8 @@ def layernorm_channels_first_whole_kernel(
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, B * S, C)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, B * S, C, block)
     index = row.index
     iS = index % S
     iB = (index // S)
@@ -534,7 +535,9 @@ def layernorm_channels_first_whole_launch(
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
 ):
     B, S = mX.shape[0], mX.shape[2]
-    layernorm_channels_first_whole_kernel(mX, mWeight, mBias, mY, eps, how).launch(**middle.grid(how, B * S, stream))
+    layernorm_channels_first_whole_kernel(mX, mWeight, mBias, mY, eps, how).launch(
+        **middle.grid(how, how.blocks(B * S), stream)
+    )
 
 
 def layernorm_channels_first_saving_row_mean(x):
@@ -549,7 +552,7 @@ def layernorm_channels_first_saving_row_mean2(x, row_mean):
 
 
 def layernorm_channels_first_saving_chain(x, weight, bias, eps, row_mean, row_mean2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     centred = x - row_mean
     rstd = device.rsqrt(row_mean2 + eps, approx)
     y = centred * rstd * weight + bias
@@ -584,7 +587,8 @@ def layernorm_channels_first_saving_kernel(
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, B * S, C)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, B * S, C, block)
     index = row.index
     iS = index % S
     iB = (index // S)
@@ -638,7 +642,7 @@ def layernorm_channels_first_saving_launch(
     B, S = mX.shape[0], mX.shape[2]
     layernorm_channels_first_saving_kernel(
         mX, mWeight, mBias, mY, mMeanOfBS4, mVarOfBS, eps, how,
-    ).launch(**middle.grid(how, B * S, stream))
+    ).launch(**middle.grid(how, how.blocks(B * S), stream))
 
 
 def layernorm_channels_first_frozen_stage1_chain(dy, mean_of_b_s4, x, weight):
@@ -916,7 +920,7 @@ def layernorm_channels_first_frozen_whole_stage0(dy, mean_of_b_s4, x, weight):
 def layernorm_channels_first_frozen_whole_chain(
     dy, mean_of_b_s4, var_of_b_s, x, weight, size_c, eps, row_sum, row_sum2, approx,
 ):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     rstd = device.rsqrt(var_of_b_s + eps, approx)
     centred = x - mean_of_b_s4
     t1 = size_c.to(cutlass.Float32)
@@ -948,7 +952,8 @@ def layernorm_channels_first_frozen_whole_kernel(
     rWeight = access.registers(mWeight, (1, 1), 1.0)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
-    row = middle.rows(how, B * S, C)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, B * S, C, block)
     index = row.index
     iS = index % S
     iB = (index // S)
@@ -995,7 +1000,7 @@ def layernorm_channels_first_frozen_whole_launch(
     B, S = mDy.shape[0], mDy.shape[2]
     layernorm_channels_first_frozen_whole_kernel(
         mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mDx, eps, how,
-    ).launch(**middle.grid(how, B * S, stream))
+    ).launch(**middle.grid(how, how.blocks(B * S), stream))
 
 
 def layernorm_channels_first_backward_stage1_chain(dy, mean_of_b_s4, x, weight):
@@ -1370,6 +1375,147 @@ def layernorm_channels_first_backward_stage2_xla(
     return dx, dweight, dbias
 
 
+def layernorm_channels_first_backward_whole_stage0(dy, mean_of_b_s4, x, weight):
+    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
+    t0 = weight * dy
+    centred = x - mean_of_b_s4
+    return t0 * centred, t0
+
+
+def layernorm_channels_first_backward_whole_chain(
+    dy, mean_of_b_s4, var_of_b_s, x, weight, size_c, eps, row_sum, row_sum2, approx,
+):
+    """The chain, on one vector of each operand and the rows' statistics, and the values to reduce into column_sum,
+    column_sum2."""
+    rstd = device.rsqrt(var_of_b_s + eps, approx)
+    centred = x - mean_of_b_s4
+    t1 = size_c.to(cutlass.Float32)
+    dx = weight * rstd * dy - device.divide_by_row(
+        row_sum * rstd * rstd * rstd, t1, approx,
+    ) * centred - device.divide_by_row(rstd * row_sum2, t1, approx)
+    return dx, dy * (centred * rstd), dy
+
+
+def layernorm_channels_first_backward_whole_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
+    dweight = column_sum
+    dbias = column_sum2
+    return dweight, dbias
+
+
+@cute.kernel
+def layernorm_channels_first_backward_whole_kernel(
+    mDy: cute.Tensor,  # (B, C, S) T
+    mMeanOfBS4: cute.Tensor,  # (B, S) float32
+    mVarOfBS: cute.Tensor,  # (B, S) float32
+    mX: cute.Tensor,  # (B, C, S) T
+    mWeight: cute.Tensor | None,  # (C) T
+    mDx: cute.Tensor,  # (B, C, S) T
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C) column_sum2 of each part
+    eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    # Vectors lie along neighbouring rows, of which a block has all elements: each statistic is a vector.
+    B, S, C = mDy.shape[0], mDy.shape[2], mDy.shape[1]
+    approx = device.narrow(mDx)
+    vec, vectors = how.vec, how.vectors
+    rDy = access.registers(mDy, (vec, vectors))
+    rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, 1))
+    rVarOfBS = access.registers(mVarOfBS, (vec, 1))
+    rX = access.registers(mX, (vec, vectors))
+    rWeight = access.registers(mWeight, (1, 1), 1.0)
+    sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
+
+    fColumnSum = reduce.accumulators(1, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(1, vectors, "sum", cutlass.Float32)
+    block, _, _ = cute.arch.block_idx()
+    parts = mColumnSumParts.shape[0]
+    for chunk in cutlass.range(block, middle.chunks(how, B * S), parts):
+        middle.begin(how)
+        row = middle.rows(how, B * S, C, chunk)
+        index = row.index
+        iS = index % S
+        iB = (index // S)
+        row.load(mMeanOfBS4, (iB, iS), rMeanOfBS4[None, 0])
+        row.load(mVarOfBS, (iB, iS), rVarOfBS[None, 0])
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(v)
+            iC = at.c
+            at.load(mDy, (iB, iC, iS), rDy[None, v])
+            at.load(mX, (iB, iC, iS), rX[None, v])
+
+        row = row.forget((mDy, rDy), (mX, rX))
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            values = layernorm_channels_first_backward_whole_stage0(
+                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
+                device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+            )
+            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+        row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
+
+        row = row.forget((mDy, rDy), (mX, rX))
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_whole_chain(
+                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
+                device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
+            )
+            at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
+            at.accumulate([fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,))
+    partials.begin_next()
+    middle.store_parts(
+        how, [fColumnSum, fColumnSum2], ("sum", "sum"),
+        [mColumnSumParts, mColumnSum2Parts], block, C,
+    )
+
+
+@cute.kernel
+def layernorm_channels_first_backward_whole_finish(
+    mDweight: cute.Tensor,  # (C) T
+    mDbias: cute.Tensor,  # (C) T
+    mColumnSumParts: cute.Tensor,  # (parts, C) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C) column_sum2 of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
+    if there:
+        dweight, dbias = layernorm_channels_first_backward_whole_columns(
+            device.full(1, column_sum), device.full(1, column_sum2),
+        )
+        mDweight[c] = dweight.to(mDweight.element_type)[0]
+        mDbias[c] = dbias.to(mDbias.element_type)[0]
+
+
+@cute.jit
+def layernorm_channels_first_backward_whole_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBS4: cute.Tensor, mVarOfBS: cute.Tensor, mX: cute.Tensor,
+    mWeight: cute.Tensor | None, mDx: cute.Tensor, mDweight: cute.Tensor, mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[MiddleLaunch],
+):
+    C = mDy.shape[1]
+    layernorm_channels_first_backward_whole_kernel(
+        mDy, mMeanOfBS4, mVarOfBS, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, eps, how,
+    ).launch(**middle.grid(how, mColumnSumParts.shape[0], stream))
+    blocks = partials.blocks_to_finish(mColumnSumParts, C)
+    if blocks > 0:
+        layernorm_channels_first_backward_whole_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
+        ).launch(**partials.finishing_grid(blocks, stream))
+
+
 @runtime.op(
     SPEC,
     reference=layernorm_channels_first_reference,
@@ -1390,6 +1536,7 @@ def layernorm_channels_first_backward_stage2_xla(
     backward_stage1_xla=layernorm_channels_first_backward_stage1_xla,
     backward_stage2_launch=layernorm_channels_first_backward_stage2_launch,
     backward_stage2_xla=layernorm_channels_first_backward_stage2_xla,
+    backward_whole_launch=layernorm_channels_first_backward_whole_launch,
 )
 def layernorm_channels_first(
     x: jax.Array,

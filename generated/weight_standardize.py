@@ -326,7 +326,7 @@ def weight_standardize_whole_row_mean2(w, row_mean):
 
 
 def weight_standardize_whole_chain(w, gain, eps, row_mean, row_mean2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     y = (w - row_mean) * device.rsqrt(row_mean2 + eps, approx) * gain
     return y
 
@@ -348,7 +348,8 @@ def weight_standardize_whole_kernel(
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, O, KI)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, O, KI, block)
     index = row.index
     iO = index
     row.load(mGain, (iO,), rGain[None, 0])
@@ -392,7 +393,7 @@ def weight_standardize_whole_launch(
     how: cutlass.Constexpr[MiddleLaunch],
 ):
     O = mW.shape[1]
-    weight_standardize_whole_kernel(mW, mGain, mY, eps, how).launch(**middle.grid(how, O, stream))
+    weight_standardize_whole_kernel(mW, mGain, mY, eps, how).launch(**middle.grid(how, how.blocks(O), stream))
 
 
 def weight_standardize_saving_row_mean(w):
@@ -408,7 +409,7 @@ def weight_standardize_saving_row_mean2(w, row_mean):
 
 
 def weight_standardize_saving_chain(w, gain, eps, row_mean, row_mean2, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     y = (w - row_mean) * device.rsqrt(row_mean2 + eps, approx) * gain
     return y
 
@@ -439,7 +440,8 @@ def weight_standardize_saving_kernel(
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
-    row = middle.rows(how, O, KI)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, O, KI, block)
     index = row.index
     iO = index
     row.load(mGain, (iO,), rGain[None, 0])
@@ -488,7 +490,9 @@ def weight_standardize_saving_launch(
     mVarOfO: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[MiddleLaunch],
 ):
     O = mW.shape[1]
-    weight_standardize_saving_kernel(mW, mGain, mY, mMeanOfO4, mVarOfO, eps, how).launch(**middle.grid(how, O, stream))
+    weight_standardize_saving_kernel(
+        mW, mGain, mY, mMeanOfO4, mVarOfO, eps, how,
+    ).launch(**middle.grid(how, how.blocks(O), stream))
 
 
 def weight_standardize_backward_stage1_chain(dy, mean_of_o4, w):
@@ -700,7 +704,7 @@ def weight_standardize_backward_whole_stage0(dy, mean_of_o4, w):
 def weight_standardize_backward_whole_chain(
     dy, mean_of_o4, var_of_o, w, gain, size_k, size_i, eps, t3, row_sum, approx,
 ):
-    """The chain, on one vector of each operand and the row's statistics."""
+    """The chain, on one vector of each operand and the rows' statistics."""
     t0 = device.rsqrt(var_of_o + eps, approx)
     t1 = gain * t0
     t2 = w - mean_of_o4
@@ -741,7 +745,8 @@ def weight_standardize_backward_whole_kernel(
     rGain = access.registers(mGain, (vec, 1), 1.0)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
-    row = middle.rows(how, O, K * I)
+    block, _, _ = cute.arch.block_idx()
+    row = middle.rows(how, O, K * I, block)
     index = row.index
     iO = index
     row.load(mMeanOfO4, (iO,), rMeanOfO4[None, 0])
@@ -795,7 +800,7 @@ def weight_standardize_backward_whole_launch(
     O = mDy.shape[2]
     weight_standardize_backward_whole_kernel(
         mDy, mMeanOfO4, mVarOfO, mW, mGain, mDw, mDgain, eps, how,
-    ).launch(**middle.grid(how, O, stream))
+    ).launch(**middle.grid(how, how.blocks(O), stream))
 
 
 @runtime.op(

@@ -23,7 +23,7 @@ REDUCING_NAMES = frozenset("""
     functools gemm middle config how index at acc batch own early later all_rows tensors operands turn paced
     tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster holds_row exact holds_expensive only_row resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
-    found there element_count once place some begin seen beside
+    found there element_count once place some begin seen beside block chunk
 """.split())  # fmt: skip
 # Modules that only some generated files import.
 IMPORTED_NAMES = frozenset("attend flat functools gemm middle turned".split())

@@ -15,23 +15,33 @@ from cutlass import Boolean, Int32, Int64, Uint32
 from codegen.device import access, reduce, vectors
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
-from codegen.device.middle.meeting import over_threads
+from codegen.device.middle.meeting import over_lanes, over_threads, parts_of
 from codegen.shared import MiddleLaunch
 
 
-def grid(how: MiddleLaunch, count: Int32, stream: Any) -> dict[str, Any]:
-    """The grid and block of a launch for so many rows."""
+def grid(how: MiddleLaunch, blocks: Int32, stream: Any) -> dict[str, Any]:
+    """The grid and block of a launch of so many blocks."""
     return {
-        "grid": (how.blocks(count), 1, 1), "block": (how.threads, 1, 1), "stream": stream,
+        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream,
         "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1,
     }  # fmt: skip
 
 
-def rows(how: MiddleLaunch, count: Int32, length: Int32) -> Rows:
-    """This thread's view of its rows, of `count` with `length` elements each."""
+def chunks(how: MiddleLaunch, count: Int32) -> Int32:
+    """The number of chunks of rows, each as many as a block has at a time."""
+    return (count + how.rows_a_block - 1) // how.rows_a_block
+
+
+def begin(how: MiddleLaunch) -> None:
+    """Where a block begins a chunk: what it has reduced of the last one is read."""
+    if parts_of(how) > 1:
+        cute.arch.sync_threads()
+
+
+def rows(how: MiddleLaunch, count: Int32, length: Int32, chunk: Int32) -> Rows:
+    """This thread's view of its rows in a chunk, of `count` with `length` elements each."""
     tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    index = (bidx * how.lanes + tidx % how.lanes) * how.vec
+    index = (chunk * how.lanes + tidx % how.lanes) * how.vec
     there = index < count
     return Rows(how, index, there, tidx // how.lanes, length, cutlass.select_(there, length, 0))
 
@@ -92,11 +102,37 @@ class Rows:
         found = over_threads(running, ops, buffers, self.how)
         return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
 
+    def accumulate(self, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...]) -> None:
+        """Reduce the values of all rows of this vector, if they are there, into the running values of this element: (1, vectors)."""
+        for held, op, value in zip(running, ops, values, strict=True):
+            own = reduce.accumulator(self.how.vec, op, held.element_type)
+            reduce.accumulate([own], (op,), value, cute.full((self.how.vec,), self.there, Boolean))
+            before = cute.full((1,), held[0, self.v], held.element_type)
+            held[0, self.v] = reduce.combine(op, before, reduce.over_vector(own, op))[0]
+
     def _mean(self, total: Vector) -> Vector:
         held = cute.make_rmem_tensor(total.shape, total.dtype)
         for i in range(cute.size(total.shape)):
             held[i] = divide_by_count(total[i], total.dtype(self.length))
         return held.load()
+
+
+def store_parts(
+    how: MiddleLaunch, running: list[cute.Tensor], ops: tuple[str, ...], parts: list[cute.Tensor], part: Int32, length: Int32
+) -> None:  # fmt: skip
+    """Reduce the running values of the threads that have the same elements, lanes of a warp, and write a block's part of each."""
+    for held, op, whole in zip(running, ops, parts, strict=True):
+        for v in range(how.vectors):
+            value = over_lanes(cute.full((1,), held[0, v], held.element_type), op, 1, how.lanes)
+            _store_part(value[0], whole, part, v, length, how)
+
+
+@cute.jit
+def _store_part(value, whole, part, v: cutlass.Constexpr[int], length, how: cutlass.Constexpr[MiddleLaunch]):
+    tidx, _, _ = cute.arch.thread_idx()
+    element = tidx // how.lanes + v * how.per_row
+    if (tidx % how.lanes == 0) & (element < length):
+        whole[part, element] = value
 
 
 def _load(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> None:

@@ -15,16 +15,16 @@ from codegen.shared import WARP, MiddleLaunch
 FEW = 4  # partial results that every thread reads
 
 
-def _parts(how: MiddleLaunch) -> int:
+def parts_of(how: MiddleLaunch) -> int:
     """The number of partial results of a row that meet in shared memory: of warps, or of threads where a warp shares no row."""
     return how.threads // max(how.lanes, WARP)
 
 
 def shared(how: MiddleLaunch, *dtypes: type[Numeric]) -> list[cute.Tensor]:
     """Shared memory in which the threads that share rows exchange their partial results of these types: (parts, rows) of each."""
-    if _parts(how) == 1:
+    if parts_of(how) == 1:
         return []
-    layout = cute.make_layout((_parts(how), how.rows_a_block), stride=(how.rows_a_block, 1))
+    layout = cute.make_layout((parts_of(how), how.rows_a_block), stride=(how.rows_a_block, 1))
     allocator = SmemAllocator()
     return [allocator.allocate_tensor(Int32 if d is Boolean else d, layout, 16) for d in dtypes]
 
@@ -33,24 +33,24 @@ def over_threads(
     running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], how: MiddleLaunch
 ) -> list[Vector]:
     """Each statistic of a thread's rows, from the running values of all threads that share them; every thread gets them."""
-    values = [_over_lanes(r.load(), op, how.lanes) for r, op in zip(running, ops, strict=True)]
-    if _parts(how) > 1:
+    values = [over_lanes(r.load(), op, how.lanes, WARP) for r, op in zip(running, ops, strict=True)]
+    if parts_of(how) > 1:
         for value, buffer in zip(values, buffers, strict=True):
             _put(value, buffer, how)
         cute.arch.sync_threads()
-        if _parts(how) > FEW:
+        if parts_of(how) > FEW:
             for op, buffer in zip(ops, buffers, strict=True):
                 _join(op, buffer, how)
             cute.arch.sync_threads()
-        count = _parts(how) if _parts(how) <= FEW else 1
+        count = parts_of(how) if parts_of(how) <= FEW else 1
         values = [_taken(op, buffer, count, how) for op, buffer in zip(ops, buffers, strict=True)]
     return [result(op, value) for op, value in zip(ops, values, strict=True)]
 
 
-def _over_lanes(value: Vector, op: str, lanes: int) -> Vector:
-    """The reduction over the lanes of a warp that share rows: those `lanes` apart."""
-    apart = WARP // 2
-    while apart >= lanes:
+def over_lanes(value: Vector, op: str, nearest: int, count: int) -> Vector:
+    """The reduction over lanes of a warp that are a multiple of `nearest` apart, of `count` neighbours."""
+    apart = count // 2
+    while apart >= nearest:
         held = cute.make_rmem_tensor(value.shape, value.dtype)
         for i in range(cute.size(value.shape)):
             held[i] = cute.arch.shuffle_sync_bfly(value[i], apart)
@@ -84,7 +84,7 @@ def _join(op: cutlass.Constexpr[str], buffer: cute.Tensor, how: cutlass.Constexp
         row = tidx + i * how.threads
         if row < how.rows_a_block:
             value = cute.full((1,), buffer[0, row], buffer.element_type)
-            for part in cutlass.range_constexpr(1, _parts(how)):
+            for part in cutlass.range_constexpr(1, parts_of(how)):
                 value = combine(op, value, cute.full((1,), buffer[part, row], buffer.element_type))
             buffer[0, row] = value[0]
 

@@ -1,7 +1,7 @@
 """The plan of ops that reduce along axes before the innermost ones and then use the results for each element, in one kernel.
 
 It is the plan of a row kernel with the axes in another order: the axes that are kept make a row's position, and the reduced ones its
-elements. But a row's elements are not neighbours in memory; the same element of neighbouring rows is. So a thread's vectors lie along
+elements; perhaps rows are reduced, too, to one value for each element. But a row's elements are not neighbours in memory; the same element of neighbouring rows is. So a thread's vectors lie along
 rows, each statistic is a vector, and a block has all elements of some rows, which registers hold. Whether they have room depends on the
 sizes, so it is decided for each call; the other calls run the op's stages.
 """
@@ -12,17 +12,17 @@ import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
-from codegen.graph.nodes import DTYPES, Statement, lost_axes, most_alive
+from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import ALONE, COSTLY, SCANS, TAKES
 from codegen.plan.access import INT_MAX, Access, Tokens, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import Names
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import processors
+from codegen.plan.rows.walking import RESIDENT, most_parts, processors
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
 
@@ -99,7 +99,7 @@ class Middle(Reduction):
             raise UserError("the sizes are not known")
         if rows is not None and rows > MOST_ROWS:
             raise UserError(f"{rows} rows are more than a kernel's coordinate holds")
-        tried = (self._with_piece(piece, dtypes, inner, columns, rows, schedule) for piece in PIECES)
+        tried = (self._with_piece(piece, dtypes, inner, columns, rows, schedule, arch) for piece in PIECES)
         fit = [how for how in tried if how is not None]
         if not fit:
             raise UserError(f"registers of a block cannot hold {columns} elements of neighbouring rows")
@@ -114,6 +114,7 @@ class Middle(Reduction):
         columns: int,
         rows: int | None,
         schedule: Mapping[str, int],
+        arch: str | None,
     ) -> MiddleLaunch | None:
         """The launch of blocks that read about so many bytes of neighbouring elements; None if registers have no room."""
         widest = self.widest(dtypes)
@@ -135,12 +136,20 @@ class Middle(Reduction):
             if held(per_row) > LIGHT or per_row * lanes > LARGEST:
                 return None
         while per_row * lanes < LEAST_THREADS:
-            lanes *= 2
+            if self.columns and lanes == WARP:  # lanes of a warp reduce its rows
+                per_row *= 2
+            else:
+                lanes *= 2
         threads, vectors = per_row * lanes, -(-columns // per_row) or 1
         holds_expensive = 0 < vectors * (expensive + width) <= HEAVY and threads <= MOST_THREADS
-        return MiddleLaunch(
+        how = MiddleLaunch(
             vec, False, threads, per_row, vectors, 1, True, columns == vectors * per_row, holds_expensive, only_row=True
         )  # fmt: skip
+        if not self.columns:
+            return how
+        resident = max(1, RESIDENT // threads)
+        chunks = 2**31 if rows is None else -(-rows // how.rows_a_block) or 1
+        return replace(how, resident=resident, parts=min(chunks, resident * processors(arch), most_parts()))
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """Sizes of the innermost axis at which the kernel changes: a vector, and what a warp reads."""
@@ -149,7 +158,7 @@ class Middle(Reduction):
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
-    """The plan for a checked spec whose reductions are all along the same axes, before the innermost one. Raises `SpecError` if no such
+    """The plan for a checked spec whose reductions are along some axes, before the innermost one, or over all others. Raises `SpecError` if no such
     kernel can compute it."""
     planner = _Middle(spec, statements)
     if problems := planner.refusals():
@@ -158,15 +167,21 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
 
 
 class _Middle(Reductions):
-    """The planner of a row kernel, for which the reduced axes are the last ones."""
+    """The planner of a kernel that reduces along rows, and perhaps over them, for which the axes along a row are the last ones."""
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
-        self.reducing = {lost_axes(n) for n in self.reduced}
-        some = next(iter(self.reducing), ())
+        self.innermost = self.axes[-1:]
+        some = next((axes for n in self.reduced if self.is_along(axes := lost_axes(n))), ())
         self.kept = tuple(a for a in self.axes if a not in some)
-        self.last = self.axes[-1:]
-        self.axes = (*self.kept, *(a for a in self.axes if a in some))
+        self.axes = (*self.kept, *some)
+
+    def is_along(self, axes: tuple[str, ...]) -> bool:
+        """Whether all reductions are along these axes, before the innermost one, or over all others."""
+        kept = tuple(a for a in self.axes if a not in axes)
+        return self.innermost == kept[-1:] and all(
+            lost_axes(n) == axes or (lost_axes(n) == kept and n.dims == axes) for n in self.reduced
+        )
 
     def refusals(self) -> list[Diagnostic]:
         """The first reason why no such kernel can compute the op."""
@@ -175,31 +190,33 @@ class _Middle(Reductions):
 
     def refuse_middle(self) -> Diagnostic | None:
         last = self.spec.outputs[-1]
-        if len(self.reducing) != 1 or not self.kept or self.last != self.kept[-1:]:
-            return self.error("its reductions are not all along the same axes before the innermost one", "", last)
+        if self.kept == self.axes:
+            return self.error("its reductions are not along axes before the innermost one, or over all others", "", last)
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
-            return self.error(
-                "a kernel that reduces along middle axes does nothing else than element-wise operations", "", last
-            )
+            return self.error("a kernel that reduces along middle axes does nothing else than element-wise operations", "", last)
+        if any(id(n) in self.following for n in self.over):
+            return self.error("it reduces over rows along middle axes only what does not follow a maximum", "", last)
+        over = {id(n) for n in self.over}
+        late = [s.value for s in self.written() if id(s.value) in self.reached_by(self.over)]
+        if any(isinstance(n.attr, Leaf) for n in topological(late, lambda n: id(n) in over) if id(n) not in over):
+            return self.error("what it reduces over rows along middle axes meets no array afterwards", "", last)
         for array in self.spec.arrays:
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             paired = array.dims and array.dims[-1].parts is not None and not array.dims[-1].parts_first
             if packed or paired:
-                return self.error(
-                    f"the elements of {array.name!r} along the innermost axis are not single ones", "", array
-                )
+                return self.error(f"the elements of {array.name!r} along the innermost axis are not single ones", "", array)
         return None
 
     def plan(self) -> Middle:
         groups = self.groups(self.placed, {self.axes[self.place]})
         leading = sum(set(g.axes) <= set(self.kept) for g in groups)
         tokens: dict[str, Tokens] = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        names = Names(self.spec, self.statements)
+        names, late = Names(self.spec, self.statements), self.reached_by(self.over)
 
         def mode(own: Tokens) -> str:
             return "flat" if leading - 1 in own else "row"
 
-        rows, _, _ = self.statistics(names, groups)
+        rows, columns, _ = self.statistics(names, groups)
         along = set(self.axes) - set(self.kept)
         return Middle(
             kind="middle",
@@ -209,11 +226,11 @@ class _Middle(Reductions):
             loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
             stores=self.stores(tokens, names, mode),
             rows=rows,
-            columns=(),
+            columns=columns,
             inner=(),
             expensive=self.expensive(rows, (), groups[leading:], names),
             apart=(),
-            late=(),
+            late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.in_order(self.axes),
             collapsed=False,
             costly=any(n.op in COSTLY and along & set(n.dims) for n in self.nodes),

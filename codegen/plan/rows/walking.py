@@ -112,6 +112,11 @@ def in_parts(most: int = ANY, rows: int = ANY) -> Iterator[None]:
         _most_rows.reset(held)
 
 
+def most_parts() -> int:
+    """The most parts of rows in this context."""
+    return _most_parts.get()
+
+
 def processors(arch: str | None) -> int:
     """The number of SMs of an architecture's GPU."""
     return next((n for name, n in PROCESSORS.items() if arch is not None and arch.startswith(name)), 132)

@@ -48,7 +48,11 @@ class RowAccess(Context):
         """The sizes with which the launcher counts the rows."""
         return self.extents_of(range(self.plan.leading))
 
-    def extents_of(self, groups: range) -> list[str]:
+    def extents_in(self, texts: list[str]) -> list[str]:
+        """The sizes that some texts mention."""
+        return self.extents_of([i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)])
+
+    def extents_of(self, groups: Sequence[int]) -> list[str]:
         names, sources = [self.groups[i].name for i in groups], [self.extent_source(i) for i in groups]
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 

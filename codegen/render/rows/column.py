@@ -132,9 +132,7 @@ class WalkContext(FinishContext):
         ]
         pieces = tiles or bool(self.plan.stages and self.of_columns())
         texts += [self.columns_text()] if pieces or self.plan.by_place else []
-        used = [i for i, g in enumerate(self.groups) if self.mentions(texts, g.name)]
-        names, sources = [self.groups[i].name for i in used], [self.extent_source(i) for i in used]
-        return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
+        return self.extents_in(texts)
 
     def first_launch(self) -> FirstLaunch | None:
         """The launcher's name for the launch of the first kernel."""
@@ -188,11 +186,7 @@ class WalkContext(FinishContext):
         )  # fmt: skip
 
     def tensor_lines(self) -> list[Tensor]:
-        shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
-        rows = [
-            Tensor(name=self.parts(s), hint="cute.Tensor", comment=f"{shapes[s.over]} {s.name} of each part")
-            for s in self.plan.columns
-        ]
+        rows: list[Tensor] = []
         shape = ", ".join(g.name for g in self.plan.row_groups) or "1"
         if self.plan.first is not None:
             rows += [

@@ -13,7 +13,7 @@ from codegen.plan.access import Access
 from codegen.plan.planner import dtype_constant
 from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel
-from codegen.render.records import Constant, Function
+from codegen.render.records import Constant, Function, Tensor
 from codegen.render.rows.records import FinishKernel, PartialFold
 from codegen.render.rows.row import RowContext, in_tuple
 
@@ -39,6 +39,14 @@ class FinishContext(RowContext):
 
     def parts(self, statistic: Statistic) -> str:
         return f"m{camel(statistic.name)}Parts"
+
+    def tensor_lines(self) -> list[Tensor]:
+        shapes = {"column": f"(parts, {self.spread_text()})", "total": "(blocks)"}
+        rows = [
+            Tensor(name=self.parts(s), hint="cute.Tensor", comment=f"{shapes[s.over]} {s.name} of each part")
+            for s in self.plan.columns
+        ]
+        return super().tensor_lines() + rows
 
     def late(self, access: Access) -> bool:
         """Whether an output needs all rows."""

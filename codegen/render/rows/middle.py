@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
+from codegen.graph import emit
 from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.middle import Middle
-from codegen.render.common import full
+from codegen.render.common import camel, full
 from codegen.render.records import Fragment, Function
-from codegen.render.rows.records import Load, MiddleKernel, RowLoad, RowOutputs
-from codegen.render.rows.row import RowContext
+from codegen.render.rows.finishes import FinishContext
+from codegen.render.rows.records import ColumnStatistic, Final, Load, MiddleKernel, RowLoad, RowOutputs
+from codegen.render.rows.row import in_tuple
 
 
-class MiddleContext(RowContext):
+class MiddleContext(FinishContext):
     """The values of the middle template. A vector lies along neighbouring rows, and each statistic is a vector."""
 
     template = "middle.py.jinja"
@@ -26,6 +29,7 @@ class MiddleContext(RowContext):
         return op.plan
 
     def kernel(self) -> MiddleKernel:
+        finishes = [self.finish(f) for f in self.finishes()]
         return MiddleKernel(
             **vars(self.kernel_head()),
             functions=self.functions(),
@@ -35,7 +39,43 @@ class MiddleContext(RowContext):
             element_lines=self.coordinate_lines(self.plan.column_groups, "at.c"),
             held_loads=[self.load(a) for a in self.vector_loads() if self.plan.is_held(a)],
             once_loads=[self.load(a) for a in self.vector_loads() if not self.plan.has_elements(a)],
+            column_statistics=[
+                ColumnStatistic(s.name, s.op, self.statistic_type(s), f"f{camel(s.name)}", self.parts(s)) for s in self.plan.columns
+            ],
+            column_ops=in_tuple([f'"{s.op}"' for s in self.plan.columns]),
+            finishes=finishes,
         )
+
+    def launch_extents(self) -> list[str]:
+        """The sizes with which the launcher counts rows, or those that it passes on where blocks loop over all rows."""
+        if not self.plan.columns:
+            return super().launch_extents()
+        return self.extents_in([text for f in map(self.finish, self.finishes()) for text in (f.grid, *f.launch_arguments)])
+
+    # The chain in pieces
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def chain_function(self) -> Function | None:
+        """The outputs along rows, and what is reduced over them."""
+        stores, columns = self.vector_stores(), self.plan.columns
+        if not stores and not columns:
+            return None
+        doc = "The chain, on one vector of each operand and the rows' statistics"
+        doc += f", and the values to reduce into {', '.join(s.name for s in columns)}." if columns else "."
+        leaves = {emit.leaf_key(s.node): s.name for s in self.plan.rows}
+        values = [*self.values_of(stores), *(s.operand for s in columns)]
+        return self.function(f"{self.spec.op}_chain", doc, values, leaves)
+
+    def final(self) -> Final | None:
+        found = super().final()
+        if found is None:
+            return None
+        names = [a.name for a in self.vector_stores()] + [f"{s.name}_of" for s in self.plan.columns]
+        return replace(found, results=", ".join(names))
+
+    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    def functions(self) -> list[Function]:
+        return [*super().functions(), *(f.function for f in self.finishes())]
 
     def xla(self) -> None:
         """The jnp form is that of the op's stages."""
@@ -70,10 +110,10 @@ class MiddleContext(RowContext):
         return list({self.fragment(a): a for a in self.plan.loads if a.array is not None}.values())
 
     def vector_stores(self) -> list[Access]:
-        return [a for a in self.plan.stores if self.plan.has_elements(a)]
+        return [a for a in self.plan.stores if self.plan.has_elements(a) and not self.late(a)]
 
     def row_stores(self) -> list[Access]:
-        return [a for a in self.plan.stores if not self.plan.has_elements(a)]
+        return [a for a in self.plan.stores if not self.plan.has_elements(a) and not self.late(a)]
 
     def kernel_fragments(self) -> list[Fragment]:
         def shape(access: Access) -> list[str]:
@@ -114,7 +154,8 @@ class MiddleContext(RowContext):
     # Sweeps
 
     def statistic_text(self, statistic: Statistic, width: str) -> str:
-        del width
+        if statistic.over != "row":
+            return super().statistic_text(statistic, width)
         return f"{statistic.name} != 0" if statistic.kind == "bool" else statistic.name
 
     def names_vector(self, function: Function) -> bool:

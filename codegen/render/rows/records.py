@@ -199,19 +199,6 @@ class RowKernel(RowsKernel):
     runs_written: list[Run]
 
 
-@dataclass(frozen=True)
-class MiddleKernel(RowsKernel):
-    """The values of `middle.py.jinja`."""
-
-    functions: list[Function]
-    final: Final | None
-    rows: str
-    launch_extents: list[str]
-    element_lines: list[str]
-    held_loads: list[Load]  # of each element of the rows
-    once_loads: list[Load]  # of the rows
-
-
 # Kernels that reduce over rows
 
 
@@ -336,3 +323,19 @@ class WalkKernel(RowsKernel):
     shares: bool
     rows: str
     runs_written: list[Run]
+
+
+@dataclass(frozen=True)
+class MiddleKernel(RowsKernel):
+    """The values of `middle.py.jinja`."""
+
+    functions: list[Function]
+    final: Final | None
+    rows: str
+    launch_extents: list[str]
+    element_lines: list[str]
+    held_loads: list[Load]  # of each element of the rows
+    once_loads: list[Load]  # of the rows
+    column_statistics: list[ColumnStatistic]
+    column_ops: str
+    finishes: list[FinishKernel]

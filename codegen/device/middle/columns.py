@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from codegen.device import access, reduce, vectors
-from codegen.device.functions import Vector
+from codegen.device.functions import Vector, unseen
 from codegen.device.math.division import divide_by_count
 from codegen.device.middle.meeting import over_lanes, over_threads, parts_of
 from codegen.shared import MiddleLaunch
@@ -43,7 +43,8 @@ def rows(how: MiddleLaunch, count: Int32, length: Int32, chunk: Int32) -> Rows:
     tidx, _, _ = cute.arch.thread_idx()
     index = (chunk * how.lanes + tidx % how.lanes) * how.vec
     there = index < count
-    return Rows(how, index, there, tidx // how.lanes, length, cutlass.select_(there, length, 0))
+    first = unseen(tidx // how.lanes)  # else places would be held from chunk to chunk
+    return Rows(how, index, there, first, length, cutlass.select_(there, length, 0))
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,13 @@ class Rows:
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Rows:
         """Return the view, after hiding from the compiler where the contents of these arrays' registers come from if they are to hold
-        `only_row`: then it keeps no other values computed from them."""
-        if self.how.only_row:
-            for tensor, registers in arrays:
-                if tensor is not None:
-                    access.forget(registers)
-        return self
+        `only_row`: then it keeps no other values computed from them, nor the places of elements."""
+        if not self.how.only_row:
+            return self
+        for tensor, registers in arrays:
+            if tensor is not None:
+                access.forget(registers)
+        return replace(self, first=unseen(self.first))
 
     def reduce(self, running: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor]) -> list[Vector]:
         """The rows' statistics, from the running values of all threads that share the rows."""

@@ -22,15 +22,17 @@ from codegen.plan.launches import Extents
 from codegen.plan.planner import Names
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import RESIDENT, most_parts, processors
+from codegen.plan.rows.walking import REGISTERS_OF_SM, RESIDENT, most_parts, processors, registers
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
 
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
-LEAST_THREADS, MOST_THREADS, LARGEST = 128, 512, 1024  # of a block; the largest have half as many registers a thread
+LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
+LEAST_VECTOR = 4  # bytes
 LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
-HEAVY = 192  # and at most
+HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
+PLACES = 20  # registers for the places of elements
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
 
 
@@ -116,38 +118,49 @@ class Middle(Reduction):
         schedule: Mapping[str, int],
         arch: str | None,
     ) -> MiddleLaunch | None:
-        """The launch of blocks that read about so many bytes of neighbouring elements; None if registers have no room."""
+        """The launch of blocks that read about so many bytes of neighbouring elements: of the fewest threads whose registers have room;
+        None if there is none."""
         widest = self.widest(dtypes)
-        vec = vector_width(widest, schedule)
-        vec = vec if inner % vec == 0 else min(vec, inner & -inner)
-        lanes = 1
-        while lanes < WARP and lanes * vec * widest < piece and lanes * vec < inner:
-            lanes *= 2
+        own = vector_width(widest, schedule)
+        own = own if inner % own == 0 else min(own, inner & -inner)
+        for threads in THREADS:
+            # The statistics of narrower vectors take fewer registers
+            for vec in (own, own // 2) if own * widest > LEAST_VECTOR else (own,):
+                lanes = 1
+                while lanes < WARP and lanes * vec * widest < piece and lanes * vec < inner:
+                    lanes *= 2
+                how = self._of_threads(threads, vec, lanes, columns, dtypes)
+                if how is not None:
+                    return how if not self.columns else self._looping(how, rows, arch)
+        return None
+
+    def _of_threads(
+        self, most: int, vec: int, lanes: int, columns: int, dtypes: Mapping[str, str]
+    ) -> MiddleLaunch | None:
+        """The launch of blocks of at most so many threads; None if their registers have no room."""
         width, per_row = self.held_bytes(vec, dtypes), 1
-        expensive = 4 * vec * len(self.expensive)
-
-        def held(threads_a_row: int) -> int:
-            return -(-columns // threads_a_row) * width
-
-        while per_row < columns and held(per_row) > LIGHT and per_row * lanes < MOST_THREADS:
+        while per_row < columns and -(-columns // per_row) * width > LIGHT and per_row * lanes < most:
             per_row *= 2
-        if held(per_row) > HEAVY:
-            per_row *= 2
-            if held(per_row) > LIGHT or per_row * lanes > LARGEST:
-                return None
         while per_row * lanes < LEAST_THREADS:
             if self.columns and lanes == WARP:  # lanes of a warp reduce its rows
                 per_row *= 2
             else:
                 lanes *= 2
         threads, vectors = per_row * lanes, -(-columns // per_row) or 1
-        holds_expensive = 0 < vectors * (expensive + width) <= HEAVY and threads <= MOST_THREADS
-        how = MiddleLaunch(
-            vec, False, threads, per_row, vectors, 1, True, columns == vectors * per_row, holds_expensive, only_row=True
+        room = REGISTERS_OF_SM // max(threads, RESIDENT)
+        once = sum(self.is_wide(a) and not self.has_elements(a) for a in self.loads)
+        values, held = (self.alive + len(self.rows) + once) * vec, vectors * (width + 4 * len(self.columns))
+        needed = PLACES + registers(values, held)
+        if vectors * width > HEAVY or needed > room:
+            return None
+        expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
+        return MiddleLaunch(
+            vec, False, threads, per_row, vectors, 1, True, columns == vectors * per_row, expensive, only_row=True
         )  # fmt: skip
-        if not self.columns:
-            return how
-        resident = max(1, RESIDENT // threads)
+
+    def _looping(self, how: MiddleLaunch, rows: int | None, arch: str | None) -> MiddleLaunch:
+        """The launch of as many blocks as are resident, each of which loops over rows."""
+        resident = max(1, RESIDENT // how.threads)
         chunks = 2**31 if rows is None else -(-rows // how.rows_a_block) or 1
         return replace(how, resident=resident, parts=min(chunks, resident * processors(arch), most_parts()))
 
@@ -191,9 +204,13 @@ class _Middle(Reductions):
     def refuse_middle(self) -> Diagnostic | None:
         last = self.spec.outputs[-1]
         if self.kept == self.axes:
-            return self.error("its reductions are not along axes before the innermost one, or over all others", "", last)
+            return self.error(
+                "its reductions are not along axes before the innermost one, or over all others", "", last
+            )
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
-            return self.error("a kernel that reduces along middle axes does nothing else than element-wise operations", "", last)
+            return self.error(
+                "a kernel that reduces along middle axes does nothing else than element-wise operations", "", last
+            )
         if any(id(n) in self.following for n in self.over):
             return self.error("it reduces over rows along middle axes only what does not follow a maximum", "", last)
         over = {id(n) for n in self.over}
@@ -204,7 +221,9 @@ class _Middle(Reductions):
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             paired = array.dims and array.dims[-1].parts is not None and not array.dims[-1].parts_first
             if packed or paired:
-                return self.error(f"the elements of {array.name!r} along the innermost axis are not single ones", "", array)
+                return self.error(
+                    f"the elements of {array.name!r} along the innermost axis are not single ones", "", array
+                )
         return None
 
     def plan(self) -> Middle:

@@ -40,7 +40,8 @@ class MiddleContext(FinishContext):
             held_loads=[self.load(a) for a in self.vector_loads() if self.plan.is_held(a)],
             once_loads=[self.load(a) for a in self.vector_loads() if not self.plan.has_elements(a)],
             column_statistics=[
-                ColumnStatistic(s.name, s.op, self.statistic_type(s), f"f{camel(s.name)}", self.parts(s)) for s in self.plan.columns
+                ColumnStatistic(s.name, s.op, self.statistic_type(s), f"f{camel(s.name)}", self.parts(s))
+                for s in self.plan.columns
             ],
             column_ops=in_tuple([f'"{s.op}"' for s in self.plan.columns]),
             finishes=finishes,
@@ -50,7 +51,9 @@ class MiddleContext(FinishContext):
         """The sizes with which the launcher counts rows, or those that it passes on where blocks loop over all rows."""
         if not self.plan.columns:
             return super().launch_extents()
-        return self.extents_in([text for f in map(self.finish, self.finishes()) for text in (f.grid, *f.launch_arguments)])
+        return self.extents_in(
+            [text for f in map(self.finish, self.finishes()) for text in (f.grid, *f.launch_arguments)]
+        )
 
     # The chain in pieces
 

@@ -17,8 +17,8 @@ OVER = "(0, 1, 2, 3, 4, 5)[:x.ndim - 1]"
 # inputs, outputs, chain, reference
 OPS = {
     "softmax_of_columns": (X, "y: T[..., N]", "y = softmax(x, axis=...)", f"y = jax.nn.softmax(x, axis={OVER})"),
-    "logsumexp_of_a_middle_axis": (
-        "x: T[B, C, S]", "y: T[B, S]", "y = logsumexp(x, axis=C)", "y = jax.nn.logsumexp(x, axis=1)",
+    "softmax_of_a_middle_axis": (
+        "x: T[B, C, S]", "y: T[B, C, S]", "y = softmax(x, axis=C)", "y = jax.nn.softmax(x, axis=1)",
     ),
     "scales_of_blocks": (
         "x: T[(P R=16), (Q C=32)]", "y: T[(P R=16), (Q C=32)]; s: float32[P, Q]",

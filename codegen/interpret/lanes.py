@@ -41,6 +41,7 @@ class Lanes(Protocol):
     thread: np.ndarray  # each lane's place among all threads of the launch
     at: np.ndarray  # the basic block that each lane is at, or what it waits for
     idle: np.ndarray  # lanes that wait from the end of this basic block on
+    pausing: bool  # whether some of those that wait go on once no others can
     select: np.ndarray | None  # the active lanes; None: all
     current: Instruction
 

@@ -23,6 +23,7 @@ from codegen.interpret.decode.instructions import decode, refuse_converted_store
 from codegen.interpret.lanes import Dim, LaunchConfig
 from codegen.interpret.memory.arrays import Array, Fault, Global
 from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
+from codegen.interpret.memory.bulks import Bulks
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.memory.ordering import Ordering
 from codegen.interpret.memory.products import Products, registers
@@ -172,31 +173,33 @@ class Machine:
         self.at = np.zeros(self.lanes, np.int32)
         self.select: np.ndarray | None = None
         self.idle = np.zeros(self.lanes, bool)
+        self.pausing = False
         self.ordering = Ordering(blocks, threads, self.cluster_size, self.kernel.mbarriers)
         self.shared = Shared(blocks, self.kernel.shared + self.launch.shared, self.ordering)
         self.products = Products(self.shared, self.kernel.of_products)
+        self.bulks = Bulks(self.shared, self.memory)
         self.barriers = Barriers(self.ordering, self.products)
         local = Rows(self.lanes, self.kernel.local) if self.kernel.local else None
         self.spaces = Spaces(self, self.memory, self.shared, local)
         for _ in range(STEPS):
             here = int(self.at.min())
             if here == DONE:
-                self.checked(None, self.products.check_exit)
+                for flying in (self.products, self.bulks):
+                    self.checked(None, flying.check_exit)
                 return
             if here >= ASIDE:
                 self.checked(None, self.go_on, here)
                 continue
             there = self.at == here
-            whole = bool(there.all())
-            self.step(here, None if whole else np.flatnonzero(there))
+            self.step(here, None if there.all() else np.flatnonzero(there))
         stuck = int(np.argmin(self.at))
         block = self.kernel.blocks[int(self.at[stuck]) % ASIDE]
         here_now = block.body[0][1] if block.body else block.end
         raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def go_on(self, here: int) -> None:
-        """Let some lanes pass a barrier, when no lane can run."""
-        if here < WAIT and not ((self.at >= WAIT) & (self.at < DONE)).any():
+        """Let some lanes pass a barrier, or those that pause go on, when no lane can run."""
+        if here < WAIT and not self.pausing and not ((self.at >= WAIT) & (self.at < DONE)).any():
             raise Fault(int(np.argmin(self.at)), "a wait for a phase of an mbarrier that nothing brings to its end")
         self.barriers.release(self)
 
@@ -207,6 +210,7 @@ class Machine:
     def wake(self) -> None:
         self.at[(self.at >= ASIDE) & (self.at < WAIT)] -= ASIDE
         self.idle[:] = False
+        self.pausing = False
 
     def step(self, here: int, select: np.ndarray | None) -> None:
         """Run a basic block for the lanes that are at it, and the following blocks that have no other predecessor."""

@@ -7,17 +7,21 @@ from collections.abc import Callable
 import numpy as np
 
 from codegen.interpret.arithmetic import PTX_TYPES
-from codegen.interpret.decode.asynchronous import mbarriers, tensormaps
+from codegen.interpret.decode.asynchronous import bulk, mbarriers, tensormaps
 from codegen.interpret.decode.decoding import Execute, Machine, Unknown, only
 from codegen.interpret.memory.spaces import WINDOWS
 from codegen.interpret.ptx import Address, Imm, Operand, Symbol, Vector
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
-# Order and cache hints of an access have no effect here: lanes step together, and there is one memory
+# Cache hints of an access have no effect here, and an order only says that threads synchronise by it: lanes step together, and
+# there is one memory
 HINTS = (
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys",
     "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
 )  # fmt: skip
+
+
+STRONG = {"volatile", "relaxed", "acquire", "release"}
 
 
 def memory_of(words: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -44,12 +48,12 @@ def load(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     target, address = operands
     targets = target.items if isinstance(target, Vector) else (target,)
     assert isinstance(address, Address) and len(targets) == count
-    signed = kind.startswith("s")
+    signed, strong = kind.startswith("s"), bool(STRONG & {*words})
     # Words without a register are not read: the compiler may load whole vectors at an array's end
     used = max((i + 1 for i, item in enumerate(targets) if item is not None), default=0)
 
     def run(m: Machine) -> None:
-        values = m.spaces.load(space, address, used, np.dtype(PTX_TYPES[kind]).itemsize, count)
+        values = m.spaces.load(space, address, used, np.dtype(PTX_TYPES[kind]).itemsize, count, strong)
         for item, value in zip(targets, values, strict=False):
             if item is not None:
                 m.write(item, value.view(PTX_TYPES[kind]) if signed else value)
@@ -67,9 +71,9 @@ def store(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     held = [s for s in sources if s is not None]
     if space == "const":
         raise Unknown(".const")
-    unsigned = f"u{np.dtype(PTX_TYPES[kind]).itemsize * 8}"
+    unsigned, strong = f"u{np.dtype(PTX_TYPES[kind]).itemsize * 8}", bool(STRONG & {*words})
     return lambda m: m.spaces.store(
-        space, address, [m.read(s, unsigned) for s in held], np.dtype(PTX_TYPES[kind]).itemsize
+        space, address, [m.read(s, unsigned) for s in held], np.dtype(PTX_TYPES[kind]).itemsize, strong
     )
 
 
@@ -147,8 +151,11 @@ def fence(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
 
 def copy_async(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """cp.async of global to shared memory, and the groups that threads wait for; cp.async.bulk."""
+    if words[:3] == ("reduce", "async", "bulk"):
+        return bulk.decode(words[3:], operands, True)
     if words[:2] == ("async", "bulk"):
-        return tensormaps.copy_box(words[2:], operands)
+        towards = words[2] in ("global", "commit_group", "wait_group")
+        return bulk.decode(words[2:], operands, False) if towards else tensormaps.copy_box(words[2:], operands)
     if words[:2] == ("async", "commit_group"):
         return lambda m: m.shared.commit(m.active())
     if words[:2] == ("async", "wait_group"):

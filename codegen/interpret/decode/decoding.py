@@ -11,6 +11,7 @@ from typing import Protocol
 
 from codegen.interpret.lanes import Lanes
 from codegen.interpret.memory.arrays import Global
+from codegen.interpret.memory.bulks import Bulks
 from codegen.interpret.memory.onchip import Shared
 from codegen.interpret.memory.ordering import Ordering
 from codegen.interpret.memory.products import Products
@@ -28,6 +29,7 @@ class Machine(Lanes, Protocol):
     spaces: Spaces
     ordering: Ordering
     products: Products
+    bulks: Bulks
 
 
 Execute = Callable[[Machine], None]

@@ -11,7 +11,7 @@ from codegen.interpret import arithmetic as ar
 from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import accesses, matrices, warps
 from codegen.interpret.decode.asynchronous import mbarriers, wgmma
-from codegen.interpret.decode.decoding import Execute, Unknown
+from codegen.interpret.decode.decoding import Execute, Machine, Unknown
 from codegen.interpret.decode.numbers import conversions, floating, integers, logic
 from codegen.interpret.ptx import Instruction, Operand, Program, PtxError, Reg, Vector
 
@@ -96,6 +96,16 @@ def multiply(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     return lambda m: m.write(target, m.read(a, kind).astype(wide) * m.read(b, kind).astype(wide))
 
 
+def pause(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
+    """nanosleep: others run first."""
+
+    def run(m: Machine) -> None:
+        m.aside(m.active())
+        m.pausing = True
+
+    return run
+
+
 def nothing(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
     """Hints."""
     return lambda m: None
@@ -166,5 +176,5 @@ TABLE: dict[str, Callable[..., Execute]] = {
     "griddepcontrol": nothing,
     "setmaxnreg": nothing,
     "prefetch": nothing,
-    "nanosleep": nothing,
+    "nanosleep": pause,
 }

@@ -126,15 +126,16 @@ class Global:
         return f"{verb} of {width} bytes out of bounds of {near.name!r}: byte {at} of {near.size} ({element})"
 
     def load(
-        self, addresses: np.ndarray, words: int, wordsize: int, lanes: np.ndarray, thread: np.ndarray, asked: int
-    ) -> list[np.ndarray]:
-        """`words` consecutive words for each address, as unsigned arrays, of an access that is `asked` words wide."""
+        self, addresses: np.ndarray, words: int, wordsize: int, lanes: np.ndarray, thread: np.ndarray, asked: int, strong: bool = False
+    ) -> list[np.ndarray]:  # fmt: skip
+        """`words` consecutive words for each address, as unsigned arrays, of an access that is `asked` words wide. A `strong` access
+        may read what another thread writes at the same time."""
         width = words * wordsize
         results = None
         for array, where in self.find(addresses, width, lanes, "load", asked * wordsize):
             offset = (addresses if where is None else addresses[where]) - array.address
             own = lanes if where is None else lanes[where]
-            self.check_read(array, offset, width, own, thread if where is None else thread[where])
+            self.check_read(array, offset, width, own, None if strong else thread if where is None else thread[where])
             index = offset // wordsize
             view = array.data.view(f"u{wordsize}")
             values = [view[index + k] for k in range(words)]
@@ -149,7 +150,9 @@ class Global:
         assert results is not None
         return results
 
-    def check_read(self, array: Array, offset: np.ndarray, width: int, lanes: np.ndarray, thread: np.ndarray) -> None:
+    def check_read(
+        self, array: Array, offset: np.ndarray, width: int, lanes: np.ndarray, thread: np.ndarray | None
+    ) -> None:
         if array.initialised is None:
             return
         for k in range(0, width, min(array.itemsize, width)):
@@ -158,6 +161,8 @@ class Global:
                 place = int(np.flatnonzero(missing)[0])
                 at = (int(offset[place]) + k) // array.itemsize
                 raise Fault(int(lanes[place]), f"read of element {at} of {array.name!r}, which nothing has written")
+            if thread is None:
+                continue
             assert array.owner is not None
             owner = array.owner[offset + k]
             foreign = (owner != thread) & (owner != SETTLED)
@@ -169,9 +174,9 @@ class Global:
                 )
 
     def store(
-        self, addresses: np.ndarray, values: list[np.ndarray], wordsize: int, lanes: np.ndarray, thread: np.ndarray
-    ) -> None:
-        """Store consecutive words at each address."""
+        self, addresses: np.ndarray, values: list[np.ndarray], wordsize: int, lanes: np.ndarray, thread: np.ndarray, strong: bool = False
+    ) -> None:  # fmt: skip
+        """Store consecutive words at each address. A `strong` access may overwrite what another thread writes."""
         width = len(values) * wordsize
         for array, where in self.find(addresses, width, lanes, "store"):
             pick = slice(None) if where is None else where
@@ -181,7 +186,8 @@ class Global:
             assert array.owner is not None and array.initialised is not None
             view, index = array.data.view(f"u{wordsize}"), offset // wordsize
             parts = [np.broadcast_to(v, addresses.shape)[pick] for v in values]
-            self.check_write(array, view, offset, index, parts, wordsize, own, writer)
+            if not strong:
+                self.check_write(array, view, offset, index, parts, wordsize, own, writer)
             for k, part in enumerate(parts):
                 view[index + k] = part
             _spread(array.owner, offset, width, writer)
@@ -215,9 +221,9 @@ class Global:
     def differing(self, array: Array, at: int, lane: int) -> None:
         raise Fault(lane, f"race: two threads write element {at // array.itemsize} of {array.name!r} differently")
 
-    def cell(self, address: np.ndarray, size: int, lane: np.ndarray) -> np.ndarray:
-        """The bytes that an atomic of one lane works on."""
-        ((array, _),) = self.find(address, size, lane, "atomic")
+    def cell(self, address: np.ndarray, size: int, lane: np.ndarray, alignment: int = 0) -> np.ndarray:
+        """The bytes that an atomic, or a bulk copy that adds, of one lane works on."""
+        ((array, _),) = self.find(address, size, lane, "atomic", alignment)
         if not array.writable:
             raise Fault(int(lane[0]), f"atomic on the input {array.name!r}")
         assert array.initialised is not None

@@ -131,7 +131,7 @@ class Barriers:
         self.ordering.tick(lanes)
 
     def release(self, m: Lanes) -> None:
-        """No lane can run: release the lanes whose barrier is complete."""
+        """No lane can run: release the lanes whose barrier is complete, or else those that pause."""
         lanes = np.flatnonzero((m.at < DONE) & (m.at >= WAIT))
         at = self.at[lanes]
         free = np.concatenate(
@@ -142,7 +142,9 @@ class Barriers:
                 self.clusters(lanes[at == AT_CLUSTER], m.at == DONE),
             ]
         )
-        if not len(free):
+        if not len(free) and m.pausing:
+            m.wake()
+        elif not len(free):
             raise self.stuck(m, lanes)
         m.at[free] -= WAIT - 1
 

@@ -184,7 +184,11 @@ class Shared(Rows):
         self.landed(at, lanes, "write of")
         if self.used is not None:
             self.refuse(
-                self.used[at] > 0, at, lanes, "write of", ", which a wgmma that is not waited for may still read"
+                self.used[at] > 0,
+                at,
+                lanes,
+                "write of",
+                ", which a wgmma or a bulk copy that is not waited for may still read",
             )
         self.race(ordering.unordered(self.writer[at], whom), at, lanes, "second write of", "wrote")
         read = ordering.unordered(self.reader[at], whom, self.reading[at], at // self.size)
@@ -295,22 +299,23 @@ class Shared(Rows):
 
     # Reads by wgmma
 
-    def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray) -> np.ndarray:
-        """The indices of the bytes that a wgmma reads, with one lane of each of its warps: (accesses, width)."""
+    def take_up(self, row: int, offset: np.ndarray, width: int, lanes: np.ndarray, name: str = "wgmma") -> np.ndarray:
+        """The indices of the bytes that a wgmma reads, with one lane of each of its warps, or a bulk copy, with its lane:
+        (accesses, width)."""
         first = np.full(offset.shape, lanes[0])
-        at = self.bytes_of(np.full(offset.shape, row), offset, width, first, "wgmma", width)
-        self.landed(at, first, "wgmma of")
-        self.refuse(~self.initialised[at], at, first, "wgmma of", ", which nothing has written")
-        self.fenced(at, first, "wgmma of")
+        at = self.bytes_of(np.full(offset.shape, row), offset, width, first, name, width)
+        self.landed(at, first, f"{name} of")
+        self.refuse(~self.initialised[at], at, first, f"{name} of", ", which nothing has written")
+        self.fenced(at, first, f"{name} of")
         stamps = np.unique(self.writer[at])
         for lane in lanes:
             if self.ordering.unordered(stamps, np.full(stamps.shape, lane)).any():
                 whose = np.full(offset.shape, lane)
-                self.race(self.ordering.unordered(self.writer[at], whose[:, None]), at, whose, "wgmma of", "wrote")
+                self.race(self.ordering.unordered(self.writer[at], whose[:, None]), at, whose, f"{name} of", "wrote")
         return at
 
     def hold(self, at: np.ndarray) -> None:
-        """A wgmma reads these bytes from now on."""
+        """A wgmma or a bulk copy reads these bytes from now on."""
         if self.used is None:
             self.used = np.zeros(self.writer.shape, np.uint8)
         self.used[at] += 1
@@ -326,9 +331,14 @@ class Shared(Rows):
         self.plain[at] = ~fenced[self.writer[at] & LANE]
 
     def put_down(self, at: np.ndarray) -> None:
-        """The wgmma has read these bytes."""
+        """It has read these bytes."""
         assert self.used is not None
         self.used[at] -= 1
+
+    def read_by(self, at: np.ndarray, lane: int) -> None:
+        """Record that a lane has waited for a bulk copy that reads these bytes."""
+        lanes = np.full(len(at), lane)
+        self.remember(self.reader, self.reading, at, lanes, self.ordering.stamp(lanes))
 
     def seen_by(self, at: np.ndarray, lane: int) -> None:
         """Record that warps of a lane's warpgroup have waited for a product that reads these bytes."""

@@ -71,28 +71,30 @@ class Spaces:
                 result[chosen] = np.frombuffer(data, f"u{size}")[k]
         return results
 
-    def load(self, space: str, address: Address, count: int, size: int, asked: int) -> list[np.ndarray]:
-        """`count` of the `asked` words of one access."""
+    def load(
+        self, space: str, address: Address, count: int, size: int, asked: int, strong: bool = False
+    ) -> list[np.ndarray]:
+        """`count` of the `asked` words of one access, which may be `strong`, as of words by which threads synchronise."""
         if space == "param" and address.base in self.m.params:
             assert isinstance(address.base, str)
             data = np.frombuffer(self.m.params[address.base], np.uint8)[address.offset : address.offset + count * size]
             return [data.view(f"u{size}")[k : k + 1] for k in range(count)]
-        return self.load_from(space, self.place(address), self.m.active(), count, size, asked)
+        return self.load_from(space, self.place(address), self.m.active(), count, size, asked, strong)
 
     def load_from(
-        self, space: str, where: np.ndarray, lanes: np.ndarray, count: int, size: int, asked: int
+        self, space: str, where: np.ndarray, lanes: np.ndarray, count: int, size: int, asked: int, strong: bool = False
     ) -> list[np.ndarray]:
         if space == "generic":
             results = [np.zeros(lanes.shape, f"u{size}") for _ in range(count)]
             for inner, chosen, offset in self.windows(where):
-                parts = self.load_from(inner, offset, lanes[chosen], count, size, asked)
+                parts = self.load_from(inner, offset, lanes[chosen], count, size, asked, strong)
                 for result, part in zip(results, parts, strict=True):
                     result[chosen] = part
             return results
         if space == "param" and (where >= PARAMETERS).all():
             return self.load_parameters(where, lanes, count, size)
         if space in ("global", "const"):
-            return self.arrays.load(where, count, size, lanes, self.m.thread[lanes], asked)
+            return self.arrays.load(where, count, size, lanes, self.m.thread[lanes], asked, strong)
         if space in ("local", "param"):
             return self.own_local().load(lanes, where, count, size, lanes, asked)
         row, offset = self.shared_place(space, where, lanes)
@@ -100,16 +102,24 @@ class Spaces:
         self.shared.visit(row, lanes, self.m.current)
         return values
 
-    def store(self, space: str, address: Address, values: list[np.ndarray], size: int) -> None:
-        self.store_to(space, self.place(address), self.m.active(), values, size)
+    def store(self, space: str, address: Address, values: list[np.ndarray], size: int, strong: bool = False) -> None:
+        self.store_to(space, self.place(address), self.m.active(), values, size, strong)
 
-    def store_to(self, space: str, where: np.ndarray, lanes: np.ndarray, values: list[np.ndarray], size: int) -> None:
+    def store_to(
+        self,
+        space: str,
+        where: np.ndarray,
+        lanes: np.ndarray,
+        values: list[np.ndarray],
+        size: int,
+        strong: bool = False,
+    ) -> None:
         if space == "generic":
             for inner, chosen, offset in self.windows(where):
                 parts = [np.broadcast_to(v, lanes.shape)[chosen] for v in values]
-                self.store_to(inner, offset, lanes[chosen], parts, size)
+                self.store_to(inner, offset, lanes[chosen], parts, size, strong)
         elif space == "global":
-            self.arrays.store(where, values, size, lanes, self.m.thread[lanes])
+            self.arrays.store(where, values, size, lanes, self.m.thread[lanes], strong)
         elif space in ("local", "param"):
             self.own_local().store(lanes, where, values, size, lanes)
         else:

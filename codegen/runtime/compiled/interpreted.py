@@ -87,10 +87,12 @@ def run(
     inputs: Sequence[np.ndarray | None],
     outputs: Shapes,
     pairs: Mapping[int, int] = MappingProxyType({}),
+    whole: int | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """The outputs of a call, with the given shapes. `pairs` maps inputs to the outputs that begin with their elements. `names` are the names of inputs and outputs, for messages and reports."""
+    """The outputs of a call, with the given shapes. `pairs` maps inputs to the outputs that begin with their elements. `names` are the
+    names of inputs and outputs, for messages and reports. The first `whole` outputs must be written, by default all."""
     try:
-        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs, dict(pairs)).result()
+        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs, dict(pairs), whole).result()
     except (InterpretError, ptx.PtxError) as error:
         raise error.with_traceback(None) from None  # under jit JAX would print the traceback, and the message is enough
 
@@ -101,12 +103,13 @@ def _run(
     inputs: tuple[np.ndarray | None, ...],
     out_shapes: Shapes,
     pairs: Mapping[int, int],
+    whole: int | None,
 ) -> tuple[np.ndarray, ...]:
     """Run a call. A kernel that fails is run again with source lines, which take long to compile, so that the message has them."""
     try:
-        return _run_compiled(call, compile_call(call), names, inputs, out_shapes, pairs)
+        return _run_compiled(call, compile_call(call), names, inputs, out_shapes, pairs, whole)
     except (InterpretError, ptx.PtxError):
-        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes, pairs)
+        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes, pairs, whole)
 
 
 def _run_compiled(
@@ -116,6 +119,7 @@ def _run_compiled(
     inputs: tuple[np.ndarray | None, ...],
     out_shapes: Shapes,
     pairs: Mapping[int, int],
+    whole: int | None,
 ) -> tuple[np.ndarray, ...]:
     arrays = [memory.make_array(n, as_stored(x), False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]
@@ -133,7 +137,7 @@ def _run_compiled(
         reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
         for array in outputs:
             array.settle()
-    for array in outputs:
+    for array in outputs[:whole]:
         missing = memory.Global([array]).unwritten()
         if missing is not None:
             _, first, count = missing

@@ -66,7 +66,7 @@ class LauncherCall:
                 None if x is None else np.asarray(next(values)).reshape(t.shape)
                 for x, t in zip(self.operands, self.inputs, strict=True)
             ]
-            results = interpreted.run(compiled, names, inputs, [t.shape for t in self.outputs], pairs)
+            results = interpreted.run(compiled, names, inputs, [t.shape for t in self.outputs], pairs, count)
             return tuple(r.reshape(shape) for r, shape in zip(results[:count], self.shapes, strict=False))
 
         if not any(isinstance(x, jax.core.Tracer) for x in present):

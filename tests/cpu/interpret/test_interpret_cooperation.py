@@ -199,7 +199,7 @@ def test_a_nan_whose_branch_stands_behind_a_shuffle(tmp_path):
     "line", ["redux.sync.add.f32 %r1, %r2, -1;", "redux.sync.xor.u32 %r1, %r2, -1;", "redux.sync.min.abs.s32 %r1, %r2, -1;",
              "activemask.b64 %rd1;", "shfl.up.b32 %r1, %r2, 1, 0;", "bar.sync 1, 32, 64;", "bar.warp.arrive 3;",
              "cp.async.cg.shared.global [%r1], [%rd1], 8;", "cp.async.ca.shared.global [%r1], [%rd1], 3;",
-             "cp.async.ca.shared.global.L2::cache_hint [%r1], [%rd1], 4, %rd2;", "cp.async.bulk.commit_group;",
+             "cp.async.ca.shared.global.L2::cache_hint [%r1], [%rd1], 4, %rd2;", "cp.reduce.async.bulk.global.shared::cta.bulk_group.min.f32 [%rd1], [%r1], 16;",
              "fence.acq_rel.warp;", "mapa.u64 %rd1, %rd2, %r1;"],
 )  # fmt: skip
 def test_forms_that_are_not_known(line):

@@ -325,6 +325,7 @@ class AttentionLaunch:
     )
     packed: bool = False  # whether a block's rows are of all that share k and v
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
+    joint: bool = False  # whether one kernel computes the gradients of q, k and v
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
     converted: tuple[str, ...] = ()  # of the arrays of bytes, those that are converted before the kernel
 

@@ -357,6 +357,8 @@ def alibi_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
     mSum1: cute.Tensor,  # (B, Q, H) float32
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -378,7 +380,7 @@ def alibi_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mSlopes, mDq,),
         functools.partial(alibi_attention_backward_stage2_slope, scale=scale),
-        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), how=how,
+        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 

@@ -398,6 +398,8 @@ def causal_attention_backward_stage3_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -419,7 +421,7 @@ def causal_attention_backward_stage3_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(causal_attention_backward_stage3_slope, scale=scale),
-        functools.partial(causal_attention_backward_stage3_tiles, scale=scale), how=how,
+        functools.partial(causal_attention_backward_stage3_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 

@@ -368,6 +368,8 @@ def dilated_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -391,7 +393,8 @@ def dilated_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(dilated_attention_backward_stage2_slope, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_backward_stage2_tiles, scale=scale, step_=step_, window=window), how=how,
+        functools.partial(dilated_attention_backward_stage2_tiles, scale=scale, step_=step_, window=window), mParts,
+        mTurns, how=how,
     )
 
 

@@ -445,6 +445,8 @@ def dropout_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     keep: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -467,7 +469,7 @@ def dropout_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mKey, mDq,),
         functools.partial(dropout_attention_backward_stage2_slope, scale=scale, keep=keep),
-        functools.partial(dropout_attention_backward_stage2_tiles, scale=scale, keep=keep), how=how,
+        functools.partial(dropout_attention_backward_stage2_tiles, scale=scale, keep=keep), mParts, mTurns, how=how,
     )
 
 

@@ -266,6 +266,8 @@ def full_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -286,7 +288,7 @@ def full_attention_backward_stage2_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
-        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, how=how,
+        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, mParts, mTurns, how=how,
     )
 
 

@@ -359,6 +359,8 @@ def prefix_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, H, Q, D) T
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -380,7 +382,7 @@ def prefix_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mPrefix, mDq,),
         functools.partial(prefix_attention_backward_stage2_slope, scale=scale),
-        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), how=how,
+        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 

@@ -273,6 +273,8 @@ def relative_bias_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
     mDbias: cute.Tensor,  # (H, Q, S) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
@@ -292,7 +294,7 @@ def relative_bias_attention_backward_stage2_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mBias, mDq,),
-        relative_bias_attention_backward_stage2_slope, None, how=how,
+        relative_bias_attention_backward_stage2_slope, None, mParts, mTurns, how=how,
     )
 
 

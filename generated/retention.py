@@ -169,6 +169,8 @@ def retention_backward_stage1_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
     mSum1: cute.Tensor,  # (B, Q, H) float32
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -187,7 +189,7 @@ def retention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mLogDecay, mDq,),
         functools.partial(retention_backward_stage1_slope, scale=scale),
-        functools.partial(retention_backward_stage1_tiles, scale=scale), how=how,
+        functools.partial(retention_backward_stage1_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 

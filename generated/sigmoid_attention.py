@@ -187,6 +187,8 @@ def sigmoid_attention_backward_stage1_launch(
     mDk: cute.Tensor,  # (rows, S, D) T
     mDv: cute.Tensor,  # (rows, S, D) T
     mDbias: cute.Tensor,  # (Q, S) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -205,7 +207,7 @@ def sigmoid_attention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics,
         (mBias, mQDocument, mKDocument, mDq,), functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
-        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), how=how,
+        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 

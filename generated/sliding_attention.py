@@ -363,6 +363,8 @@ def sliding_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
+    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -386,7 +388,8 @@ def sliding_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sliding_attention_backward_stage2_slope, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), how=how,
+        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), mParts, mTurns,
+        how=how,
     )
 
 

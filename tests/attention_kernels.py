@@ -90,13 +90,17 @@ def squares(
 @cute.jit
 def window_backward(
     stream: cuda.CUstream, mQ: cute.Tensor, mK: cute.Tensor, mV: cute.Tensor, mDo: cute.Tensor, mBase: cute.Tensor,
-    mDelta: cute.Tensor, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mSum: cute.Tensor,
+    mDelta: cute.Tensor, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mSum: cute.Tensor, mParts: cute.Tensor,
+    mTurns: cute.Tensor,
     scale: cutlass.Constexpr[float], width: cutlass.Constexpr[int], how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     sizes = (mQ.shape[3], mQ.shape[2], mQ.shape[0])
     q, do, dq = (grouped(m, sizes) for m in (mQ, mDo, mDq))
     k, v, dk, dv = (grouped(m, sizes, True) for m in (mK, mV, mDk, mDv))
-    base, delta, added = (by_row(m, sizes, (2, 1, 0), 3) for m in (mBase, mDelta, mSum))
+    base, delta = (by_row(m, sizes, (2, 1, 0), 3) for m in (mBase, mDelta))
+    added = by_row(mSum, sizes, (None, 1, 0), 2) if cutlass.const_expr(how.joint) else by_row(mSum, sizes, (2, 1, 0), 3)
+    sums = ((), (added,), ()) if cutlass.const_expr(how.joint) else ((added,), (), ())
     launch_backward(
-        stream, q, k, v, do, dq, dk, dv, ((added,), (), ()), (base, delta), (), window_slope(scale, width), window_tiles(width), how=how,
+        stream, q, k, v, do, dq, dk, dv, sums, (base, delta), (), window_slope(scale, width), window_tiles(width), mParts,
+        mTurns, how=how,
     )  # fmt: skip

@@ -36,6 +36,7 @@ MOST_AXES = 3  # of the batch: TMA's boxes have five
 FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
 RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
+JOINT = False  # whether Hopper's gradients are one kernel, where there is one; it is being measured
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
 SHARED_ANYWHERE, BESIDE = 99 << 10, 55  # elsewhere: the bytes of a block; a thread's registers besides its tile's
@@ -410,7 +411,12 @@ class AttentionBackward(AttentionPlan):
         columns = next((n for n in range(112, 0, -16) if fits(n, d, 1)), None)
         if rows is None or columns is None:
             return None
-        return AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
+        found = AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
+        if self.along_rows or not JOINT:
+            return found
+        if d == e == 128:
+            return replace(found, tile_m=64, joint=True)
+        return replace(found, tile_m=128, joint=True) if max(d, e) <= 64 else found
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)

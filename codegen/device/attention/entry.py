@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from codegen.device import vectors
 from codegen.device.attention import sm80, sm80_backward, sm90, sm90_backward
 from codegen.device.attention.arguments import Backward, Forward, Functions, Slope, Sums
+from codegen.device.attention.joint import kernel as joint
 from codegen.shared import AttentionLaunch
 
 
@@ -82,6 +83,8 @@ def launch_backward(
     tensors: tuple,
     slope: cutlass.Constexpr[Callable[..., Any]],
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
+    parts: cute.Tensor,
+    turns: cute.Tensor,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -96,11 +99,17 @@ def launch_backward(
     slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, the gradients of the products s, and the terms of `sums`, from
         these products, the weights' gradients dp and the row's statistics, (1,) each. Scores may be of one row, or of one column.
     tiles: as in `launch`.
+    parts, turns: float32 and int32, room for one kernel of all gradients, where `how.joint`: for each tile of `how.tile_m` rows of q, of
+        each element of the batch, the tile's elements and a word; and a word more. The kernel's sums are none along rows.
     """
-    given = Backward(q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how)
+    given = Backward(q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how, parts, turns)
     if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):
         if cutlass.const_expr(how.processors > 0):
-            sm90_backward.launch(stream, given)
+            if cutlass.const_expr(how.joint):
+                joint.launch(stream, given)
+            else:
+                sm90_backward.launch(stream, given)
+            sm80_backward.launch_pairs(stream, given)
         else:
             sm80_backward.launch(stream, given)
 

@@ -39,11 +39,16 @@ def next_tile(turn: Int32) -> Int32:
 def _look(
     group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
+    back: cutlass.Constexpr[bool],
 ):  # fmt: skip
     """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask."""
-    first, own = (group * WARP + cute.arch.lane_idx()) * wide, tile * HELD
     count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
-    some, every = Boolean(first < count), Boolean(first + wide <= count)
+    number = group * WARP + cute.arch.lane_idx()
+    some = Boolean(number * wide < count)
+    if cutlass.const_expr(back):
+        number = cutlass.max(cute.ceil_div(count, wide) - 1 - number, 0)
+    first, own = number * wide, tile * HELD
+    every = Boolean(first + wide <= count)
     if cutlass.const_expr(turned):
         every = every & (own + HELD <= held)
     if cutlass.const_expr(tiles is not None):
@@ -59,16 +64,16 @@ def _look(
 def step(
     walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
-    turned: cutlass.Constexpr[bool] = False,
+    turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False,
 ):  # fmt: skip
     """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A walk is:
     the group of 32 tiles, the bits of those that are left in it, the bits of those without a mask, and the tile, or a negative
-    number after the last. A warp finds out for 32 tiles at once, each lane for one."""
+    number after the last. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts tiles from the last."""
     group, left, plain, _ = walk
     groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
     while (left == 0) & (group + 1 < groups):
         group += 1
-        left, plain = _look(group, tile, places, sizes, tensors, tiles, wide, turned)
+        left, plain = _look(group, tile, places, sizes, tensors, tiles, wide, turned, back)
     place = Int32(cute.arch.popc((left & (~left + 1)) - 1))  # of the lowest bit
     found = cutlass.select_(left == 0, Int32(-1), group * WARP + place)
     return group, left & (left - 1), plain, found

@@ -22,7 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention import hopper, sm80_backward
+from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Backward
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.hopper import HELD
@@ -41,14 +41,13 @@ def launch(stream: Any, given: Backward) -> None:
     """
     _launch_keys(stream, given)
     _launch_queries(stream, given)
-    sm80_backward.launch_pairs(stream, given)
 
 
 def _launch_keys(stream: Any, given: Backward) -> None:
     """Compute the gradients of k and v, and sums along rows of k."""
     q, k, how, sums = given.q, given.k, given.how, given.sums
     batches, sizes, columns = q.shape[0], (q.shape[1], k.shape[1]), (how.d, how.e)
-    loads, layouts = _prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
+    loads, layouts = prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
@@ -66,7 +65,7 @@ def _launch_queries(stream: Any, given: Backward) -> None:
     """Compute the gradient of q, and sums along its rows."""
     q, k, how = given.q, given.k, given.how
     sizes = q.shape[1], k.shape[1]
-    loads, layouts = _prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
+    loads, layouts = prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(sizes[0], HELD) * batches
@@ -81,7 +80,7 @@ def _launch_queries(stream: Any, given: Backward) -> None:
     )
 
 
-def _prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
+def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
     """The loads of two tensors whose tiles stay, and of two whose tiles of some rows pass; and their layouts in shared memory: those
     of the second ones also with their rows as the contracted mode."""
     dtype = held[0].element_type
@@ -92,11 +91,11 @@ def _prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, st
     return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
 
 
-def _boxes(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
+def boxes_of(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
     return (HELD, how.d), (HELD, how.e), (rows, how.d), (rows, how.e)
 
 
-def _allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
+def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
     """The tiles in shared memory, and the passing ones with their rows as the contracted mode."""
     made = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts[:4])
     return *made, *(cute.make_tensor(t.iterator, x.outer) for t, x in zip(made[2:], layouts[4:], strict=True))
@@ -122,7 +121,7 @@ def _keys(
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
     allocator = SmemAllocator()
-    shared = _allocate(allocator, layouts, mmas[0].op.a_dtype)
+    shared = allocate(allocator, layouts, mmas[0].op.a_dtype)
     numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
@@ -142,46 +141,63 @@ def _produce_keys(
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
-    boxes, dtype = _boxes(how.tile_m, how), shared[0].element_type
-    to = tuple(
-        hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared[:4], strict=True)
-    )
-    for load in loads:
-        cpasync.prefetch_descriptor(load[0])
-    held_ring, q_ring, do_ring = rings
-    size = tuple(hopper.bytes_of(box, dtype) for box in boxes)
-    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
-    steps = cute.ceil_div(how.tile_m, WARP)
+    to = partitions(loads, shared[:4], how)
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
         tile, own = batches_of.own(index, batches, lacking)
-        hopper.fill(
-            ((loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))), held_ring, Uint32(turn), 1,
-            size[0] + size[1],
-        )  # fmt: skip
-        for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
-            places = batches_of.sharer(which, own, batches, lacking)
-            walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True)
-            while walk[3] >= 0:
-                found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
-                for i in cutlass.range_constexpr(steps):
-                    for n in cutlass.range_constexpr(len(statistics)):
-                        row = cutlass.min(walk[3] * how.tile_m + i * WARP + lane, sizes[0] - 1)
-                        found[i, n] = statistics[n][places, row]
-                hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), q_ring, filled, how.stages, size[2])
-                at, _ = place_in_ring(filled, how.stages)
-                for i in cutlass.range_constexpr(steps):
-                    if i * WARP + lane < how.tile_m:
-                        for n in cutlass.range_constexpr(len(statistics)):
-                            numbers[i * WARP + lane, n, at] = found[i, n]
-                cute.arch.sync_warp()
-                tensorcore.arrive(q_ring[0].toint() + at * 8, lane == 0, False)
-                hopper.fill(((loads[3][0], to[3], (walk[3], 0, places)),), do_ring, filled, how.stages, size[3])
-                filled += 1
-                walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True)
+        filled = produce_tile(
+            loads, to, shared, rings, memory, (tile, own, turn, filled), sizes, batches, lacking, functions, False, how
+        )
         turn += 1
         index = hopper.next_tile(turn)
+
+
+def partitions(loads: tuple, shared: tuple, how: AttentionLaunch) -> tuple:
+    """The boxes of k, v, q and do, in shared and in global memory."""
+    for load in loads:
+        cpasync.prefetch_descriptor(load[0])
+    found = zip(loads, boxes_of(how.tile_m, how), shared, strict=True)
+    return tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in found)
+
+
+@cute.jit
+def produce_tile(
+    loads: tuple, to: tuple, shared: tuple, rings: tuple, memory: tuple, at: tuple, sizes: tuple, batches: tuple,
+    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, back: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch, the
+    number of tiles of k before it in this block, and that of tiles of q; the result is the latter after it."""
+    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how))
+    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
+    steps, last = cute.ceil_div(how.tile_m, WARP), cute.ceil_div(sizes[0], how.tile_m) - 1
+    held_ring, q_ring, do_ring = rings
+    tile, own, turn, filled = at
+    held = (loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))
+    hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
+    for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+        places = batches_of.sharer(which, own, batches, lacking)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+        while walk[3] >= 0:
+            passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
+            found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
+            for i in cutlass.range_constexpr(steps):
+                for n in cutlass.range_constexpr(len(statistics)):
+                    row = cutlass.min(passing * how.tile_m + i * WARP + lane, sizes[0] - 1)
+                    found[i, n] = statistics[n][places, row]
+            hopper.fill(((loads[2][0], to[2], (passing, 0, places)),), q_ring, filled, how.stages, size[2])
+            stage, _ = place_in_ring(filled, how.stages)
+            for i in cutlass.range_constexpr(steps):
+                if i * WARP + lane < how.tile_m:
+                    for n in cutlass.range_constexpr(len(statistics)):
+                        numbers[i * WARP + lane, n, stage] = found[i, n]
+            cute.arch.sync_warp()
+            tensorcore.arrive(q_ring[0].toint() + stage * 8, lane == 0, False)
+            hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
+            filled += 1
+            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+    return filled
 
 
 @cute.jit
@@ -229,7 +245,7 @@ def _consume_keys(
                 warpgroup.wait_group(0)
                 place = here, row, walk[3] * wide + own_column
                 near = numbers[None, None, at].iterator.toint() + own_column * 4
-                _slope_keys(s, dp, added, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
+                slope_keys(s, dp, added, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
                 hopper.rounded(s, p, dtype)
                 hopper.rounded(dp, ds, dtype)
                 warpgroup.fence()
@@ -241,12 +257,12 @@ def _consume_keys(
                 tensorcore.arrive(q_free + at * 8, signals, False)
                 used += 1
         tensorcore.arrive(held_free, signals, False)
-        _store_keys(dk, dv, added, memory[0], places, row, own_column, sizes[1])
+        store_keys(dk, dv, added, memory[0], places, row, own_column, sizes[1])
         turn += 1
         index = hopper.next_tile(turn)
 
 
-def _store_keys(
+def store_keys(
     dk: cute.Tensor, dv: cute.Tensor, added: cute.Tensor, targets: tuple, places: tuple, row: Int32, column: Int32, count: Int32
 ) -> None:  # fmt: skip
     """Store a thread's two rows of dk, dv and the sums, of `count` rows."""
@@ -260,7 +276,7 @@ def _store_keys(
 
 
 @cute.jit
-def _slope_keys(
+def slope_keys(
     s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
     memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
@@ -320,7 +336,7 @@ def _queries(
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
     allocator = SmemAllocator()
-    shared = _allocate(allocator, layouts, mmas[0].op.a_dtype)
+    shared = allocate(allocator, layouts, mmas[0].op.a_dtype)
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
     hopper.start(rings, stages, (1, 1, 1))
@@ -345,7 +361,7 @@ def _produce_queries(
     functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block."""
-    boxes, dtype = _boxes(how.tile_n, how), shared[0].element_type
+    boxes, dtype = boxes_of(how.tile_n, how), shared[0].element_type
     to = tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
     for load in loads:
         cpasync.prefetch_descriptor(load[0])

@@ -24,7 +24,7 @@ import jax
 from codegen import cache
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.plan.attention import Attention, AttentionPlan
+from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import Middle
@@ -213,8 +213,10 @@ def _call(
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
     if isinstance(op.plan, Attention):
         tensors["parts"] = "float32", (1, 1, 1), views.PARTS_ALIGNMENT
-    for _, dtype in views.counter(op.plan, how):
-        tensors["counter"] = dtype, (1,), views.PARTS_ALIGNMENT
+    if isinstance(op.plan, AttentionBackward):
+        tensors["parts"] = "float32", (1,), views.PARTS_ALIGNMENT
+    if views.counts(op.plan):
+        tensors["counter"] = "int32", (1,), views.PARTS_ALIGNMENT
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}
     constants |= op.passed_types(variant.types) | how.constants
     call = CompiledCall(op._launch, tuple(tensors.values()), (), tuple(constants.items()), arch)

@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.graph.nodes import DTYPES, ROWS
 from codegen.plan.access import INT_MAX, Access, Plan
-from codegen.plan.attention import Attention, AttentionPlan
+from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
@@ -181,7 +181,9 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel, or attention's
-    blocks of a row for the kernel that joins them."""
+    blocks of a row for the kernel that joins them, or of a sum of gradients for the kernel that rounds them."""
+    if isinstance(plan, AttentionBackward):
+        return [((_joint_tiles(plan, axes, how) * how.tile_m * how.d if how.joint else 0,), "float32")]
     if isinstance(plan, Attention):
         rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
         return [((how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0), "float32")]
@@ -205,11 +207,25 @@ def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str)
     return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
 
 
-def counter(plan: Plan, how: Any) -> list[tuple[tuple[Any, ...], str]]:
-    """Shape and dtype of the counter with which blocks that loop over whole rows keep pace; empty where they need none."""
-    if not isinstance(plan, Reduction) or plan.first is None:
+def _joint_tiles(plan: AttentionBackward, axes: Axes, how: AttentionLaunch) -> Any:
+    """The number of tiles of q."""
+    (rows,) = axes.shape((plan.row,))
+    return _product(tuple(_product(axes.shape((axis,))) for axis in plan.batch)) * -(-rows // how.tile_m)
+
+
+def counts(plan: Plan) -> bool:
+    """Whether the launcher takes a counter."""
+    return isinstance(plan, AttentionBackward) or (isinstance(plan, Reduction) and plan.first is not None)
+
+
+def counter(plan: Plan, axes: Axes, how: Any) -> list[tuple[tuple[Any, ...], str]]:
+    """Shape and dtype of the counter with which blocks that loop over whole rows keep pace, or of the turns in which attention's
+    blocks add to the gradient of q."""
+    if not counts(plan):
         return []
-    return [((COUNTER if how is not None and how.long else 0,), "int32")]
+    if isinstance(plan, AttentionBackward):
+        return [((_joint_tiles(plan, axes, how) + 1 if how.joint else 0,), "int32")]
+    return [((COUNTER if how.long else 0,), "int32")]
 
 
 def row_statistic_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic, str]]:

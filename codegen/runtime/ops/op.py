@@ -29,7 +29,7 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan.attention import Attention
+from codegen.plan.attention import Attention, AttentionBackward
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
@@ -403,9 +403,11 @@ class Op(Generic[P, R]):
     def _tensor_names(self) -> list[str]:
         """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""
         dynamic = [p.name for p in self._dynamic]
-        folded = [f"{s.name} parts" for s in self.plan.columns] + ["parts"] * isinstance(self.plan, Attention)
+        folded = [f"{s.name} parts" for s in self.plan.columns] + ["parts"] * isinstance(
+            self.plan, Attention | AttentionBackward
+        )
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
-        folded += ["counter" for _ in views.counter(self.plan, None)]
+        folded += ["counter"] * views.counts(self.plan)
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]
 
     def _kernel_call(
@@ -436,7 +438,7 @@ class Op(Generic[P, R]):
         inputs = (*map(tensor, spec.inputs), *scalars)
         compute, integer = self.compute(key), spec.integer
         left = views.parts(plan, axes, how, compute, integer) + views.row_statistics(plan, axes, how, compute, integer)
-        left += views.counter(plan, how)
+        left += views.counter(plan, axes, how)
         parts = [Tensor(shape, dtype, (1,) * len(shape), views.PARTS_ALIGNMENT) for shape, dtype in left]
         params = self.parameters(key, operands)
         static = {p.constant: params[p.name] for p in spec.params if p.static}

@@ -17,8 +17,8 @@ from codegen.shared import AttentionLaunch
 WIDTH = 70  # of the window
 
 
-def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", **constants):
-    """The outputs of a launcher, for outputs given as shapes and dtypes."""
+def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, written=None, **constants):
+    """The outputs of a launcher, for outputs given as shapes and dtypes, of which the first are `written`."""
 
     def described(shape, dtype):
         return str(dtype), (*(1 for _ in shape[:-1]), 16 if len(shape) == 5 else 1), 16
@@ -26,6 +26,7 @@ def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", **constants):
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
     hopper = arch == "sm_90a"
     how = AttentionLaunch(tile_m, tile_n, d, e, 8 if hopper else 4, 2 if hopper else 1, processors=3 if hopper else 0)
+    how = replace(how, joint=joint)
     if inputs[0].dtype.itemsize == 1:
         how = replace(how, converts=str(inputs[2].dtype))
     call = kernels.CompiledCall(
@@ -33,7 +34,7 @@ def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", **constants):
         tuple(described(*x) for x in outputs), (*constants.items(), ("how", how)), arch,
     )  # fmt: skip
     names = [f"input {i}" for i in range(len(inputs))] + [f"output {i}" for i in range(len(outputs))]
-    return interpreted.run(call, names, inputs, [shape for shape, _ in outputs])
+    return interpreted.run(call, names, inputs, [shape for shape, _ in outputs], whole=written)
 
 
 def draw(rows, columns, groups, d, e, dtype):
@@ -88,10 +89,16 @@ def test_weights_without_statistics():
     np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=3e-2, atol=0.3)
 
 
-@pytest.mark.parametrize(("arch", "d", "e", "tile_n"), [("sm_90a", 64, 64, 64), ("sm_80", 40, 72, 32)], ids=str)
-def test_gradients(arch, d, e, tile_n):
-    """Of heads that share k and v, in a fixed order; and a sum along each row of scores."""
-    q, k, v, do = draw(150, 140, 2, d, e, "bfloat16")
+@pytest.mark.parametrize(
+    ("arch", "d", "e", "tile_n", "joint"),
+    [("sm_90a", 64, 64, 64, False), ("sm_80", 40, 72, 32, False), ("sm_90a", 128, 128, 64, True)],
+    ids=str,
+)
+def test_gradients(arch, d, e, tile_n, joint):
+    """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
+    each column. A tile of q then takes the sums of two tiles of k, and the rows after the last column's window have none."""
+    rows = 260 if joint else 150
+    q, k, v, do = (x[: 1 if joint else 2] for x in draw(rows, 140, 2, d, e, "bfloat16"))
     wide = q64, k64, v64, do64 = [x.astype(np.float64) for x in (q, k, v, do)]
     p, base = weights(q64, k64, 0.125)
     p, base = np.nan_to_num(p), np.where(np.isfinite(base), base, 0.0)
@@ -103,10 +110,18 @@ def test_gradients(arch, d, e, tile_n):
         np.einsum("bhgqs,bqhge->bshe", p, do64),
     )  # fmt: skip
     inputs = [q, k, v, do, base.astype(np.float32), delta.astype(np.float32)]
-    outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (delta.shape, "float32")]
-    *made, added = run("window_backward", inputs, outputs, 64, tile_n, arch, scale=0.125, width=WIDTH)
     s = np.einsum("bqhgd,bshd->bhgqs", q64, k64) * 0.125
-    np.testing.assert_allclose(added, (ds / 0.125 * s).sum(-1), rtol=1e-3, atol=1e-2)
+    total = ds / 0.125 * s
+    total = total.sum((2, 3)) if joint else total.sum(-1)
+    tiles = 10 if joint else 0
+    outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
+    outputs += [((tiles * 64 * d,), "float32"), ((tiles + 1 if joint else 0,), "int32")]
+    *made, added, _, turns = run(
+        "window_backward", inputs, outputs, 64, tile_n, arch, joint, 4, scale=0.125, width=WIDTH
+    )
+    np.testing.assert_allclose(added, total, rtol=1e-3, atol=1e-2)
+    if joint:
+        assert turns.tolist() == [1, 1, 2, 2, 0] * 2 + [2]
     for ours, theirs in zip(made, wanted, strict=True):
         np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)
 

@@ -1,0 +1,103 @@
+"""Sums in global memory to which blocks add tiles in turns, so that each sum has one order.
+
+A tile of q has a word in `turns`: one more than the number of the last tile of k whose block has added to it, 0 at first. A block
+adds after the tile of k before its own whose mask holds somewhere in that tile of q. The first stores its tile, so nothing fills
+the sums before. Blocks take numbers as they start, and tiles of k in the order of these numbers: a block waits only for blocks
+that run already.
+
+A tile of sums has the order of the threads' accumulators, which `joint.kernel` defines. Tensor memory accelerators copy it from
+shared memory and add it in the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Int32, Uint32
+from cutlass._mlir.dialects import llvm
+
+from codegen.device.attention.hopper import HELD
+from codegen.device.attention.scores import Tile
+from codegen.shared import WARP
+
+PAUSE = 20  # nanoseconds between two looks at a turn
+
+
+def number(places: tuple, tile: Int32, batches: tuple, tiles: Int32) -> Int32:
+    """The number of a tile of q of an element of the batch, of which each has so many."""
+    found = Int32(0)
+    for place, size in zip(reversed(places), reversed(batches), strict=True):
+        found = found * size + place
+    return found * tiles + tile
+
+
+@cute.jit
+def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer):
+    """The number of this block among those that have started, of so many tiles of q. All threads take part."""
+    if cute.arch.thread_idx()[0] == 0:
+        held = cute.make_tensor(shared, cute.make_layout((1,)))
+        held[0] = cute.arch.atomic_add((words.iterator + count).llvm_ptr, Int32(1), sem="relaxed", scope="gpu")
+    cute.arch.sync_threads()
+    return cute.make_tensor(shared, cute.make_layout((1,)))[0]
+
+
+@cute.jit
+def before(
+    tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, tensors: tuple,
+    tiles: cutlass.Constexpr[Callable[..., Any] | None],
+):  # fmt: skip
+    """The word of a turn before a tile of k: one more than the last tile of k before it whose mask holds somewhere in some rows of q,
+    from the first to the last; 0 if there is none. A warp looks at 32 tiles at once."""
+    found = tile
+    if cutlass.const_expr(tiles is not None):
+        end, found = tile, Int32(0)
+        while end > 0:
+            own = end - 1 - cute.arch.lane_idx()
+            first = cutlass.max(own, 0) * HELD
+            at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
+            some = Boolean(tiles(at, tensors)[0]) & (own >= 0)
+            seen = Uint32(cute.arch.vote_ballot_sync(some))
+            nearest = end - Int32(cute.arch.popc((seen & (~seen + 1)) - 1))  # from the lowest bit
+            found = cutlass.select_(seen != 0, nearest, Int32(0))
+            end = cutlass.select_(seen != 0, Int32(0), end - WARP)
+    return found
+
+
+@cute.jit
+def wait(word: cute.Pointer, value: cutlass.Int32):
+    """Wait until a turn has a value."""
+    seen = cute.arch.load(word.llvm_ptr, Int32, sem="acquire", scope="gpu")
+    while seen != value:
+        llvm.inline_asm(None, [], f"nanosleep.u32 {PAUSE};", "", has_side_effects=True)
+        seen = cute.arch.load(word.llvm_ptr, Int32, sem="acquire", scope="gpu")
+    cute.arch.fence_proxy("async")
+
+
+@cute.jit
+def send(target: cutlass.Int64, source: cutlass.Int32, size: cutlass.Constexpr[int], adds: cutlass.Boolean):
+    """Start to add a tile of so many bytes in shared memory to sums, or to store it there, as a group. One thread does so."""
+    operands = [target.ir_value(), source.ir_value()]
+    name, how = "async.bulk.global.shared::cta.bulk_group", f"[$0], [$1], {size};"
+    if adds:
+        llvm.inline_asm(None, operands, f"cp.reduce.{name}.add.f32 {how}", "l,r", has_side_effects=True)
+    else:
+        llvm.inline_asm(None, operands, f"cp.{name} {how}", "l,r", has_side_effects=True)
+    cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def end(word: cute.Pointer, value: cutlass.Int32):
+    """Set a turn, once this thread's tiles have been added, and so are visible to it."""
+    cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.store(word.llvm_ptr, value, sem="release", scope="gpu")
+
+
+@cute.kernel
+def begin(words: cute.Tensor):
+    """Clear the turns."""
+    at = Int32(cute.arch.block_idx()[0]) * cute.arch.block_dim()[0] + cute.arch.thread_idx()[0]
+    if at < words.shape[0]:
+        words[at] = Int32(0)

@@ -409,14 +409,6 @@ def tiles(
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
-    # No more rows side by side in a block than there are
-    while (
-        rows is not None
-        and threads // per_row > max(rows, 1)
-        and per_row * vec < (columns or 0)
-        and threads % (2 * per_row) == 0
-    ):
-        per_row *= 2
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     resident = max(1, RESIDENT // threads)
     slots = resident * processors(arch)
@@ -429,8 +421,8 @@ def tiles(
     all_at_a_time = full * pieces <= slots
     if not all_at_a_time:  # as many as registers allow: each may hold less
         at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
-    busy = (n for n in range(at_once, 1, -1) if idle(many, parts_of(n) * beside * n) <= MOST_IDLE)
-    at_once = next(busy, 1)
+        while apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
+            at_once //= 2
     parts = parts_of(at_once)
     resident = resident if all_at_a_time else 0  # else a block that has finished makes room
     return WalkLaunch(

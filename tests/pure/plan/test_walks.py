@@ -2,34 +2,31 @@
 
 import pytest
 
+from codegen.pipeline import read_op
+from codegen.plan.launches import Extents
 from codegen.plan.rows import walking
 
-
-def tiles(rows, columns, apart=1):
-    """Of one bfloat16 array."""
-    needs = {"width": 16, "written": 0, "lanes": 1, "values": False, "costly": False, "waves": 1, "alive": 2}
-    return walking.tiles(8, False, *needs.values(), columns, rows, apart, {}, "sm_90a")
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
-def test_few_rows_leave_no_thread_without_one(rows):
-    how = tiles(rows, 2**20)
-    assert how.threads // how.per_row <= rows
-
-
-def test_narrow_rows_have_as_many_threads_as_vectors():
-    assert tiles(1, 40).per_row == 8
+POINTS = """
+op: made
+summary: A total, and a result for each of some points with three coordinates.
+inputs: {x: "float32[..., 3]"}
+outputs: {y: "float32[...]", z: "float32[]"}
+chain: |
+  y = x[0] * x[1] * x[2]
+  z = sum(y, axis=...)
+reference: |
+  y = x
+  z = x
+"""
 
 
-@pytest.mark.parametrize(("rows", "columns", "apart"), [(16, 2**20, 1), (16, 4096, 1), (24, 2**16, 8), (197, 4096, 83)])
-def test_few_rows_are_not_read_with_many_that_are_not_there(rows, columns, apart):
-    how = tiles(rows, columns, apart)
-    step = how.parts * how.at_once * how.threads // how.per_row
-    assert -rows % step <= rows * walking.MOST_IDLE
-
-
-def test_neither_depends_on_the_number_of_many_rows():
-    assert len({tiles(rows, 4096).constants["how"] for rows in (8192, 8193, 10_000, 65_536)}) == 1
+@pytest.mark.parametrize(("points", "threads"), [(2**23, 256), (40, 64), (1, 1)])
+def test_all_threads_of_a_block_have_the_only_row(points, threads):
+    op = read_op("specs/made.yaml", POINTS)
+    how = op.plan.launch(
+        {"x": "float32", "y": "float32", "z": "float32"}, Extents(points, points, points, 1), {}, "sm_90a"
+    )
+    assert (how.threads, how.per_row) == (256, threads)
 
 
 def held(columns, width, threads=256, arch="sm_90a"):

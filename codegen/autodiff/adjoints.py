@@ -56,6 +56,7 @@ class Taken:
     axis: str
     dims: tuple[str, ...]
     adjoint: Node
+    divided: tuple[str, ...] = ()  # axes by whose sizes the adjoint is divided before the sum
 
 
 class Adjoints:

@@ -18,6 +18,7 @@ from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
 from codegen.graph.nodes import (
     DTYPES,
+    ROWS,
     Leaf,
     Node,
     Statement,
@@ -48,6 +49,7 @@ class Scattered:
     part: int | None
     index: str
     axis: str
+    divided: tuple[str, ...] = ()  # axes of the index by whose sizes the output is divided first
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ class Reverse(Adjoints):
             tuple(a.name for a in inputs if a in self.spec.inputs),
             tuple((name, output.name) for name, output, _ in outputs),
             tuple(
-                Scattered(output.name, name, taken.part, self.index_of(taken), taken.axis)
+                Scattered(output.name, name, taken.part, self.index_of(taken), taken.axis, taken.divided)
                 for name, output, taken in outputs
                 if taken is not None
             ),
@@ -232,15 +234,29 @@ class Reverse(Adjoints):
                     value = found.get((array.name, part)) or self.graph.const(0.0)
                     assigned.append(Statement(gradient.name, part, value))
             for taken in taken_from:
-                dims = tuple(Axis((a,), extents=(None,)) for a in taken.dims)
+                taken, alike = self.of_alike(taken, array)
+                every = tuple(Axis((a,), extents=(None,)) for a in taken.dims)
+                dims = tuple(axis for axis in every if axis.names[0] not in alike)
                 gradient = Array(fresh(self.taken, f"d{array.name}"), self.spec.compute, dims)
                 outputs.append((array.name, gradient, taken))
                 assigned.append(Statement(gradient.name, None, taken.adjoint))
                 if isinstance(taken.index, Node) and id(taken.index) not in self.places:
-                    place = self.places_of(taken.index, dims)
+                    place = self.places_of(taken.index, every)
                     self.places[id(taken.index)] = place
                     assigned.append(Statement(place.name, None, taken.index))
         return outputs, assigned
+
+    def of_alike(self, taken: Taken, table: Array) -> tuple[Taken, set[str]]:
+        """The axes of an index along which all that it took has one gradient, which is written once; and the gradient, from which the
+        sizes of these axes are divided out, as a mean has them: a kernel knows the sizes of its outputs alone."""
+        own = taken.index.dims if isinstance(taken.index, Node) else self.spec.array(taken.index).axes
+        alike = {*own} - {*table.axes, *taken.adjoint.dims, ROWS}
+        adjoint, divided = taken.adjoint, list[str]()
+        while adjoint.op == "div" and (found := _only_sizes(adjoint.args[1], alike)):
+            adjoint, divided = adjoint.args[0], [*divided, *found]
+        if any(n.op == "size" and n.attr in alike for n in topological([adjoint])):
+            return taken, set()
+        return replace(taken, adjoint=adjoint, divided=tuple(divided)), alike
 
     def places_of(self, index: Node, dims: tuple[Axis, ...]) -> Array:
         """The output that has a computed index. One that depends on no array is written for each element of the `take`'s result."""
@@ -441,6 +457,13 @@ class Reverse(Adjoints):
         arrays |= {(name, len(v.dims)) for name, v in saved.items() if any(n is v for n in nodes)}
         large = sum(size == most for _, size in arrays)
         return large, sum(n.op in REDUCTIONS for n in nodes if id(n) not in leaves)
+
+
+def _only_sizes(value: Node, axes: Collection[str]) -> list[str]:
+    """The axes of whose sizes a value is the product; none if it is something else, or of other axes."""
+    nodes = [n for n in topological([value]) if n.op not in ("float", "mul")]
+    sizes = [str(n.attr) for n in nodes if n.op == "size" and n.attr in axes]
+    return sizes if len(sizes) == len(nodes) == sum(n.op == "mul" for n in topological([value])) + 1 else []
 
 
 def _compared(nodes: Iterable[Node]) -> Iterable[Node]:

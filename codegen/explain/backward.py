@@ -32,11 +32,17 @@ def backward(op: Op) -> dict[str, Any] | None:
     }
 
 
-def _by_index(found: Derived) -> list[dict[str, str]]:
+def _by_index(found: Derived) -> list[dict[str, Any]]:
     """What is added to the gradients of tables by index: a cotangent, or an output of the backward."""
     passed = dict(found.how.passed)
     return [
-        {"table": s.table, "added": passed.get(s.output, s.output), "index": s.index, "axis": s.axis}
+        {
+            "table": s.table,
+            "added": passed.get(s.output, s.output),
+            "divided": list(s.divided),
+            "index": s.index,
+            "axis": s.axis,
+        }
         for s in found.how.scattered
     ]
 

@@ -76,7 +76,8 @@ def _backward(made: dict[str, Any]) -> Table:
     for name, other in made["same"].items():
         table.add_row("", escape(f"the gradient of {name} is {other}"))
     for added in made["by_index"]:
-        text = f"the gradient of {added['table']} is {added['added']}, summed by {added['index']} along {added['axis']}"
+        value = " / ".join([added["added"], *(f"size({axis})" for axis in added["divided"])])
+        text = f"the gradient of {added['table']} is {value}, summed by {added['index']} along {added['axis']}"
         table.add_row("", escape(text))
     if frozen := made["frozen"]:
         names = ", ".join(frozen["without"])

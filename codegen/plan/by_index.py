@@ -28,8 +28,8 @@ OFTEN = 1024  # rows of each key, on average, from which on atomics wait for eac
 
 @dataclass(frozen=True)
 class Sums:
-    """The sizes and dtypes of a call: `values` (outer, rows, columns) are summed to (outer, keys, columns). A size is None where it is
-    not known when the call is compiled."""
+    """The sizes and dtypes of a call: rows of so many columns are summed to (outer, keys, columns). A size is None where it is not known
+    when the call is compiled."""
 
     outer: int | None
     rows: int | None

@@ -50,10 +50,11 @@ class Levels:
     values: cute.Tensor
     order: Any
     parts: Any
+    count: Int32  # how many rows there are in order
 
     def chunks(self, level: int, how: SumLaunch) -> Int32:
         """The number of whole chunks of a level."""
-        return Int32(self.values.shape[1]) // how.chunk**level
+        return self.count // how.chunk**level
 
     def first(self, level: int, how: SumLaunch) -> Int32:
         """Where the sums of a level's chunks begin, among those of all levels."""

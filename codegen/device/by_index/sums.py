@@ -7,7 +7,7 @@ be the work of a single thread for each vector of columns. So other kernels sum 
 chunks of these sums, `how.levels` times. The sum of a key begins with its rows before the first whole chunk, continues with the sums of
 chunks, and ends with its rows after the last whole chunk. The order of the sum depends on the keys alone: two runs agree to the bit.
 
-Values are (outer, row, column), the result is (outer, key, column), and sums of chunks are (outer, chunk, column), those of all
+Values are (outer, row, column); so many neighbouring rows have the same ones that there are as many rows as keys. The result is (outer, key, column), and sums of chunks are (outer, chunk, column), those of all
 levels one after the other. A thread sums `how.vec` columns of a key or a chunk.
 """
 
@@ -42,6 +42,7 @@ class Sorted:
     work: cute.Tensor
     keys: Int32  # how many there may be
     rows: Int32
+    values: Int32  # how many rows of values there are: so many neighbouring rows have the same
     order: Any  # as XLA has sorted them, or None
     sorted_keys: Any
 
@@ -63,7 +64,9 @@ class Sorted:
 
 def in_order(mOrder: Any, mKeys: cute.Tensor, mWork: Any, mValues: cute.Tensor, mY: cute.Tensor) -> Sorted:
     """The sorted rows of a call."""
-    return Sorted(mWork, Int32(mY.shape[1]), Int32(mValues.shape[1]), mOrder, mKeys)
+    keys = Int32(mY.shape[1])
+    rows = Int32(mOrder.shape[0]) if mOrder is not None else (Int32(mWork.shape[0]) - keys - 1) // 2
+    return Sorted(mWork, keys, rows, Int32(mValues.shape[1]), mOrder, mKeys)
 
 
 @cute.jit
@@ -85,7 +88,7 @@ def _place(
         place = Int32(0)
         for warp in cutlass.range_constexpr(how.threads // WARP):
             place = place + counts[warp, row % WARP]
-        rows.numbers[place] = row
+        rows.numbers[place] = row // (rows.rows // rows.values)
         rows.own_keys[place] = packed[row] // rows.rows
 
 
@@ -172,7 +175,7 @@ def chunks_kernel(
     how: cutlass.Constexpr[SumLaunch],
 ):
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels = Levels(mValues, rows.numbers, mParts)
+    levels = Levels(mValues, rows.numbers, mParts, rows.rows)
     own = vectors_of(mParts, levels.chunks(level, how), 1, how)
     _sum_of_chunk(own, rows.own_keys, levels, level, how)
 
@@ -216,7 +219,7 @@ def keys_kernel(
     how: cutlass.Constexpr[SumLaunch],
 ):
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels, starts = Levels(mValues, rows.numbers, mParts), rows.starts
+    levels, starts = Levels(mValues, rows.numbers, mParts, rows.rows), rows.starts
     own = vectors_of(mY, rows.keys, how.steps, how)
     for step in cutlass.range_constexpr(how.steps):  # of many keys most have none: these wait for nothing
         _zeros(own, step, starts, mY, how)
@@ -237,14 +240,15 @@ def sum_by_index_launch(
 ):
     """Sum the values by their keys, chunks first."""
     block = {"block": (how.threads, 1, 1), "stream": stream}
+    rows = in_order(mOrder, mKeys, mWork, mValues, mY).rows
     if cutlass.const_expr(how.ranks):
-        blocks = Int32(mValues.shape[1]) // WARP + 1
+        blocks = rows // WARP + 1
         order_kernel(mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     blocks = Int32(mY.shape[1]) // how.threads + 1
     starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     of_chunks = how.of_chunks
     for level in cutlass.range_constexpr(1, how.levels + 1):
-        chunks = Levels(mValues, None, mParts).chunks(level, how)
+        chunks = Levels(mValues, None, mParts, rows).chunks(level, how)
         chunks_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, level, of_chunks).launch(
             **grid(mParts, chunks, 1, of_chunks, stream)
         )

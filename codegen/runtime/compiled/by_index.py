@@ -18,26 +18,28 @@ NAMES = ["order", "keys", "values", "sums", "the order of keys", "sums of chunks
 FOUR = 4  # of a vector of keys
 
 
-def sizes(keys: int, values: jax.Array, result: str) -> Sums:
+def sizes(keys: jax.Array, values: jax.Array, rows: int, result: str) -> Sums:
     """The sizes and dtypes of a call."""
-    outer, rows, columns, own = (n if isinstance(n, int) else None for n in (*values.shape, keys))
-    return Sums(outer, rows, columns, own, values.dtype.name, result)
+    known = (n if isinstance(n, int) else None for n in (values.shape[0], keys.shape[0], values.shape[2], rows))
+    outer, count, columns, own = known
+    return Sums(outer, count, columns, own, values.dtype.name, result)
 
 
 def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> LauncherCall:
-    """The call of the kernels: `values` (outer, N, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
-    A key of `rows` or more has no row."""
+    """The call of the kernels: `values` (outer, M, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
+    N is a multiple of M: so many neighbouring keys are of the same values. A key of `rows` or more has no row."""
     from codegen.device.by_index.sums import sum_by_index_launch
 
-    own = sizes(rows, values, result)
+    own = sizes(keys, values, rows, result)
     how = own.launch()
     assert how is not None
-    count, vec = values.shape[1], how.vec
+    count, vec = keys.shape[0], how.vec
     order, words = None, rows + 1
     if how.ranks:
         keys, words = _padded(_packed(keys, own, "int32")), words + 2 * count
     else:
         order, keys = _sorted(keys, own)
+        order = order // (count // values.shape[1])
 
     def wide(shape: tuple[int, ...], dtype: str) -> Tensor:
         return Tensor(shape, dtype, (1, 1, math.lcm(vec, how.chunk_vec)), min(WIDEST, vec * DTYPES[dtype].size))

@@ -20,8 +20,8 @@ from codegen.runtime.sharding.partition import varying
 def sums_by_index(
     implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str
 ) -> jax.Array:
-    """The sums (outer, rows, columns) of the `values` (outer, N, columns) with each key, in the dtype `result`. `keys` (N,) are
-    int32, from 0 on; one of `rows` or more is that of no row. Sums are computed in float32, of float64 values in float64."""
+    """The sums (outer, rows, columns) of the `values` (outer, M, columns) with each key, in the dtype `result`. `keys` (N,) are
+    int32, from 0 on; one of `rows` or more is that of no row. N is a multiple of M: N / M neighbouring keys are of the same values. Sums are computed in float32, of float64 values in float64."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
         return sums_by_index(implementation, keys, values, rows, "float32").astype(result)
@@ -34,13 +34,17 @@ def _differentiable(implementation: Implementation, rows: int, result: str, keys
 
 
 def _forward(implementation: Implementation, rows: int, result: str, keys: Any, values: Any) -> Any:
-    return _differentiable(implementation, rows, result, keys, values), (keys, jnp.zeros(0, values.dtype))
+    return _differentiable(implementation, rows, result, keys, values), (
+        keys,
+        jnp.zeros((values.shape[1], 0), values.dtype),
+    )
 
 
 def _backward(implementation: Implementation, rows: int, result: str, residuals: Any, cotangent: jax.Array) -> Any:
     del implementation, rows, result
     keys, like = residuals
     taken = jnp.take(cotangent, keys, axis=1, mode="fill", fill_value=0)
+    taken = taken.reshape(taken.shape[0], like.shape[0], -1, taken.shape[2]).sum(2)
     return None, taken.astype(like.dtype)
 
 
@@ -75,19 +79,19 @@ def _mappable(implementation: Implementation, rows: Any, result: str) -> Any:
 
 
 def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-    own = kernels.sizes(rows, values, result)
+    own = kernels.sizes(keys, values, rows, result)
     if implementation == "xla" or own.launch() is None or (implementation is None and own.left_to_xla()):
         return _by_scatter(keys, values, rows, result)
     if implementation == "interpret":
         return kernels.interpreted_sums(keys, values, rows, result)
 
     def local(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-        fits = kernels.sizes(rows, values, result).launch() is not None
+        fits = kernels.sizes(keys, values, rows, result).launch() is not None
         return (kernels.launched if fits else _by_scatter)(keys, values, rows, result)
 
     def cute(donated: tuple[bool, ...]) -> Any:
         del donated
-        on_shards = partitioned_sums(local, rows, own.compute, result)
+        on_shards = partitioned_sums(local, keys.shape[0] // values.shape[1], rows, own.compute, result)
         return lambda *operands: (on_shards(*operands),)
 
     def default(keys: jax.Array, values: jax.Array) -> tuple[jax.Array]:
@@ -98,7 +102,9 @@ def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, row
 
 
 def _by_scatter(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-    compute = kernels.sizes(rows, values, result).compute
+    compute = kernels.sizes(keys, values, rows, result).compute
+    if keys.shape[0] is not values.shape[1]:
+        values = jnp.repeat(values, keys.shape[0] // values.shape[1], axis=1)
     sums = jnp.zeros((values.shape[0], rows, values.shape[2]), compute)
     found: jax.Array = sums.at[:, keys].add(values.astype(compute), mode="drop").astype(result)
     return found

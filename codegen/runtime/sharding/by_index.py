@@ -18,9 +18,11 @@ Entry = tuple[str, ...]  # the mesh axes of a dimension
 Local = Callable[[jax.Array, jax.Array, int, str], jax.Array]
 
 
-def partitioned_sums(local: Local, rows: int, compute: str, result: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A function of keys (N,) and values (outer, N, columns) that may be sharded, which returns sums (outer, rows, columns) in the
-    dtype `result`. `local` computes them on one device, for so many rows and in a dtype; partial results are in `compute`."""
+def partitioned_sums(
+    local: Local, each: int, rows: int, compute: str, result: str
+) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A function of keys (N,) and values (outer, N / each, columns) that may be sharded, which returns sums (outer, rows, columns) in
+    the dtype `result`. `local` computes them on one device, for so many rows and in a dtype; partial results are in `compute`."""
 
     def one_device(keys: jax.Array, values: jax.Array) -> jax.Array:
         return local(keys, values, rows, result)
@@ -43,12 +45,12 @@ def partitioned_sums(local: Local, rows: int, compute: str, result: str) -> Call
         of_rows = own(given[2][1], rows)
 
         def shard(keys: jax.Array, values: jax.Array) -> jax.Array:
-            each = rows // math.prod(mesh.shape[axis] for axis in of_rows)
+            left = rows // math.prod(mesh.shape[axis] for axis in of_rows)
             if of_rows:
-                keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * each
-                keys = jnp.where((keys < 0) | (keys >= each), jnp.asarray(each, keys.dtype), keys)
+                keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * left
+                keys = jnp.where((keys < 0) | (keys >= left), jnp.asarray(left, keys.dtype), keys)
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                found = local(keys, values, each, compute if terms else result)
+                found = local(keys, values, left, compute if terms else result)
             return jax.lax.psum(found, terms).astype(result) if terms else found
 
         def placed(*axes: Sequence[str]) -> NamedSharding:
@@ -58,9 +60,10 @@ def partitioned_sums(local: Local, rows: int, compute: str, result: str) -> Call
         return mesh, shard, placed(across[0], of_rows, across[1]), inputs
 
     function = custom_partitioning(one_device)
-    function.def_partition(
-        partition, sharding_rule="n, o n c -> o r c", reduction_factors=("n",), decode_shardings=False
-    )
+    rule: dict[str, Any] = {"sharding_rule": "n, o n c -> o r c"}
+    if each != 1:
+        rule = {"sharding_rule": "(n m), o n c -> o r c", "m": each, "need_replication_factors": ("m",)}
+    function.def_partition(partition, reduction_factors=("n",), decode_shardings=False, **rule)
 
     def run(keys: jax.Array, values: jax.Array) -> jax.Array:
         found: jax.Array = one_device(keys, values) if is_one_shard() else function(keys, values)

@@ -42,13 +42,14 @@ class Taken:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The same as rows to sum by their keys: the `values` (outer, N, columns), and which axes of the table are `outer` and `columns`.
-    The keys are places along the other axes of the table, together."""
+    """The same as rows to sum by their keys: the `values` (outer, M, columns), and which axes of the table are `outer` and `columns`.
+    The keys are places along the other axes of the table, together. N / M neighbouring ones are of the same values."""
 
     keys: jax.Array  # (N,)
     values: jax.Array
     outer: tuple[str, ...]
     columns: tuple[str, ...]
+    source: tuple[jax.Array, tuple[str, ...]]  # the gradients as they are, and the axes by whose sizes they are divided
 
 
 def table_gradient(
@@ -82,13 +83,17 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)
     index_names = _each(taken.index_array.axes, index.ndim)
     own = [a for a in value_names if a in index_names]
-    index = index.transpose([index_names.index(a) for a in own])
+    alike = [a for a in index_names if a not in own]  # along these, all have the same gradient
+    index = index.transpose([index_names.index(a) for a in (*own, *alike)])
     begin = value_names.index(own[0]) if own else 0
     if value_names[begin : begin + len(own)] != own:
         whole = [a for a in names if a != taken.how.axis and a not in own]
         values, begin = values.transpose([value_names.index(a) for a in (*own, *whole)]), 0
         value_names = [*own, *whole]
     outer, columns = value_names[:begin], value_names[begin + len(own) :]
+    if taken.how.divided:
+        count = math.prod(index.shape[len(own) + alike.index(a)] for a in taken.how.divided)
+        values = values.astype(jnp.promote_types(values.dtype, "float32")) / count
     at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
     at = jnp.clip(at, 0, sizes[names.index(taken.how.axis)] - 1).astype(jnp.int32)
     keys = jnp.zeros_like(at)
@@ -98,23 +103,36 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         elif name in own:  # an element stays at its place
             keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
     size_of = dict(zip(value_names, values.shape, strict=True))
-    shape = (math.prod(size_of[a] for a in outer), math.prod(index.shape), math.prod(size_of[a] for a in columns))
-    return _Rows(keys.reshape(shape[1]), values.reshape(shape), tuple(outer), tuple(columns))
+    shape = tuple(math.prod(size_of[a] for a in axes) for axes in (outer, own, columns))
+    return _Rows(
+        keys.reshape(math.prod(index.shape)),
+        values.reshape(shape),
+        tuple(outer),
+        tuple(columns),
+        (taken.values, taken.how.divided),
+    )
 
 
 def _joined(rows: Sequence[_Rows]) -> list[_Rows]:
-    """Rows of one kind, one after the other, are summed together."""
-    kinds: dict[Any, list[_Rows]] = {}
+    """Rows of one kind are summed together: all keys of the same values, then one set of values after the other."""
+    same: dict[Any, list[_Rows]] = {}
     for own in rows:
-        kinds.setdefault((own.outer, own.columns, own.values.dtype), []).append(own)
-    return [
-        replace(
-            each[0], keys=jnp.concatenate([r.keys for r in each]), values=jnp.concatenate([r.values for r in each], 1)
-        )
-        if len(each) > 1
-        else each[0]
-        for each in kinds.values()
-    ]
+        same.setdefault((id(own.source[0]), own.source[1], own.outer, own.columns, own.values.shape), []).append(own)
+    kinds: dict[Any, list[_Rows]] = {}
+    for each in same.values():
+        first, count = each[0], each[0].values.shape[1]
+        keys = first.keys
+        if len(each) > 1:
+            keys = jnp.concatenate([r.keys.reshape(count, -1) for r in each], 1).reshape(-1)
+        alike = keys.shape[0] // count
+        kinds.setdefault((first.outer, first.columns, first.values.dtype, alike), []).append(replace(first, keys=keys))
+    return [functools.reduce(_after, each) for each in kinds.values()]
+
+
+def _after(first: _Rows, second: _Rows) -> _Rows:
+    """Rows and then others of their kind."""
+    pairs = (first.keys, second.keys), (first.values, second.values)
+    return replace(first, keys=jnp.concatenate(pairs[0]), values=jnp.concatenate(pairs[1], 1))
 
 
 def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed: Summed, dtype: Any) -> jax.Array:

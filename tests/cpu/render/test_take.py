@@ -206,6 +206,9 @@ SEVERAL = {  # a table that is gathered from and also read: inputs, output, chai
         "x * jnp.take(t, i, 0, mode='clip') + jnp.take(t, j, 0, mode='clip')"),
     "an_index_twice": (ROWS, "T[..., N]", "take(t, i, axis=P) + x * sum(square(take(t, i, axis=P)), axis=N)",
         "jnp.take(t, i, 0, mode='clip') + x * jnp.square(jnp.take(t, i, 0, mode='clip')).sum(-1, keepdims=True)"),
+    "bags": ("t: T[P, N]; i: int32[..., S]; j: int32[..., S]", "T[..., N]",
+        "mean(take(t, i, axis=P), axis=S) + sum(take(t, j, axis=P), axis=S)",
+        "jnp.take(t, i, 0, mode='clip').mean(-2) + jnp.take(t, j, 0, mode='clip').sum(-2)"),
     "all": ("t: T[P, N]; i: int32[P]; j: int32[P]", "T[P, N]", "t * take(t, i, axis=P) * take(t, j, axis=P)",
         "t * jnp.take(t, i, 0, mode='clip') * jnp.take(t, j, 0, mode='clip')"),
 }  # fmt: skip

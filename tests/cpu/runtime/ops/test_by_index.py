@@ -36,7 +36,8 @@ def made(case):
 
 def expected(places, values, keys):
     found = np.zeros((values.shape[0], keys + 1, values.shape[2]))
-    np.add.at(found, (slice(None), places), np.asarray(values, np.float64))
+    every = np.repeat(np.asarray(values, np.float64), len(places) // values.shape[1], 1)
+    np.add.at(found, (slice(None), places), every)
     return found[:, :keys]
 
 
@@ -53,7 +54,7 @@ def check(case):
 def test_sums_of_sorted_rows(name, ranked, small, monkeypatch):
     """A kernel sorts them, or XLA."""
     monkeypatch.setattr(plan, "RANKED", ranked)
-    how = kernels.sizes(CASES[name][3], made(CASES[name])[1], CASES[name][5]).launch()
+    how = kernels.sizes(*made(CASES[name]), CASES[name][3], CASES[name][5]).launch()
     assert how.levels == 2 and how.ranks == (ranked > 0)
     check(CASES[name])
 
@@ -88,7 +89,7 @@ def test_chunks_have_an_order_too(small):
 @pytest.mark.parametrize("mapped", [(0, None), (None, 1), (0, 2)], ids=["keys", "values", "both"])
 def test_vmap(mapped):
     random = np.random.default_rng(0)
-    places = jnp.asarray(random.integers(0, 4, (3, 10)), jnp.int32)
+    places = jnp.asarray(random.integers(0, 4, (3, 20)), jnp.int32)  # two of the same values
     values = jnp.asarray(random.standard_normal((2, 10, 4)), "float32")
     every = jnp.stack([values, 2 * values, -values], mapped[1] or 0)
     given = places if mapped[0] == 0 else places[0], every if mapped[1] is not None else values
@@ -99,23 +100,25 @@ def test_vmap(mapped):
 
 
 def test_gradients():
+    """Of values that two keys have each, too."""
     places, values = made(CASES["few"])
+    values = values[:, :15]
     got = jax.grad(lambda v: jnp.sin(sums_by_index("interpret", places, v, 7, "float32")).sum())(values)
     slopes = np.cos(np.pad(expected(places, values, 7), ((0, 0), (0, 1), (0, 0)), constant_values=np.pi / 2))
-    np.testing.assert_allclose(got, slopes[:, places], 1e-4, 1e-5)
+    np.testing.assert_allclose(got, slopes[:, places].reshape(2, 15, 2, 8).sum(2), 1e-4, 1e-5)
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "sums", "found"),
+    ("keys", "values", "sums", "each", "found"),
     [
-        (P(), P("a", None, "b"), P("a", None, "b"), set()),
-        (P("a"), P(None, "a", "b"), P(None, None, "b"), {"all-reduce"}),
-        (P("b"), P(None, "b"), P(None, "a"), {"all-reduce"}),
-        (P("a"), P(None, "a"), P(), {"all-reduce"}),
+        (P(), P("a", None, "b"), P("a", None, "b"), 1, set()),
+        (P("a"), P(None, "a", "b"), P(None, None, "b"), 1, {"all-reduce"}),
+        (P("b"), P(None, "b"), P(None, "a"), 1, {"all-reduce"}),
+        (P("a"), P(None, "a"), P(), 3, {"all-reduce"}),
     ],
 )
-def test_sharded(keys, values, sums, found, monkeypatch):
-    """Each device sums what it has, to the rows that it has."""
+def test_sharded(keys, values, sums, each, found, monkeypatch):
+    """Each device sums what it has, to the rows that it has. Neighbouring keys may be `each` of the same values."""
     mesh, case = make_mesh(), (4, 16, 4, 8)
     seen = []
 
@@ -127,7 +130,7 @@ def test_sharded(keys, values, sums, found, monkeypatch):
     monkeypatch.setattr(by_index, "choose", lambda cute, _, *operands, refuse: cute((False, False))(*operands))
     by_index._mappable.cache_clear()
     random = np.random.default_rng(0)
-    places = random.integers(0, 9, 16).astype(np.int32)
+    places = random.integers(0, 9, 16 * each).astype(np.int32)
     x = random.standard_normal(case[:3]).astype(np.float32)
 
     def run(k, v):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, dtype_of
 from codegen.language.sizes import Shape, elements
 from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
@@ -52,6 +54,18 @@ def bindings(spec: Spec) -> Iterator[Binding]:
 def stages_of(op: Op) -> tuple[Op, ...]:
     """The op, or its stages if it is several kernels."""
     return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+
+def as_called(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Op:
+    """The op as such a call runs it: the kernel that computes all its stages, where it has room."""
+    if not isinstance(op.plan, Staged) or op.plan.whole is None:
+        return op
+    whole = replace(op.plan.whole, tuning=op.tuning)
+    try:
+        launch_of(whole, binding, shape, arch)
+    except UserError:
+        return op
+    return whole
 
 
 def launched(op: Op) -> Op:
@@ -96,7 +110,8 @@ def _extents(op: Op, shape: Shape) -> Extents:
         rows, total, *others = (elements(axes, shape) for axes in own)
         return Extents(heads[0], total, heads[1], rows, *others)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    inner = elements(op.plan.groups[-1].axes, shape) if op.plan.groups and op.plan.groups[-1].axes else columns
+    last = op.plan.groups[op.plan.innermost if isinstance(op.plan, Middle) else -1].axes if op.plan.groups else ()
+    inner = elements(last, shape) if last else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
     turned = op.plan.turned if isinstance(op.plan, Elementwise) else None
     along = None if turned is None else elements(op.plan.groups[turned].axes, shape)

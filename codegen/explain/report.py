@@ -21,7 +21,16 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
 from codegen.explain.backward import backward, stages
 from codegen.explain.estimate import work
-from codegen.explain.launching import Binding, bindings, launch_facts, launch_of, launched, spacing_of, stages_of
+from codegen.explain.launching import (
+    Binding,
+    as_called,
+    bindings,
+    launch_facts,
+    launch_of,
+    launched,
+    spacing_of,
+    stages_of,
+)
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
@@ -376,10 +385,13 @@ def _instructions(op: Op, binding: Binding, shape: Shape) -> Work | None:
 
 def cost(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
     """The part of the report for one choice of dtypes: launches, bytes, instructions, and the least time on each GPU."""
-    fused = moved_bytes(op, binding, shape)
-    facts, clustered = (launch_facts(op, binding, shape, arch) for arch in (None, "sm_90a"))
+    called = as_called(op, binding, shape)
+    fused = moved_bytes(called, binding, shape)
+    facts, clustered = (
+        launch_facts(as_called(op, binding, shape, arch), binding, shape, arch) for arch in (None, "sm_90a")
+    )
     keeps = saved(op)["names"]
-    instructions, many = _instructions(op, binding, shape), max(elements(op.spec.axes, shape), 1)
+    instructions, many = _instructions(called, binding, shape), max(elements(op.spec.axes, shape), 1)
     limits = {g.name: _limits(op, binding, fused, products(op, shape), g, instructions) for g in GPUS}
     return {
         "types": dict(binding.types),

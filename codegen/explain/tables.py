@@ -158,7 +158,7 @@ def _costs(report: dict[str, Any]) -> Group:
 
 def _facts_of(launch: dict[str, Any], lines: dict[str, str]) -> list[str]:
     words = {"None": "-", "0": "-", "True": "yes", "False": "no"}
-    return [words.get(str(launch[line]), str(launch[line])) for line in lines]
+    return [words.get(str(launch.get(line)), str(launch.get(line))) for line in lines]
 
 
 _CHOICES = 3

@@ -22,7 +22,8 @@ from jax import export
 import generated
 from codegen import shared
 from codegen.checking.draw import Case
-from codegen.plan.rows import walking
+from codegen.plan.rows import middle, walking
+from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.compiled import interpreted, kernels
@@ -122,11 +123,13 @@ def test_more_rows_never_recompile(op, counted):
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatch):
     """The lengths whose threads meet count: the rows, or the places along the first axis that a block walks. Few rows at
-    each of many places have kernels of their own, by how many of them a thread holds at a time, and a single row of each has one."""
+    each of many places have kernels of their own, by how many of them a thread holds at a time, and a single row of each has one.
+    Where vectors lie along rows, blocks have fewer of them if there are few."""
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
     derived = [kernel for name in generated.__all__ for kernel in getattr(generated, name).kernels]
     found = [op for op in derived if isinstance(op.plan, Reduction) and not op.plan.collapsed and op.plan.walked_groups]
-    assert sum(bool(op.plan.apart) for op in found) > 5 < len(found)
+    found = [op for op in found if not isinstance(op.plan, Middle) or op.plan.leading > 1]
+    assert sum(bool(op.plan.apart) for op in found) > 5 < len(found) and sum(isinstance(op.plan, Middle) for op in found) > 3
     for op in found:
         axis, types = op.plan.walked_groups[0].axes[0], next(all_types(op.spec))
         for extent in (16, 64, 300, 4096):
@@ -138,6 +141,7 @@ def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatc
                 axes = Case(types, own, tuple(extents.items()), (), (), False, 1.0, 0).axes
                 constants.add(tuple(op.launch_for(types, axes).constants.items()))
             held = walking.MOST_ROWS_HELD if op.plan.by_place else 0
+            held += len(middle.PIECES) - 1 if isinstance(op.plan, Middle) else 0
             assert len(constants) <= 1 + held + bool(op.plan.apart), (op, extents)
 
 

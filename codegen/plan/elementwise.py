@@ -36,6 +36,7 @@ TILE_THREADS, TILE, ACROSS = (
     8,
     16,
 )  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+FEW = 8
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
 
 
@@ -211,7 +212,7 @@ class PlannedElements(Planner):
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
         names = Names(self.spec, self.statements)
 
-        turned = self.turned(tokens, len(groups)) if borders is None and not self.puts and not scanned else None
+        turned = self.turned(tokens, groups) if borders is None and not self.puts and not scanned else None
 
         def mode(own: tuple[int | str, ...]) -> str:
             found = _mode(own, len(groups))
@@ -224,13 +225,18 @@ class PlannedElements(Planner):
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         return Elementwise(groups, collapsed, views, loads, stores, turned=turned)
 
-    def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: int) -> int | None:
-        """The last group of an array with every group that does not end with the innermost one; outputs decide first."""
+    def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: tuple[Group, ...]) -> int | None:
+        """The last group of an array with every group that does not end with the innermost one; outputs decide first. None where one
+        of the two has few elements, as those of a pixel shuffle: tiles would be smaller than vectors."""
         for array in (*self.spec.outputs, *self.spec.inputs):
             own = tokens[array.name]
-            if _covers(own, groups) and own and isinstance(own[-1], int) and own[-1] != groups - 1:
-                return own[-1]
+            if _covers(own, len(groups)) and own and isinstance(own[-1], int) and own[-1] != len(groups) - 1:
+                return None if self.is_few(groups[own[-1]]) or self.is_few(groups[-1]) else own[-1]
         return None
+
+    def is_few(self, group: Group) -> bool:
+        """Whether a group of axes has a fixed size below that of a vector."""
+        return math.prod(self.spec.extents.get(axis, FEW) for axis in group.axes) < FEW
 
 
 def _covers(tokens: tuple[int | str, ...], groups: int) -> bool:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 
 import cutlass.cute as cute
+import numpy as np
 from cutlass import Float32, Float64
 from cutlass._mlir.dialects import llvm
 
@@ -272,9 +273,8 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
     """a ** b for floats. Where b is a number: within 2 ulp if it is -0.5, 0.5, 1.5 or 2.5; if it is from -16 to 16, approximately
     within 2**-15 of relative error. So it is where a is a normal positive number: the error of b * log2(a), which is at most 150 where
     the result is not 0 or infinite, is below 2**-15.7. Denormal results are kept: they are the square of a ** (b / 2)."""
-    if approx and isinstance(a, int | float) and 2.0**-126 <= a < float("inf") and b.dtype is Float32:
-        root = cute.math.exp2(b * (0.5 * math.log2(a)), fastmath=True)
-        return root * root
+    if isinstance(a, int | float) and 2.0**-126 <= a < float("inf") and b.dtype is Float32:
+        return _power_of_number(a, b, approx)
     number = isinstance(b, int | float) and a.dtype is Float32
     if number and b in HALF_POWERS:
         return _half_odd_power(a, b, approx)
@@ -282,6 +282,20 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
         root = cute.math.exp2(each(_lg2, a) * (b / 2), fastmath=True)
         return where(a == -float("inf"), float("inf") if b > 0 else 0.0, root * root)
     return cute.math.pow(*as_vectors(a, b))
+
+
+def _power_of_number(a: float, b: Vector, approx: bool) -> Vector:
+    """a ** b for a normal positive number: 2 ** (b * log2(a)), within 4 ulp. Approximately, the product is rounded; else 2 to the power of
+    what rounding loses, which is near 0, is a factor."""
+    log = math.log2(float(np.float32(a)))
+    if approx:
+        root = cute.math.exp2(b * (0.5 * log), fastmath=True)
+        return root * root
+    high = float(np.float32(log))
+    exponent = b * high
+    rest = fma(b, high, -exponent) + b * (log - high)
+    result = cute.math.exp2(exponent)
+    return where(cute.math.abs(exponent) <= 160.0, fma(result, rest * _LN2, result), result)
 
 
 def _half_odd_power(a: Vector, b: float, approx: bool) -> Vector:

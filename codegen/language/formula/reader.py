@@ -25,8 +25,25 @@ FOR_FLOATS = {"Mod": "_modulo", "FloorDiv": "_floor_divide"}  # operators that h
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
 INSTEAD = {
-    "std": "write sqrt(var(x, axis=N))",
-}
+    "average": "write mean(x, axis=N)", "amax": "write max(x, axis=N)", "amin": "write min(x, axis=N)",
+    "median": "as in a sort, of which where(index(N) == size(N) // 2, s, 0) is summed",
+    "matmul": "as in a @ b", "einsum": "as in dot(a, b, axis=K)", "tensordot": "as in dot(a, b, axis=K)",
+    "power": "as in a ** b", "pow": "as in a ** b", "mod": "as in a % b", "remainder": "as in a % b",
+    "floor_divide": "as in a // b", "divide": "as in a / b", "multiply": "as in a * b", "add": "as in a + b", "subtract": "as in a - b",
+    "negative": "as in -a", "logical_and": "as in a & b", "logical_or": "as in a | b", "logical_not": "as in ~a",
+    "log10": "as in log(x) / log(10)", "swish": "it is silu(x)", "expit": "it is sigmoid(x)", "logistic": "it is sigmoid(x)",
+    "one_hot": "compare positions, as in where(index(N) == label, 1, 0)", "arange": "it is index(N)", "iota": "it is index(N)",
+    "take_along_axis": "as in take(x, i, axis=N), or sum(where(index(N) == i, x, 0), axis=N)",
+    "concatenate": "declare the output with parts, (2 N), and assign y[0] and y[1]",
+    "stack": "declare the output with parts, (N 2), and assign y[0] and y[1]",
+    "split": "declare the input with parts, (2 N), and use x[0] and x[1]",
+    "reshape": "declare the axis as the array has it, (H D), and the output's axes",
+    "transpose": "declare the output with its axes in that order", "swapaxes": "declare the output with its axes in that order",
+    "broadcast_to": "arrays broadcast by the names of their axes", "expand_dims": "arrays broadcast by the names of their axes",
+    "astype": "as in cast(x, float32)", "float32": "as in cast(x, float32)", "bfloat16": "as in cast(x, bfloat16)",
+    "roll": "shift(x, axis=N, by=1) has a fill where it is outside", "zeros_like": "a number broadcasts", "ones_like": "a number broadcasts",
+    "len": "it is size(N)", "shape": "it is size(N)",
+}  # fmt: skip
 
 
 @functools.cache

@@ -32,7 +32,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "calls": {
         8: "  a = tanh(x)", 9: "  b = x * (2)", 10: "  c = exp(x)", 12: "  f = exp(x)", 13: "  g = atan2(x, x)", 14: "  h = gelu(x)",
-        15: "  k = clip(x, lo=0, hi=1)", 16: f"  m = {INSTEAD['std'].removeprefix('write ')}",
+        15: "  k = clip(x, lo=0, hi=1)", 16: f"  m = {INSTEAD['amax'].removeprefix('write ')}",
     },
     "casts": {9: "  b = cast(x, int8)", 10: "  c = cast(x, int8)", 11: "  d = x != 0", 12: "  e = cast(x, float32)"},
     "colon_in_text": {2: 'summary: "Two steps: scale, then shift."'},

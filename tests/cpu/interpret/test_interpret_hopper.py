@@ -92,8 +92,8 @@ def many(number: int, by: int):
     ("edit", "message"),
     [
         (changed(line(r"wgmma\.fence"), 0), "with no wgmma.fence since it was last used"),
-        (changed(line(r"wgmma\.commit_group"), 0), "which a wgmma that is not waited for may still read"),
-        (changed(line(r"wgmma\.wait_group\S*\s+1"), 0), "which a wgmma that is not waited for may still read"),
+        (changed(line(r"wgmma\.commit_group"), 0), "not waited for may still read"),
+        (changed(line(r"wgmma\.wait_group\S*\s+1"), 0), "not waited for may still read"),
         (changed(line(r"wgmma\.wait_group\S*\s+0"), 0), "a wgmma that is not waited for may still"),
         (changed(r", 1,  1, 0, 1;", 0, ", 1,  1, 0, 0;"), "Not equal to tolerance"),
         # the producer waits for a free stage: it is two phases ahead of the threads that wait for it
@@ -223,7 +223,7 @@ def without_step(*steps: str) -> list[str]:
         ([*SOUND[:-2], "  add.u32 %r24, %r20, 0;\n", *SOUND[-2:]], "%r20 is used, which a wgmma"),
         ([*SOUND[:-2], "  mov.b32 %r21, 0;\n", *SOUND[-2:]], "%r21 is used, which a wgmma"),
         ([*SOUND[:-2], "  mov.b32 %r24, %r20;\n  add.u32 %r24, %r24, 0;\n", *SOUND[-2:]], "%r24 is used, which a wgmma"),
-        ([*SOUND[:-2], "  st.shared.b32 [%r3], %r0;\n", *SOUND[-2:]], "which a wgmma that is not waited for may still read"),
+        ([*SOUND[:-2], "  st.shared.b32 [%r3], %r0;\n", *SOUND[-2:]], "not waited for may still read"),
         ([*SOUND[:6], "  add.u32 %r5, %r5, 0;\n", "  cvt.u64.u32 %rd9, %r0;\n  add.u64 %rd7, %rd7, %rd9;\n", *SOUND[6:]],
          "the lanes of a warpgroup differ in an operand of wgmma"),
         ([*SOUND[:6], "  xor.b64 %rd7, %rd7, 0x4000000000000000;\n", *SOUND[6:]],

@@ -36,6 +36,7 @@ MOST_AXES = 3  # of the batch: TMA's boxes have five
 FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
 RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
+BARRIERS = 256  # bytes in shared memory
 JOINT = False  # whether Hopper's gradients are one kernel, where there is one; it is being measured
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
@@ -412,11 +413,18 @@ class AttentionBackward(AttentionPlan):
         if rows is None or columns is None:
             return None
         found = AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
-        if self.along_rows or not JOINT:
-            return found
-        if d == e == 128:
-            return replace(found, tile_m=64, joint=True)
-        return replace(found, tile_m=128, joint=True) if max(d, e) <= 64 else found
+        return self.jointly(found) or found
+
+    def jointly(self, how: AttentionLaunch) -> AttentionLaunch | None:
+        """The launch of one kernel of all gradients: its two consumers share the columns of q's gradient, 64 each, or else its rows.
+        Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they do not fit, or values are
+        summed along rows."""
+        d, e = how.d, how.e
+        rows = 64 if d == 128 and e <= 128 else 128 if max(d, e) <= 64 else 0
+        tiles = 2 * (128 + 2 * rows) * (d + e) + 2 * rows * 2 * 128 + 128 * 4 * d
+        numbers = 2 * 4 * rows * max(1, len(self.statistics))
+        fits = JOINT and rows and tiles + numbers + BARRIERS <= SHARED and not self.along_rows
+        return replace(how, tile_m=rows, joint=True) if fits else None
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)

@@ -34,7 +34,7 @@ from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGRO
 from codegen.shared import WARP, AttentionLaunch
 
 FLIGHTS = 2  # tiles of ds in shared memory
-SUMS = 2  # tiles of dq in shared memory, and warps that add them: from a block's turn to the next one's takes longer than a tile
+ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
 MET = 1  # the number of the barrier of all consumers
 LINE = 128  # bytes of 64 rows of q in a row of ds
 ROUNDING = 256  # threads of a block that rounds sums
@@ -62,6 +62,11 @@ def launch(stream: Any, given: Backward) -> None:
     _round(words, sums, given.dq, batches, tiles, how).launch(
         grid=(tiles * cute.size(q, mode=[0]), 1, 1), block=(ROUNDING, 1, 1), stream=stream
     )
+
+
+def _waiting(how: AttentionLaunch) -> int:
+    """Tiles of dq in shared memory."""
+    return HELD // how.tile_m
 
 
 def _flat(tile: tuple[int, int], dtype: Any) -> Any:
@@ -99,9 +104,9 @@ def _kernel(
     tiles = sm90_backward.allocate(allocator, layouts[:6], dtype)
     tall = cute.make_tensor(tiles[0].iterator, layouts[6].outer)
     flat = allocator.allocate_tensor(dtype, layouts[7].outer, 1024, swizzle=layouts[7].inner)
-    sums = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m * how.d * SUMS,)), 128)
+    sums = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m * how.d * _waiting(how),)), 128)
     numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
-    stages = 1, how.stages, how.stages, SUMS
+    stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
     hopper.start(rings, stages, (1, 2, 1, 1))  # a stage of q is full with its statistics
@@ -116,7 +121,7 @@ def _kernel(
             sm90_backward.produce_tile(
                 loads, to, (*tiles[:4], numbers), rings[:3], memory, (*at, Int32(0), Uint32(0)), sizes, batches, lacking, functions, True, how
             )  # fmt: skip
-        elif warp <= PRODUCER + SUMS:
+        elif warp <= PRODUCER + ADDERS:
             _add(sums, rings[3], room, memory[2], (*at, warp - PRODUCER - 1), sizes, batches, lacking, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
@@ -129,7 +134,7 @@ def _add(
     sums: cute.Tensor, ring: tuple, room: tuple, tensors: tuple, at: tuple, sizes: tuple, batches: tuple,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
-    """A warp that adds dq: every `SUMS`th tile, each in its turn."""
+    """A warp that adds dq: every `ADDERS`th tile, each in its turn."""
     tile, own, adder = at
     wide, size = how.tile_m, how.tile_m * how.d
     count = cute.ceil_div(sizes[0], wide)
@@ -139,17 +144,17 @@ def _add(
         here = batches_of.sharer(which, own, batches, lacking)
         walk = hopper.step(hopper.begin(), tile, here, sizes, tensors, functions[1], wide, True, True)
         while walk[3] >= 0:
-            if done % SUMS == adder:
+            if done % ADDERS == adder:
                 passing = count - 1 - walk[3]
                 rows = passing * wide, cutlass.min((passing + 1) * wide, sizes[0]) - 1
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
                 before = turns.before(tile, rows, here, sizes, tensors, functions[1])
                 turns.wait(word, before)
-                stage, phase = place_in_ring(done, SUMS)
+                stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)
                 with cute.arch.elect_one():
-                    turns.send(target, address + stage * (4 * size), 4 * size, before > 0)
+                    turns.send(target, address + done % _waiting(how) * (4 * size), 4 * size, before > 0)
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
                     cute.arch.mbarrier_arrive(empty + stage)
                     turns.end(word, tile + 1)
@@ -287,7 +292,7 @@ def _multiply(
 def _release(own: Consumer, target: Int32, rings: tuple, used: Uint32, how: AttentionLaunch) -> None:
     """Wait for these products, and hand dq over while those of dk go on."""
     warpgroup.wait_group(1)
-    _hand_over(own.dq[0], target, rings[3], used, 4 * how.tile_m * how.d)
+    _hand_over(own.dq[0], target, rings[3], used, 4 * how.tile_m * how.d, _waiting(how))
     warpgroup.wait_group(0)
     stage, signals = used % how.stages, cute.arch.lane_idx() == 0
     tensorcore.arrive(rings[2][1].toint() + Int32(stage) * 8, signals, False)
@@ -306,18 +311,19 @@ def _spread(ds: cute.Tensor, row: Int32, lane: Int32, wide: int) -> None:
         tensorcore.stmatrix(place, [ds[i % 2, j + i // 2] for i in range(4)])
 
 
-def _hand_over(dq: cute.Tensor, target: Int32, ring: tuple, used: Uint32, size: int) -> None:
+def _hand_over(dq: cute.Tensor, target: Int32, ring: tuple, used: Uint32, size: int, places: int) -> None:
     """Store a thread's accumulators for the adders, once a place is free: four of 8 columns are neighbours, those of all threads of a
     warpgroup follow each other."""
-    stage, phase = place_in_ring(used, SUMS)
-    cute.arch.mbarrier_wait(ring[0] + stage, phase ^ 1)
+    stage, phase = place_in_ring(used - places, ADDERS)  # of the tile that was there; a wait for none returns at once
+    cute.arch.mbarrier_wait(ring[0] + stage, phase)
+    target = target + Int32(used % places) * size
     for j in range(cute.size(dq, mode=[2])):
         words = cute.recast_tensor(dq[None, None, j], Uint32)
-        place = target + stage * size + j * (WARPGROUP * 16)
+        place = target + j * (WARPGROUP * 16)
         tensorcore.store_words(place, [words[i % 2, i // 2] for i in range(4)])
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
-    tensorcore.arrive(ring[1].toint() + stage * 8, cute.arch.lane_idx() == 0, False)
+    tensorcore.arrive(ring[1].toint() + Int32(used % ADDERS) * 8, cute.arch.lane_idx() == 0, False)
 
 
 @cute.kernel

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
+from codegen.explain.launching import bindings
 from codegen.explain.words import words
+from codegen.language.sizes import Shape, elements
+from codegen.plan.by_index import Sums
 from codegen.plan.op import Op, Staged
 
 
-def backward(op: Op) -> dict[str, Any] | None:
+def backward(op: Op, shape: Shape) -> dict[str, Any] | None:
     """The generated backward, written as in a spec; None where the op has no gradient."""
     if op.spec.grad == "none":
         return None
@@ -26,25 +29,30 @@ def backward(op: Op) -> dict[str, Any] | None:
         "chain": spec.chain.value.splitlines(),
         "stages": stages(found.op),
         "same": {name: array.name for name, array in found.how.same},
-        "by_index": _by_index(found),
+        "by_index": _by_index(op, found, shape),
         "idle": found.idle,
         "frozen": _frozen(found),
     }
 
 
-def _by_index(found: Derived) -> list[dict[str, Any]]:
-    """What is added to the gradients of tables by index: a cotangent, or an output of the backward."""
-    passed = dict(found.how.passed)
-    return [
-        {
-            "table": s.table,
-            "added": passed.get(s.output, s.output),
-            "divided": list(s.divided),
-            "index": s.index,
-            "axis": s.axis,
-        }
-        for s in found.how.scattered
-    ]
+def _by_index(op: Op, found: Derived, shape: Shape) -> list[dict[str, Any]]:
+    """What is added to the gradients of tables by index, a cotangent or an output of the backward; and why XLA adds it in a call of
+    such a shape with the first of the types, or ""."""
+    passed, binding = dict(found.how.passed), next(iter(bindings(op.spec)))
+    made = []
+    for s in found.how.scattered:
+        added, table = passed.get(s.output, s.output), op.spec.array(s.table)
+        places = next((a for a in found.op.spec.outputs if a.name == s.index), None) or op.spec.array(s.index)
+        picked = tuple(a for a in table.axes if a == s.axis or a in places.axes)
+        columns = tuple(a for a in table.axes if a not in picked)
+        y = next((y for y, dy in found.how.cotangents if dy == added), None)
+        dtype = binding.dtype(found.op.spec.array(added) if y is None else op.spec.array(y))
+        sums = Sums(
+            1, elements(places.axes, shape), elements(columns, shape), elements(picked, shape), dtype, binding.dtype(table)
+        )  # fmt: skip
+        row = {"table": s.table, "added": added, "divided": list(s.divided), "index": s.index, "axis": s.axis}
+        made.append({**row, "left_to_xla": sums.left_to_xla()})
+    return made
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:

@@ -464,7 +464,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},
         "scaled": [asdict(s) for s in op.plan.scaled] if isinstance(op.plan, Staged) else [],
         "saved": saved(op),
-        "backward": backward(op),
+        "backward": backward(op, shape),
         "gpus": [{"arch": g.arch, "name": g.name, "bandwidth": g.bandwidth} for g in GPUS],
         "costs": costs,
     }

@@ -78,6 +78,7 @@ def _backward(made: dict[str, Any]) -> Table:
     for added in made["by_index"]:
         value = " / ".join([added["added"], *(f"size({axis})" for axis in added["divided"])])
         text = f"the gradient of {added['table']} is {value}, summed by {added['index']} along {added['axis']}"
+        text += f": XLA's scatter, {why}" if (why := added["left_to_xla"]) else ", in a fixed order"
         table.add_row("", escape(text))
     if frozen := made["frozen"]:
         names = ", ".join(frozen["without"])

@@ -510,7 +510,9 @@ def test_what_is_added_to_a_table_by_index():
     alone = made("y = take(t, i, axis=V)", inputs, "y: float32[..., N]")
     text = printed(alone)
     assert "no kernel but the sums by index" in text
-    assert "the gradient of t is dy, summed by i along V" in text
+    assert "the gradient of t is dy, summed by i along V, in a fixed order" in text
+    report = explain(alone, {"...": 64, "N": 64, "V": 64})["backward"]["by_index"]
+    assert "the kernels" in report[0]["left_to_xla"]
     other = made("y = square(take(t, i, axis=V))", inputs, "y: float32[..., N]")
     text = printed(other)
     assert "no kernel but" not in text

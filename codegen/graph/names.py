@@ -27,6 +27,8 @@ REDUCING_NAMES = frozenset("""
 """.split())  # fmt: skip
 # Modules that only some generated files import.
 IMPORTED_NAMES = frozenset("attend flat functools gemm middle turned".split())
+# Names that no kernel gives to what it stores: an output with such a name has another one there.
+LOCAL_NAMES = KERNEL_NAMES | IMPORTED_NAMES
 # The endings, after the op's name, of the other functions in its module.
 SUFFIXES = re.compile(
     r"chain|row|score|tiles|(score|full|row)_chain|kernel|launch|xla|reference|(backward|frozen|forward|rows|keep|whole|saving|stage\d+)_\w+|(columns|finish|stage)\d*"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import Diagnostic, UserError
+from codegen.graph.names import LOCAL_NAMES
 from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.language.chain import line_with, written_axes
@@ -157,7 +158,8 @@ class Planner:
     ) -> Access:
         """How the value of a statement is written to its output."""
         array, at = self.spec.array(statement.name), statement.at
-        name = array.name if statement.part is None else names.part(array.name, statement.part)
+        part = statement.part
+        name = names.beside(array.name, LOCAL_NAMES) if part is None else names.part(array.name, part)
         own = tokens[array.name]
         if at is None:
             return Access(name, array, statement.part, mode_of(own), own)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from codegen.errors import UserError, known, shown
-from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, RESERVED, name_error
+from codegen.graph.names import KERNEL_NAMES, RESERVED, name_error
 from codegen.graph.nodes import DTYPES
 from codegen.spec.fields import Fields
 from codegen.spec.notation import as_kind, kind_of, parse_array
@@ -72,7 +72,7 @@ class Declarations(Fields):
         if isinstance(value, Mapping) and not items:
             self.error(value.span, f"{key!r} has no array", "add one, as in x: T[..., N]")
         for name, value in items:
-            ok = self.name(name, f"an {key[:-1]}", frozenset() if inputs else KERNEL_NAMES | IMPORTED_NAMES)
+            ok = self.name(name, f"an {key[:-1]}", frozenset())
             if not isinstance(value, Scalar):
                 self.error(value.span, f"{shown(name.value)} must be an array", "as in x: T[..., N]")
                 continue

@@ -13,12 +13,10 @@ from typing import Any
 
 import jax
 
-from codegen.graph.names import IMPORTED_NAMES, KERNEL_NAMES, name_error
+from codegen.graph.names import LOCAL_NAMES, name_error
 from codegen.language.formula.reader import functions
 from codegen.parsing import parse
 from codegen.tracing.steps import Step, Value, plain
-
-TAKEN = KERNEL_NAMES | IMPORTED_NAMES
 
 
 def proper(name: str, other: str = "x") -> str:
@@ -26,7 +24,7 @@ def proper(name: str, other: str = "x") -> str:
     text = re.sub(r"[^a-z0-9_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
     text = text if text[:1].isalpha() else f"{other}_{text}".rstrip("_")
     text = text[:48].rstrip("_")
-    return f"{text}_in" if name_error(text, "an array", TAKEN) else text
+    return f"{text}_in" if name_error(text, "an array", LOCAL_NAMES) else text
 
 
 def unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph import online
-from codegen.graph.names import REDUCING_NAMES
+from codegen.graph.names import LOCAL_NAMES, REDUCING_NAMES
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
@@ -398,7 +398,7 @@ class Reductions(Planner):
         outputs = {o.name for o in self.spec.outputs}
         return tuple(
             Access(
-                names.beside(s.name, REDUCING_NAMES) if s.part is None else names.part(s.name, s.part),
+                names.beside(s.name, REDUCING_NAMES | LOCAL_NAMES) if s.part is None else names.part(s.name, s.part),
                 self.spec.array(s.name), s.part, mode_of(tokens[s.name]), tokens[s.name],
             )
             for s in self.statements if s.name in outputs

@@ -8,7 +8,7 @@ tile by tile, before anything is written (`Gemm.tile`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
@@ -82,17 +82,15 @@ class _Splitter:
                 leaves[id(node)] = self.leaf(node)
             except UserError as error:
                 problems.append(self.place(node, error))
-        contracted = {axis for n in self.products for axis in lost_axes(n)}
-        contracted -= {axis for a in spec.outputs for axis in a.axes}
-        for node in topological(s.value for s in self.statements):
-            if node.op == "size" and node.attr in contracted:
-                message = f"no kernel for the size of {node.attr}, which '@' contracts"
-                problems.append(
-                    self.place(node, UserError(message, "pass it, or the value computed from it, as a parameter"))
-                )
         if problems:
             raise SpecError(problems)
-        return tuple(self.found.values()), self.epilogue(leaves)
+        contracted = {axis for n in self.products for axis in lost_axes(n)}
+        contracted -= {axis for a in spec.outputs for axis in a.axes}
+        sizes = [n for n in topological(s.value for s in self.statements) if n.op == "size" and n.attr in contracted]
+        held = {str(n.attr): fresh(self.taken, f"size_of_{str(n.attr).lower()}") for n in sizes}
+        leaves |= {id(n): Leaf(held[str(n.attr)]) for n in sizes}
+        own = {key: replace(p, sizes=tuple((held[a], a) for a in p.axes if a in held)) for key, p in self.found.items()}
+        return tuple(own.values()), self.epilogue(leaves, [Array(name, "int32", ()) for name in held.values()])
 
     def place(self, node: Node, error: UserError) -> Diagnostic:
         line = line_with(self.spec, self.statements, node)
@@ -100,7 +98,7 @@ class _Splitter:
 
         def shows(tree: ast.AST) -> bool:
             if isinstance(tree, ast.Call):
-                return ast.unparse(tree) == f"{node.op}({node.attr})" or ast.unparse(tree.func) == "dot"
+                return ast.unparse(tree.func) == "dot"
             return node.op == "contract" and isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.MatMult)
 
         found = [n for n in ast.walk(line.tree) if isinstance(n, ast.expr) and shows(n)]
@@ -187,7 +185,7 @@ class _Splitter:
                 taken |= {id(a): a for a in own if id(a) not in leaves}
         return list(taken.values())
 
-    def epilogue(self, leaves: Mapping[int, Leaf]) -> Spec:
+    def epilogue(self, leaves: Mapping[int, Leaf], sizes: Sequence[Array]) -> Spec:
         spec = self.spec
         made = {a.name for a in spec.outputs}
         accs = {p.acc.name for p in self.found.values()}
@@ -214,7 +212,7 @@ class _Splitter:
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | put_inputs(assigned)
         used |= {str(n.attr) for n in nodes if n.op == "param"}
         params = tuple(p for p in spec.params if p.name in used)
-        inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used))
+        inputs = (*(p.acc for p in self.found.values()), *(a for a in spec.inputs if a.name in used), *sizes)
         domain = tuple((n, d) for n, d in spec.domain if n in used)
         own = replace(
             spec, op=f"{spec.op}_epilogue", summary=f"What follows the matmul of {spec.op}.",

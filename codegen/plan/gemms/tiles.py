@@ -35,6 +35,8 @@ class Product:
     axes: tuple[str, ...]
     acc: Array
     loaded: Loaded | None = None  # how b is made from narrow elements, in the type of a, before it is multiplied
+    # The epilogue's inputs that hold sizes of contracted axes, which it has no array with, and the axes
+    sizes: tuple[tuple[str, str], ...] = ()
 
     @property
     def widened(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement
@@ -66,6 +67,14 @@ class GemmOp(Op[P, R]):
     def multiplied(self) -> frozenset[str]:
         return frozenset(x.name for p in self.plan.products for x in (p.a, *p.inputs))
 
+    def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
+        """The present inputs, by name, and the sizes of contracted axes that the epilogue reads."""
+        found = super().arrays(key, operands)
+        if held := [held for p in self.plan.products for held in p.sizes]:
+            axes = arguments.bind_axes(self.spec, found)
+            found |= {name: jnp.asarray(axes.extents[axis], jnp.int32) for name, axis in held}
+        return found
+
     # The products, then the epilogue
 
     def products(self, key: Key, arrays: dict[str, Any], axes: Axes, dtype: str | None = None) -> dict[str, jax.Array]:
@@ -104,6 +113,7 @@ class GemmOp(Op[P, R]):
         """On one shard: XLA's matmul, the sum over the mesh axes that shard its contracted axis, then the epilogue."""
         own, values = self.epilogue_call(key, operands)
         over = {p.acc.name: split.across(p.axes) for p in self.plan.products}
+        over |= {name: split.across((axis,)) for p in self.plan.products for name, axis in p.sizes}
         names = [*own.present, *("" for _ in values[len(own.present) :])]
         values = tuple(jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
         kernel = functools.partial(self.epilogue._run_cute, own, ())

@@ -120,7 +120,6 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "schedule": {10: "  threads: 1024", 11: "  vector_bytes: 16", 13: "  sm_90a: {threads: 256}", 14: "  sm_80: {threads: 1024}"},
     "schedule_list": {9: "schedule:\n  threads: 128"},
-    "size_of_a_contracted_axis": {5: "params: {d: 64}\ninputs:", 12: "  y = s / sqrt(d)"},
     "statement_forms": dict.fromkeys((8, 9, 10, 11, 12, 13, 15), "  z = x + bias") | {14: "  y = x\n  z = x"},
     "size_in_a_reduction": {3: "params: {p: 64}\ninputs:", 10: "  y = sum(x * take(t, i, axis=P), axis=N) / p"},
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},

@@ -203,6 +203,16 @@ def test_the_kernels_path(kernels, name, given, expected, out, kind):
         assert jax.typeof(first).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, out), first.ndim)
 
 
+def test_the_size_of_a_contracted_axis_is_that_of_whole_arrays(kernels, tmp_path):
+    """Each device has a part of the axis, whose products are summed, and so are the sizes."""
+    inputs, outputs = "x: float32[..., K]; w: float32[K, N]", "y: float32[..., N]"
+    op = make_op(tmp_path, spec_text(inputs, outputs, "y = x @ w / size(K)", "y = x @ w / w.shape[0]"))
+    mesh = make_mesh()
+    made = [normal(8, 32), normal(32, 16)]
+    args = [put(mesh, value, s) for value, s in zip(made, (P("a", "b"), P("b")), strict=True)]
+    assert_close(jax.jit(op)(*args), op.reference(*made))
+
+
 ROWS_ONLY = [r for r in TABLE if all(spec in (NONE, P("a")) for _, spec in r[1]) and r[2] != GATHER]
 
 

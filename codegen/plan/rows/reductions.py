@@ -278,7 +278,7 @@ class Reduction(Reads):
         values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
         lanes, threads = self.lanes(vec), schedule.get("threads", walking.THREADS)
-        if not self.walked_groups and columns:  # one row, for all threads of a block
+        if rows == 1 and columns:  # for all threads of a block
             lanes = max(lanes, min(threads, 1 << (-(-columns // vec) - 1).bit_length()))
         how = walking.tiles(
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch

@@ -405,9 +405,9 @@ def tiles(
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
-    per_row, most = lanes, WARP if rows is None else max(WARP, threads // max(rows, 1))  # no thread is without a row
-    while 2 * per_row <= most and (columns is None or per_row * vec < columns):
+    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
+    per_row = lanes
+    while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     resident = max(1, RESIDENT // threads)

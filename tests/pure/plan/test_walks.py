@@ -20,6 +20,16 @@ reference: |
 """
 
 
+def test_a_single_row_has_all_threads_of_a_block():
+    text = "op: made\nsummary: S.\ninputs: {x: 'float32[R, N]'}\noutputs: {y: 'float32[N]'}\nchain: y = sum(x, axis=R)\nreference: x"
+    plan, dtypes = read_op("specs/made.yaml", text).plan, {"x": "float32", "y": "float32"}
+    one, two, many = (
+        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a") for rows in (1, 2, 8192)
+    )
+    assert (one.per_row, one.at_once, one.parts) == (one.threads, 1, 1)
+    assert two.constants == many.constants  # other numbers of rows share a kernel
+
+
 @pytest.mark.parametrize(("points", "threads"), [(2**23, 256), (40, 64), (1, 1)])
 def test_all_threads_of_a_block_have_the_only_row(points, threads):
     op = read_op("specs/made.yaml", POINTS)

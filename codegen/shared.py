@@ -90,6 +90,9 @@ class MiddleLaunch(RowLaunch):
     """The launch of a kernel that reduces along axes before the innermost ones: a thread's vectors lie along neighbouring rows, and
     have one element of each. Neighbouring threads have neighbouring vectors of rows; the others share these rows."""
 
+    passes: int = (
+        1  # shared memory holds a thread's elements if there are several, of which registers have `vectors` at a time
+    )
     parts: int = 0  # blocks that loop over all rows, where rows are reduced, too; else each block has its own rows
     each: int = 1  # neighbouring elements that have one result
 

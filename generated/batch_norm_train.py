@@ -371,6 +371,7 @@ def batch_norm_train_whole_kernel(
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rBias = access.registers(mBias, (vec, 1), 0.0)
+    sX = middle.staging(how, mX, rX)
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
@@ -380,38 +381,46 @@ def batch_norm_train_whole_kernel(
     iN = index
     row.load(mWeight, (iN,), rWeight[None, 0])
     row.load(mBias, (iN,), rBias[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        at.load(mX, (iRows, iN), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.load(mX, (iRows, iN), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mX, rX))
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = batch_norm_train_whole_row_mean(device.floats(rX[None, v]))
-        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            values = batch_norm_train_whole_row_mean(device.floats(rX[None, v]))
+            reduce.accumulate([rRowMean], ("mean",), values, at.inside())
     row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
     row = row.forget((mX, rX))
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = batch_norm_train_whole_row_mean2(device.floats(rX[None, v]), row_mean)
-        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            values = batch_norm_train_whole_row_mean2(device.floats(rX[None, v]), row_mean)
+            reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
     row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
     row = row.forget((mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        y = batch_norm_train_whole_chain(
-            device.floats(rX[None, v]), device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]),
-            device.full(vec, eps), row_mean, row_mean2, approx,
-        )
-        at.store(y.to(mY.element_type), mY, (iRows, iN))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            y = batch_norm_train_whole_chain(
+                device.floats(rX[None, v]), device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]),
+                device.full(vec, eps), row_mean, row_mean2, approx,
+            )
+            at.store(y.to(mY.element_type), mY, (iRows, iN))
 
     if row.writes():
         mean, var = batch_norm_train_whole_row(row_mean, row_mean2)
@@ -681,6 +690,8 @@ def batch_norm_train_backward_whole_kernel(
     rVar = access.registers(mVar, (vec, 1))
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    sDy = middle.staging(how, mDy, rDy)
+    sX = middle.staging(how, mX, rX)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
@@ -692,35 +703,43 @@ def batch_norm_train_backward_whole_kernel(
     row.load(mMean, (iN,), rMean[None, 0])
     row.load(mVar, (iN,), rVar[None, 0])
     row.load(mWeight, (iN,), rWeight[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        at.load(mDy, (iRows, iN), rDy[None, v])
-        at.load(mX, (iRows, iN), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.load(mDy, (iRows, iN), rDy[None, v], sDy)
+            at.load(mX, (iRows, iN), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mDy, rDy), (mX, rX))
     rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
     rT4 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = batch_norm_train_backward_whole_stage0(
-            device.floats(rDy[None, v]), device.floats(rMean[None, 0]), device.floats(rX[None, v]),
-        )
-        reduce.accumulate([rT3, rT4], ("sum", "sum"), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rDy[None, v], sDy)
+            at.take(rX[None, v], sX)
+            values = batch_norm_train_backward_whole_stage0(
+                device.floats(rDy[None, v]), device.floats(rMean[None, 0]), device.floats(rX[None, v]),
+            )
+            reduce.accumulate([rT3, rT4], ("sum", "sum"), values, at.inside())
     t3, t4 = row.reduce([rT3, rT4], ("sum", "sum"), sStage0)
 
     row = row.forget((mDy, rDy), (mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        dx = batch_norm_train_backward_whole_chain(
-            device.floats(rDy[None, v]), device.floats(rDmean[None, 0]), device.floats(rDvar[None, 0]),
-            device.floats(rMean[None, 0]), device.floats(rVar[None, 0]), device.floats(rX[None, v]),
-            device.floats(rWeight[None, 0]), device.full(vec, rows, cutlass.Int32), device.full(vec, eps), t3, t4,
-            approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rDy[None, v], sDy)
+            at.take(rX[None, v], sX)
+            dx = batch_norm_train_backward_whole_chain(
+                device.floats(rDy[None, v]), device.floats(rDmean[None, 0]), device.floats(rDvar[None, 0]),
+                device.floats(rMean[None, 0]), device.floats(rVar[None, 0]), device.floats(rX[None, v]),
+                device.floats(rWeight[None, 0]), device.full(vec, rows, cutlass.Int32), device.full(vec, eps), t3, t4,
+                approx,
+            )
+            at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
 
     if row.writes():
         dweight, dbias = batch_norm_train_backward_whole_row(

@@ -249,6 +249,7 @@ def bucketed_bias_backward_whole_kernel(
     H, Q, K, rows = mDy.shape[1], mDy.shape[2], mDy.shape[3], mDy.shape[0]
     vec, vectors = how.vec, how.vectors
     rDy = access.registers(mDy, (vec, vectors))
+    sDy = middle.staging(how, mDy, rDy)
     sRowSum = middle.shared(how, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
@@ -257,18 +258,22 @@ def bucketed_bias_backward_whole_kernel(
     iK = index % K
     iQ = (index // K) % Q
     iH = ((index // K) // Q)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        at.load(mDy, (iRows, iH, iQ, iK), rDy[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.load(mDy, (iRows, iH, iQ, iK), rDy[None, v], sDy)
+    middle.arrive(how)
 
     row = row.forget((mDy, rDy))
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = bucketed_bias_backward_whole_row_sum(device.floats(rDy[None, v]))
-        reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rDy[None, v], sDy)
+            values = bucketed_bias_backward_whole_row_sum(device.floats(rDy[None, v]))
+            reduce.accumulate([rRowSum], ("sum",), values, at.inside())
     row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
     if row.writes():

@@ -291,6 +291,7 @@ def column_amax_backward_whole_kernel(
     rDy = access.registers(mDy, (vec, 1))
     rY = access.registers(mY, (vec, 1))
     rX = access.registers(mX, (vec, vectors))
+    sX = middle.staging(how, mX, rX)
     sRowSum = middle.shared(how, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
@@ -299,28 +300,34 @@ def column_amax_backward_whole_kernel(
     iN = index
     row.load(mDy, (iN,), rDy[None, 0])
     row.load(mY, (iN,), rY[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        at.load(mX, (iRows, iN), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.load(mX, (iRows, iN), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mX, rX))
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = column_amax_backward_whole_row_sum(device.floats(rY[None, 0]), device.floats(rX[None, v]))
-        reduce.accumulate([rRowSum], ("sum",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            values = column_amax_backward_whole_row_sum(device.floats(rY[None, 0]), device.floats(rX[None, v]))
+            reduce.accumulate([rRowSum], ("sum",), values, at.inside())
     row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
     row = row.forget((mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        dx = column_amax_backward_whole_chain(
-            device.floats(rDy[None, 0]), device.floats(rY[None, 0]), device.floats(rX[None, v]), row_sum, approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            dx = column_amax_backward_whole_chain(
+                device.floats(rDy[None, 0]), device.floats(rY[None, 0]), device.floats(rX[None, v]), row_sum, approx,
+            )
+            at.store(dx.to(mDx.element_type), mDx, (iRows, iN))
 
 
 @cute.jit

@@ -247,34 +247,41 @@ def column_quantize_fp8_whole_kernel(
     N, rows = mX.shape[1], mX.shape[0]
     vec, vectors = how.vec, how.vectors
     rX = access.registers(mX, (vec, vectors))
+    sX = middle.staging(how, mX, rX)
     sRowMax = middle.shared(how, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
     row = middle.rows(how, N, rows, block)
     index = row.index
     iN = index
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        at.load(mX, (iRows, iN), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.load(mX, (iRows, iN), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mX, rX))
     rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        values = column_quantize_fp8_whole_row_max(device.floats(rX[None, v]))
-        reduce.accumulate([rRowMax], ("max",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            values = column_quantize_fp8_whole_row_max(device.floats(rX[None, v]))
+            reduce.accumulate([rRowMax], ("max",), values, at.inside())
     row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
     row = row.forget((mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iRows = at.c
-        q = column_quantize_fp8_whole_chain(
-            device.floats(rX[None, v]), device.full(vec, largest), device.full(vec, amax_min), row_max,
-        )
-        at.store(device.cast(q, mQ.element_type), mQ, (iRows, iN))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iRows = at.c
+            at.take(rX[None, v], sX)
+            q = column_quantize_fp8_whole_chain(
+                device.floats(rX[None, v]), device.full(vec, largest), device.full(vec, amax_min), row_max,
+            )
+            at.store(device.cast(q, mQ.element_type), mQ, (iRows, iN))
 
     if row.writes():
         scale = column_quantize_fp8_whole_row(device.full(vec, largest), device.full(vec, amax_min), row_max)

@@ -484,6 +484,7 @@ def layernorm_channels_first_whole_kernel(
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (1, 1), 1.0)
     rBias = access.registers(mBias, (1, 1), 0.0)
+    sX = middle.staging(how, mX, rX)
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
@@ -492,41 +493,49 @@ def layernorm_channels_first_whole_kernel(
     index = row.index
     iS = index % S
     iB = (index // S)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mX, (iB, iC, iS), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mX, (iB, iC, iS), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mX, rX))
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        values = layernorm_channels_first_whole_row_mean(device.floats(rX[None, v]))
-        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.take(rX[None, v], sX)
+            values = layernorm_channels_first_whole_row_mean(device.floats(rX[None, v]))
+            reduce.accumulate([rRowMean], ("mean",), values, at.inside())
     row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
     row = row.forget((mX, rX))
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        values = layernorm_channels_first_whole_row_mean2(device.floats(rX[None, v]), row_mean)
-        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.take(rX[None, v], sX)
+            values = layernorm_channels_first_whole_row_mean2(device.floats(rX[None, v]), row_mean)
+            reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
     row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
     row = row.forget((mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mWeight, (iC,), rWeight[None, 0])
-        at.load(mBias, (iC,), rBias[None, 0])
-        y = layernorm_channels_first_whole_chain(
-            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-            device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
-            row_mean2, approx,
-        )
-        at.store(y.to(mY.element_type), mY, (iB, iC, iS))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            at.load(mBias, (iC,), rBias[None, 0])
+            at.take(rX[None, v], sX)
+            y = layernorm_channels_first_whole_chain(
+                device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
+                row_mean2, approx,
+            )
+            at.store(y.to(mY.element_type), mY, (iB, iC, iS))
 
 
 @cute.jit
@@ -584,6 +593,7 @@ def layernorm_channels_first_saving_kernel(
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (1, 1), 1.0)
     rBias = access.registers(mBias, (1, 1), 0.0)
+    sX = middle.staging(how, mX, rX)
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
@@ -592,41 +602,49 @@ def layernorm_channels_first_saving_kernel(
     index = row.index
     iS = index % S
     iB = (index // S)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mX, (iB, iC, iS), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mX, (iB, iC, iS), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mX, rX))
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        values = layernorm_channels_first_saving_row_mean(device.floats(rX[None, v]))
-        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.take(rX[None, v], sX)
+            values = layernorm_channels_first_saving_row_mean(device.floats(rX[None, v]))
+            reduce.accumulate([rRowMean], ("mean",), values, at.inside())
     row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
     row = row.forget((mX, rX))
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        values = layernorm_channels_first_saving_row_mean2(device.floats(rX[None, v]), row_mean)
-        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.take(rX[None, v], sX)
+            values = layernorm_channels_first_saving_row_mean2(device.floats(rX[None, v]), row_mean)
+            reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
     row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
     row = row.forget((mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mWeight, (iC,), rWeight[None, 0])
-        at.load(mBias, (iC,), rBias[None, 0])
-        y = layernorm_channels_first_saving_chain(
-            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-            device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
-            row_mean2, approx,
-        )
-        at.store(y.to(mY.element_type), mY, (iB, iC, iS))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            at.load(mBias, (iC,), rBias[None, 0])
+            at.take(rX[None, v], sX)
+            y = layernorm_channels_first_saving_chain(
+                device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                device.floats(device.full(vec, rBias[0, 0], rBias.element_type)), device.full(vec, eps), row_mean,
+                row_mean2, approx,
+            )
+            at.store(y.to(mY.element_type), mY, (iB, iC, iS))
 
     if row.writes():
         mean_of_b_s4, var_of_b_s = layernorm_channels_first_saving_row(row_mean, row_mean2)
@@ -950,6 +968,8 @@ def layernorm_channels_first_frozen_whole_kernel(
     rVarOfBS = access.registers(mVarOfBS, (vec, 1))
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (1, 1), 1.0)
+    sDy = middle.staging(how, mDy, rDy)
+    sX = middle.staging(how, mX, rX)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
@@ -959,37 +979,45 @@ def layernorm_channels_first_frozen_whole_kernel(
     iB = (index // S)
     row.load(mMeanOfBS4, (iB, iS), rMeanOfBS4[None, 0])
     row.load(mVarOfBS, (iB, iS), rVarOfBS[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mDy, (iB, iC, iS), rDy[None, v])
-        at.load(mX, (iB, iC, iS), rX[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mDy, (iB, iC, iS), rDy[None, v], sDy)
+            at.load(mX, (iB, iC, iS), rX[None, v], sX)
+    middle.arrive(how)
 
     row = row.forget((mDy, rDy), (mX, rX))
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mWeight, (iC,), rWeight[None, 0])
-        values = layernorm_channels_first_frozen_whole_stage0(
-            device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
-            device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-        )
-        reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            at.take(rDy[None, v], sDy)
+            at.take(rX[None, v], sX)
+            values = layernorm_channels_first_frozen_whole_stage0(
+                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
+                device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+            )
+            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
     row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
     row = row.forget((mDy, rDy), (mX, rX))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iC = at.c
-        at.load(mWeight, (iC,), rWeight[None, 0])
-        dx = layernorm_channels_first_frozen_whole_chain(
-            device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
-            device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-            device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iC = at.c
+            at.load(mWeight, (iC,), rWeight[None, 0])
+            at.take(rDy[None, v], sDy)
+            at.take(rX[None, v], sX)
+            dx = layernorm_channels_first_frozen_whole_chain(
+                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
+                device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
+            )
+            at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
 
 
 @cute.jit
@@ -1427,6 +1455,8 @@ def layernorm_channels_first_backward_whole_kernel(
     rVarOfBS = access.registers(mVarOfBS, (vec, 1))
     rX = access.registers(mX, (vec, vectors))
     rWeight = access.registers(mWeight, (1, 1), 1.0)
+    sDy = middle.staging(how, mDy, rDy)
+    sX = middle.staging(how, mX, rX)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
     fColumnSum = reduce.accumulators(1, vectors, "sum", cutlass.Float32)
@@ -1441,38 +1471,46 @@ def layernorm_channels_first_backward_whole_kernel(
         iB = (index // S)
         row.load(mMeanOfBS4, (iB, iS), rMeanOfBS4[None, 0])
         row.load(mVarOfBS, (iB, iS), rVarOfBS[None, 0])
-        for v in cutlass.range_constexpr(vectors):
-            at = row.element(v)
-            iC = at.c
-            at.load(mDy, (iB, iC, iS), rDy[None, v])
-            at.load(mX, (iB, iC, iS), rX[None, v])
+        for p in cutlass.range(how.passes):
+            for v in cutlass.range_constexpr(vectors):
+                at = row.element(p, v)
+                iC = at.c
+                at.load(mDy, (iB, iC, iS), rDy[None, v], sDy)
+                at.load(mX, (iB, iC, iS), rX[None, v], sX)
+        middle.arrive(how)
 
         row = row.forget((mDy, rDy), (mX, rX))
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for v in cutlass.range_constexpr(vectors):
-            at = row.element(v)
-            iC = at.c
-            at.load(mWeight, (iC,), rWeight[None, 0])
-            values = layernorm_channels_first_backward_whole_stage0(
-                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
-                device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-            )
-            reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
+        for p in cutlass.range(how.passes):
+            for v in cutlass.range_constexpr(vectors):
+                at = row.element(p, v)
+                iC = at.c
+                at.load(mWeight, (iC,), rWeight[None, 0])
+                at.take(rDy[None, v], sDy)
+                at.take(rX[None, v], sX)
+                values = layernorm_channels_first_backward_whole_stage0(
+                    device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rX[None, v]),
+                    device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                )
+                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, at.inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
-        for v in cutlass.range_constexpr(vectors):
-            at = row.element(v)
-            iC = at.c
-            at.load(mWeight, (iC,), rWeight[None, 0])
-            dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_whole_chain(
-                device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
-                device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
-                device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
-            )
-            at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
-            at.accumulate([fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,))
+        for p in cutlass.range(how.passes):
+            for v in cutlass.range_constexpr(vectors):
+                at = row.element(p, v)
+                iC = at.c
+                at.load(mWeight, (iC,), rWeight[None, 0])
+                at.take(rDy[None, v], sDy)
+                at.take(rX[None, v], sX)
+                dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_whole_chain(
+                    device.floats(rDy[None, v]), device.floats(rMeanOfBS4[None, 0]), device.floats(rVarOfBS[None, 0]),
+                    device.floats(rX[None, v]), device.floats(device.full(vec, rWeight[0, 0], rWeight.element_type)),
+                    device.full(vec, C, cutlass.Int32), device.full(vec, eps), row_sum, row_sum2, approx,
+                )
+                at.store(dx.to(mDx.element_type), mDx, (iB, iC, iS))
+                at.accumulate([fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,))
     partials.begin_next()
     middle.store_parts(
         how, [fColumnSum, fColumnSum2], ("sum", "sum"),

@@ -345,6 +345,7 @@ def weight_standardize_whole_kernel(
     vec, vectors = how.vec, how.vectors
     rW = access.registers(mW, (vec, vectors))
     rGain = access.registers(mGain, (vec, 1), 1.0)
+    sW = middle.staging(how, mW, rW)
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
@@ -353,38 +354,46 @@ def weight_standardize_whole_kernel(
     index = row.index
     iO = index
     row.load(mGain, (iO,), rGain[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        at.load(mW, (iKI, iO), rW[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.load(mW, (iKI, iO), rW[None, v], sW)
+    middle.arrive(how)
 
     row = row.forget((mW, rW))
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        values = weight_standardize_whole_row_mean(device.floats(rW[None, v]))
-        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            values = weight_standardize_whole_row_mean(device.floats(rW[None, v]))
+            reduce.accumulate([rRowMean], ("mean",), values, at.inside())
     row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
     row = row.forget((mW, rW))
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        values = weight_standardize_whole_row_mean2(device.floats(rW[None, v]), row_mean)
-        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            values = weight_standardize_whole_row_mean2(device.floats(rW[None, v]), row_mean)
+            reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
     row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
     row = row.forget((mW, rW))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        y = weight_standardize_whole_chain(
-            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
-            approx,
-        )
-        at.store(y.to(mY.element_type), mY, (iKI, iO))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            y = weight_standardize_whole_chain(
+                device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
+                approx,
+            )
+            at.store(y.to(mY.element_type), mY, (iKI, iO))
 
 
 @cute.jit
@@ -437,6 +446,7 @@ def weight_standardize_saving_kernel(
     vec, vectors = how.vec, how.vectors
     rW = access.registers(mW, (vec, vectors))
     rGain = access.registers(mGain, (vec, 1), 1.0)
+    sW = middle.staging(how, mW, rW)
     sRowMean = middle.shared(how, cutlass.Float32)
     sRowMean2 = middle.shared(how, cutlass.Float32)
 
@@ -445,38 +455,46 @@ def weight_standardize_saving_kernel(
     index = row.index
     iO = index
     row.load(mGain, (iO,), rGain[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        at.load(mW, (iKI, iO), rW[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.load(mW, (iKI, iO), rW[None, v], sW)
+    middle.arrive(how)
 
     row = row.forget((mW, rW))
     rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        values = weight_standardize_saving_row_mean(device.floats(rW[None, v]))
-        reduce.accumulate([rRowMean], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            values = weight_standardize_saving_row_mean(device.floats(rW[None, v]))
+            reduce.accumulate([rRowMean], ("mean",), values, at.inside())
     row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
     row = row.forget((mW, rW))
     rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        values = weight_standardize_saving_row_mean2(device.floats(rW[None, v]), row_mean)
-        reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            values = weight_standardize_saving_row_mean2(device.floats(rW[None, v]), row_mean)
+            reduce.accumulate([rRowMean2], ("mean",), values, at.inside())
     row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
     row = row.forget((mW, rW))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iKI = at.c
-        y = weight_standardize_saving_chain(
-            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
-            approx,
-        )
-        at.store(y.to(mY.element_type), mY, (iKI, iO))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iKI = at.c
+            at.take(rW[None, v], sW)
+            y = weight_standardize_saving_chain(
+                device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, eps), row_mean, row_mean2,
+                approx,
+            )
+            at.store(y.to(mY.element_type), mY, (iKI, iO))
 
     if row.writes():
         mean_of_o4, var_of_o = weight_standardize_saving_row(row_mean, row_mean2)
@@ -743,6 +761,8 @@ def weight_standardize_backward_whole_kernel(
     rVarOfO = access.registers(mVarOfO, (vec, 1))
     rW = access.registers(mW, (vec, vectors))
     rGain = access.registers(mGain, (vec, 1), 1.0)
+    sDy = middle.staging(how, mDy, rDy)
+    sW = middle.staging(how, mW, rW)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
     block, _, _ = cute.arch.block_idx()
@@ -752,37 +772,45 @@ def weight_standardize_backward_whole_kernel(
     row.load(mMeanOfO4, (iO,), rMeanOfO4[None, 0])
     row.load(mVarOfO, (iO,), rVarOfO[None, 0])
     row.load(mGain, (iO,), rGain[None, 0])
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iI = at.c % I
-        iK = (at.c // I)
-        at.load(mDy, (iK, iI, iO), rDy[None, v])
-        at.load(mW, (iK, iI, iO), rW[None, v])
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iI = at.c % I
+            iK = (at.c // I)
+            at.load(mDy, (iK, iI, iO), rDy[None, v], sDy)
+            at.load(mW, (iK, iI, iO), rW[None, v], sW)
+    middle.arrive(how)
 
     row = row.forget((mDy, rDy), (mW, rW))
     rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
     rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iI = at.c % I
-        iK = (at.c // I)
-        values = weight_standardize_backward_whole_stage0(
-            device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rW[None, v]),
-        )
-        reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, at.inside())
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iI = at.c % I
+            iK = (at.c // I)
+            at.take(rDy[None, v], sDy)
+            at.take(rW[None, v], sW)
+            values = weight_standardize_backward_whole_stage0(
+                device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rW[None, v]),
+            )
+            reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, at.inside())
     t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
 
     row = row.forget((mDy, rDy), (mW, rW))
-    for v in cutlass.range_constexpr(vectors):
-        at = row.element(v)
-        iI = at.c % I
-        iK = (at.c // I)
-        dw = weight_standardize_backward_whole_chain(
-            device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rVarOfO[None, 0]),
-            device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, K, cutlass.Int32),
-            device.full(vec, I, cutlass.Int32), device.full(vec, eps), t3, row_sum, approx,
-        )
-        at.store(dw.to(mDw.element_type), mDw, (iK, iI, iO))
+    for p in cutlass.range(how.passes):
+        for v in cutlass.range_constexpr(vectors):
+            at = row.element(p, v)
+            iI = at.c % I
+            iK = (at.c // I)
+            at.take(rDy[None, v], sDy)
+            at.take(rW[None, v], sW)
+            dw = weight_standardize_backward_whole_chain(
+                device.floats(rDy[None, v]), device.floats(rMeanOfO4[None, 0]), device.floats(rVarOfO[None, 0]),
+                device.floats(rW[None, v]), device.floats(rGain[None, 0]), device.full(vec, K, cutlass.Int32),
+                device.full(vec, I, cutlass.Int32), device.full(vec, eps), t3, row_sum, approx,
+            )
+            at.store(dw.to(mDw.element_type), mDw, (iK, iI, iO))
 
     if row.writes():
         dgain = weight_standardize_backward_whole_row(

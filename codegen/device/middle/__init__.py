@@ -3,7 +3,7 @@
 `columns` has what a thread reads and writes of its rows, `meeting` how the threads that share rows reduce them.
 """
 
-from codegen.device.middle.columns import begin, chunks, grid, rows, store_parts
+from codegen.device.middle.columns import arrive, begin, chunks, grid, rows, staging, store_parts
 from codegen.device.middle.meeting import shared
 
-__all__ = ["begin", "chunks", "grid", "rows", "shared", "store_parts"]
+__all__ = ["arrive", "begin", "chunks", "grid", "rows", "shared", "staging", "store_parts"]

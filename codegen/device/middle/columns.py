@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from codegen.device import access, reduce, vectors
-from codegen.device.functions import Vector, unseen
+from codegen.device.functions import Vector, unseen, vector
 from codegen.device.math.division import divide_by_count
 from codegen.device.middle.meeting import over_lanes, over_threads, parts_of
 from codegen.shared import MiddleLaunch
@@ -57,22 +57,36 @@ class Rows:
     first: Int32  # this thread's first element
     length: Int32  # the elements of a row
     known: Int32  # the same; 0 past the last row, of which nothing is accessed
-    v: int | None = None  # the number of the element among this thread's; None: the view is of the rows themselves
+    v: int | None = (
+        None  # the number of the element among this thread's in a pass; None: the view is of the rows themselves
+    )
+    number: Int32 | int = 0  # among all of them
     c: Int32 | None = None  # the element
 
-    def element(self, v: int) -> Rows:
-        """The v-th of this thread's elements."""
-        return replace(self, v=v, c=self.first + v * self.how.per_row)
+    def element(self, p: Int32, v: int) -> Rows:
+        """The v-th of this thread's elements in pass `p`."""
+        number = p * self.how.vectors + v if self.how.passes > 1 else v
+        return replace(self, v=v, number=number, c=self.first + number * self.how.per_row)
 
     @property
     def present(self) -> Boolean:
         """Whether the rows, and this element of them, are there."""
         return self.there if self.c is None else self.c < self.known
 
-    def load(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
-        """Load a vector, or a single value, from `place` on. Of an input that is left out nothing is read: `dst` holds the default."""
-        if src is not None:
+    def load(
+        self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, memory: cute.Tensor | None = None
+    ) -> None:
+        """Load a vector, or a single value, from `place` on into registers, or start its copy to this thread's part of shared memory.
+        Of an input that is left out nothing is read: `dst` holds the default."""
+        if src is not None and memory is not None:
+            _fetch(src, cute.crd2idx(place, src.layout), self.present, memory[None, self.number])
+        elif src is not None:
             _load(src, cute.crd2idx(place, src.layout), self.present, dst)
+
+    def take(self, dst: cute.Tensor, memory: cute.Tensor | None) -> None:
+        """What `load` has copied to shared memory, to registers; they have it already if it has not."""
+        if memory is not None:
+            _take(memory[None, self.number], self.present, dst)
 
     def store(self, values: Vector, dst: cute.Tensor, place: cute.Coord) -> None:
         """Store a vector."""
@@ -86,7 +100,7 @@ class Rows:
     def inside(self) -> reduce.Inside:
         """Whether this element is inside the rows, for all rows of the vector; None where it certainly is."""
         how = self.how
-        certain = how.exact or (self.v is not None and self.v < how.vectors - 1)
+        certain = how.exact or (how.passes == 1 and self.v is not None and self.v < how.vectors - 1)
         return None if certain else cute.full((how.vec,), self.c < self.length, Boolean)
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Rows:
@@ -95,7 +109,7 @@ class Rows:
         if not self.how.only_row:
             return self
         for tensor, registers in arrays:
-            if tensor is not None:
+            if tensor is not None and self.how.passes == 1:
                 access.forget(registers)
         return replace(self, first=unseen(self.first))
 
@@ -146,6 +160,44 @@ def _load(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> N
     words, own = cute.recast_tensor(found, Uint32), cute.recast_tensor(dst, Uint32)
     for i in range(cute.size(words)):
         own[i] = words[i]
+
+
+def staging(how: MiddleLaunch, tensor: cute.Tensor | None, registers: cute.Tensor) -> cute.Tensor | None:
+    """A thread's part of shared memory for its elements of a tensor: (rows of a vector or 1, elements). None if registers hold them."""
+    if how.passes == 1 or tensor is None:
+        return None
+    whole = access.staging(tensor, cute.size(registers, mode=[0]), how.passes * how.vectors, 1, how.threads)
+    assert whole is not None
+    return whole[None, None, 0]
+
+
+def arrive(how: MiddleLaunch) -> None:
+    """Wait for this thread's copies to shared memory."""
+    if how.passes > 1:
+        cute.arch.cp_async_commit_group()
+        cute.arch.cp_async_wait_group(0)
+
+
+@cute.jit
+def _fetch(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor):
+    count = cute.size(dst)
+    bits = count * src.element_type.width
+    if cutlass.const_expr(bits not in (32, 64, 128)):
+        held = cute.make_rmem_tensor((count,), src.element_type)
+        _load(src, place, there, held)
+        cute.autovec_copy(held, dst)
+    else:
+        mode = cute.nvgpu.cpasync.LoadCacheMode.GLOBAL if bits == 128 else cute.nvgpu.cpasync.LoadCacheMode.ALWAYS
+        atom = cute.make_copy_atom(cute.nvgpu.cpasync.CopyG2SOp(mode), src.element_type, num_bits_per_copy=bits)
+        if there:
+            cute.copy(atom, vector(src, place, count), dst)
+
+
+@cute.jit
+def _take(src: cute.Tensor, there: Boolean, dst: cute.Tensor):
+    dst.fill(0)
+    if there:
+        cute.autovec_copy(src, dst)
 
 
 @cute.jit

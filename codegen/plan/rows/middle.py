@@ -2,7 +2,7 @@
 
 It is the plan of a row kernel with the axes in another order: the axes that are kept make a row's position, and the reduced ones its
 elements; perhaps rows are reduced, too, to one value for each element. But a row's elements are not neighbours in memory; the same element of neighbouring rows is. So a thread's vectors lie along
-rows, each statistic is a vector, and a block has all elements of some rows, which registers hold. Whether they have room depends on the
+rows, each statistic is a vector, and a block has all elements of some rows, which registers or shared memory hold. Whether they have room depends on the
 sizes, so it is decided for each call; the other calls run the op's stages.
 """
 
@@ -22,7 +22,7 @@ from codegen.plan.launches import Extents
 from codegen.plan.planner import Names
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import REGISTERS_OF_SM, RESIDENT, most_parts, processors, registers
+from codegen.plan.rows.walking import REGISTERS_OF_SM, RESIDENT, most_parts, processors, registers, shared_memory
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
 
@@ -32,6 +32,11 @@ LEAST_VECTOR = 4  # bytes
 LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
 HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
+STAGED_THREADS, AT_A_TIME = (
+    512,
+    4,
+)  # of a block whose shared memory holds its rows, and the elements of a thread in registers
+MEETING = 32 * 1024  # bytes of shared memory in which partial results meet
 PLACES = 20  # registers for the places of elements
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
 
@@ -101,10 +106,12 @@ class Middle(Reduction):
             raise UserError("the sizes are not known")
         if rows is not None and rows > MOST_ROWS:
             raise UserError(f"{rows} rows are more than a kernel's coordinate holds")
-        tried = (self._with_piece(piece, dtypes, inner, columns, rows, schedule, arch) for piece in PIECES)
+        tried = [self._with_piece(piece, dtypes, inner, columns, rows, schedule, arch) for piece in PIECES]
+        if not any(tried) and not self.columns:
+            tried = [self._staged(piece, dtypes, inner, columns, schedule, arch) for piece in PIECES]
         fit = [how for how in tried if how is not None]
         if not fit:
-            raise UserError(f"registers of a block cannot hold {columns} elements of neighbouring rows")
+            raise UserError(f"no block can hold {columns} elements of neighbouring rows")
         filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= processors(arch))
         return next(filling, fit[-1])
 
@@ -121,18 +128,47 @@ class Middle(Reduction):
         """The launch of blocks that read about so many bytes of neighbouring elements: of the fewest threads whose registers have room;
         None if there is none."""
         widest = self.widest(dtypes)
-        own = vector_width(widest, schedule)
-        own = own if inner % own == 0 else min(own, inner & -inner)
+        own = self._vector(widest, inner, schedule)
         for threads in THREADS:
             # The statistics of narrower vectors take fewer registers
             for vec in (own, own // 2) if own * widest > LEAST_VECTOR else (own,):
-                lanes = 1
-                while lanes < WARP and lanes * vec * widest < piece and lanes * vec < inner:
-                    lanes *= 2
+                lanes = _lanes(vec, vec * widest, piece, inner)
                 how = self._of_threads(threads, vec, lanes, columns, dtypes)
                 if how is not None:
                     return how if not self.columns else self._looping(how, rows, arch)
         return None
+
+    def _vector(self, widest: int, inner: int, schedule: Mapping[str, int]) -> int:
+        """The rows of a vector: as many as fill one, or fewer that divide the innermost axis."""
+        own = vector_width(widest, schedule)
+        return own if inner % own == 0 else min(own, inner & -inner)
+
+    def _staged(
+        self,
+        piece: int,
+        dtypes: Mapping[str, str],
+        inner: int,
+        columns: int,
+        schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> MiddleLaunch | None:
+        """The launch of blocks whose shared memory holds their rows; None if it has no room."""
+        widest = self.widest(dtypes)
+        vec = self._vector(widest, inner, schedule)
+        lanes = _lanes(vec, vec * widest, piece, inner)
+        per_row = STAGED_THREADS // lanes
+        own = -(-columns // per_row)
+        vectors = min(AT_A_TIME, key=lambda n: -own % n)
+        passes, rows = -(-own // vectors), lanes * vec
+        held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array and self.is_held(a)}
+        element = sum(DTYPES[dtypes[name]].size * count for name, count in held.items())
+        meeting = STAGED_THREADS // WARP * rows * 8 * len(self.rows)
+        if passes < 2 or STAGED_THREADS * passes * vectors * element + meeting > shared_memory(arch):
+            return None
+        exact = columns == per_row * vectors * passes
+        return MiddleLaunch(
+            vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
+        )  # fmt: skip
 
     def _of_threads(
         self, most: int, vec: int, lanes: int, columns: int, dtypes: Mapping[str, str]
@@ -168,6 +204,14 @@ class Middle(Reduction):
         """Sizes of the innermost axis at which the kernel changes: a vector, and what a warp reads."""
         vec = vector_width(self.widest(dtypes), schedule)
         return vec, WARP * vec
+
+
+def _lanes(vec: int, vector_bytes: int, piece: int, inner: int) -> int:
+    """The neighbouring threads that read so many bytes together, at most all of an innermost axis."""
+    lanes = 1
+    while lanes < WARP and lanes * vector_bytes < piece and lanes * vec < inner:
+        lanes *= 2
+    return lanes
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:

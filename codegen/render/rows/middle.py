@@ -135,8 +135,12 @@ class MiddleContext(FinishContext):
     def load(self, access: Access) -> Load:
         assert access.array is not None
         name, tensor, held = self.fragment(access), self.tensors[access.array.name], self.plan.is_held(access)
-        call = f"load({tensor}, {self.place(access)}, {self.registers(access)})"
-        return Load(name, tensor, self.registers(access), self.loaded_by(access), held, not held, call)
+        memory = f"s{name[1:]}" if held else ""
+        words = [tensor, self.place(access), self.registers(access), *([memory] if held else [])]
+        found = Load(
+            name, tensor, self.registers(access), self.loaded_by(access), held, not held, f"load({', '.join(words)})"
+        )
+        return replace(found, memory=memory)
 
     def operand_text(self, access: Access, width: str) -> str:
         integer = f"cutlass.{self.integer}"

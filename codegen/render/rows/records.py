@@ -46,6 +46,7 @@ class Load:
     one_vector: bool  # whether it is read when it is needed, since all rows share it
     call: str
     together: str = ""  # the load of all rows that a thread has
+    memory: str = ""  # along middle axes: the shared memory that may hold what registers do not
     staged: Staged | None = None
 
 

@@ -32,11 +32,8 @@ LEAST_VECTOR = 4  # bytes
 LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
 HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
-STAGED_THREADS, AT_A_TIME = (
-    512,
-    4,
-)  # of a block whose shared memory holds its rows, and the elements of a thread in registers
-MEETING = 32 * 1024  # bytes of shared memory in which partial results meet
+STAGED_THREADS = 512  # of a block whose shared memory holds its rows
+AT_A_TIME = (4, 3)  # the elements of a thread in registers then: as many as leave the fewest idle
 PLACES = 20  # registers for the places of elements
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.explain.launching import bindings
+from codegen.explain.launching import Binding, bindings
 from codegen.explain.words import words
-from codegen.language.sizes import Shape, elements
+from codegen.language.sizes import Shape, array_bytes, elements
 from codegen.plan.by_index import Sums
 from codegen.plan.op import Op, Staged
 
@@ -53,6 +53,17 @@ def _by_index(op: Op, found: Derived, shape: Shape) -> list[dict[str, Any]]:
         row = {"table": s.table, "added": added, "divided": list(s.divided), "index": s.index, "axis": s.axis}
         made.append({**row, "left_to_xla": sums.left_to_xla()})
     return made
+
+
+def summed_bytes(op: Op, found: Derived, binding: Binding, shape: Shape) -> int:
+    """The bytes that sums by index read and write, besides those that the backward's kernels move: the gradients of tables, and the
+    cotangents and given indices that no kernel reads for them."""
+    read = set() if found.idle else {a.name for a in found.op.spec.inputs}
+    tables, indices = ({getattr(s, what) for s in found.how.scattered} for what in ("table", "index"))
+    passed = {y for y, dy in found.how.cotangents if dy in dict(found.how.passed).values() and dy not in read}
+    arrays = [a for a in op.spec.inputs if a.name in tables | (indices - read)]
+    arrays += [a for a in op.spec.outputs if a.name in passed]
+    return sum(array_bytes(a, shape, binding.dtype(a)) for a in arrays)
 
 
 def _frozen(found: Derived) -> dict[str, Any] | None:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.checking.draw import whole_range
+from codegen.explain.backward import summed_bytes
 from codegen.explain.launching import Binding
 from codegen.explain.report import fused_bytes
 from codegen.explain.tables import time_text
@@ -92,7 +93,7 @@ def bench_op(
 ) -> Measurement:
     """Time one op, or the generated backward of one, at one shape, in microseconds. `implementation` is the one timed as ours, by
     default that of a call which names none."""
-    count = fused_bytes(binding, shape, op.statements)
+    count = bytes_of(op, binding, shape)
     with wide_types(binding):
         origin = op.origin if isinstance(op, BackwardOp) else op
         static = static_arguments(origin.spec, binding)
@@ -122,6 +123,16 @@ def bench_op(
         instructions = limits.instruction_times(op, binding, shape, limits.clock_now())
     found = tuple(shape.items()), binding.types, count, tuple(times.items())
     return Measurement(op.spec.op, *found, kind=op.plan.kind, instructions=instructions)
+
+
+def bytes_of(op: AnyOp, binding: Binding, shape: Shape) -> int:
+    """The bytes that an op, or the generated backward of one, reads and writes at least."""
+    count = fused_bytes(binding, shape, op.statements)
+    if not isinstance(op, BackwardOp):
+        return count
+    origin = op.origin.planned
+    summed = summed_bytes(origin, op.derived, replace(binding, spec=origin.spec), shape)
+    return summed + (0 if op.derived.idle else count)
 
 
 def multiplied_in(op: AnyOp, binding: Binding) -> str | None:
@@ -200,7 +211,7 @@ def bench_or_fail(op: AnyOp, binding: Binding, shape: Shape, groups: int = GROUP
     except Exception as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
         return Measurement(
-            op.spec.op, tuple(shape.items()), binding.types, fused_bytes(binding, shape, op.statements), (), words[:300]
+            op.spec.op, tuple(shape.items()), binding.types, bytes_of(op, binding, shape), (), words[:300]
         )
 
 

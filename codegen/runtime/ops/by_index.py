@@ -103,7 +103,7 @@ def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, row
 
 def _by_scatter(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
     compute = kernels.sizes(keys, values, rows, result).compute
-    if keys.shape[0] is not values.shape[1]:
+    if keys.shape[0] != values.shape[1]:
         values = jnp.repeat(values, keys.shape[0] // values.shape[1], axis=1)
     sums = jnp.zeros((values.shape[0], rows, values.shape[2]), compute)
     found: jax.Array = sums.at[:, keys].add(values.astype(compute), mode="drop").astype(result)

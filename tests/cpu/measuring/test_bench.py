@@ -22,7 +22,7 @@ from codegen.measuring.times.bench import make_inputs, measure, sets_of, typical
 from codegen.measuring.times.measurement import Measurement
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import platform
-from tests.making import make_jnp_op, spec_text
+from tests.making import make_jnp_op, make_op, spec_text
 
 WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
 
@@ -344,3 +344,16 @@ def test_errors_end_in_one_message(words, message, monkeypatch, capsys, tmp_path
     assert message in err
     assert out == ""
     assert not Path(tmp_path / "results").exists()
+
+
+def test_bytes_of_sums_by_index(tmp_path):
+    """A cotangent and an index are read once, and a table's gradient is written; what a kernel reads counts there."""
+    shape = {"...": 100, "V": 10, "N": 8}
+    given = "t: bfloat16[V, N]; i: int32[...]"
+    taken = make_op(tmp_path, spec_text(given, "y: bfloat16[..., N]", "y = take(t, i, axis=V)"))._backward
+    summed = 100 * 8 * 2 + 100 * 4 + 10 * 8 * 2
+    assert bench.bytes_of(taken, Binding(taken.spec, ()), shape) == summed
+    text = spec_text(f"{given}; x: bfloat16[..., N]", "y: bfloat16[..., N]", "y = sin(x) + take(t, i, axis=V)")
+    beside = make_op(tmp_path, text)._backward
+    kernel = 3 * 100 * 8 * 2  # x, dy and dx: that reads the cotangent
+    assert bench.bytes_of(beside, Binding(beside.spec, ()), shape) == kernel + summed - 100 * 8 * 2

@@ -401,7 +401,7 @@ class SumLaunch(Launch):
 
     ranks: bool = False  # whether a kernel finds the order of the rows; else XLA has sorted them
     levels: int = 0
-    chunk: int = 32  # rows of a chunk
+    chunk: int = 16  # rows of a chunk
     chunk_vec: int = 1  # columns of a thread that sums a chunk
     chunk_across: int = 1  # threads of its block along the columns
     steps: int = 4  # vectors of a thread, one after the other
@@ -410,4 +410,4 @@ class SumLaunch(Launch):
     @property
     def of_chunks(self) -> SumLaunch:
         """The launch of the kernels that sum chunks."""
-        return replace(self, vec=self.chunk_vec, across=self.chunk_across, at_once=8)
+        return replace(self, vec=self.chunk_vec, across=self.chunk_across)

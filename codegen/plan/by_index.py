@@ -10,18 +10,18 @@ from codegen.shared import WARP, SumLaunch
 
 THREADS = 256  # of a block
 WIDEST = 16  # bytes of a load or a store
-CHUNK = 32  # neighbouring rows that are summed before, if they have one key
+CHUNK = 16  # neighbouring rows that are summed before, if they have one key
 STEPS = 4  # vectors of a thread, one after the other: a GPU starts no more than some 390 blocks in a microsecond
 BUSY = 2**18  # threads that keep a GPU busy
 MOST_IN_A_ROW = 64  # chunks that a thread may add one after the other
 MOST_BLOCKS = 2**31 - 1  # of a kernel
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
-RANKED = 16384  # rows that are compared with each other to sort them
+RANKED = 8192  # rows that are compared with each other to sort them
 
 # Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and of each more; a comparison of two
 # rows; a kernel's start; memory read or written; what XLA's scatter adds with atomics, and that where many rows have one key; single
 # elements that it adds
-SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 8e-8, 1.5
+SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 2.9e-7, 1.5
 MEMORY, SCATTERED, CONTENDED, SINGLE = 3.6e6, 1.7e6, 0.6e6, 11e3
 OFTEN = 1024  # rows of each key, on average, from which on atomics wait for each other
 
@@ -57,7 +57,6 @@ class Sums:
         sums = self.outer * self.keys * self.columns
         vec = vec if sums >= BUSY * vec else chunk_vec
         steps = STEPS if sums >= BUSY * vec * STEPS else 1
-        at_once = 8 if vec * value <= WIDEST else 4
         wide = self.outer * self.columns // min(vec, chunk_vec) * max(self.keys, self.rows) // THREADS
         if max(wide, self.keys, self.rows) >= MOST_BLOCKS:
             return None
@@ -66,9 +65,7 @@ class Sums:
             levels, left = levels + 1, left // CHUNK
         ranks = self.rows <= RANKED and self.packs(PACKED // 2)
         across = self._across(vec)
-        return SumLaunch(
-            vec, False, THREADS, across, ranks, levels, CHUNK, chunk_vec, chunk_across, steps, at_once
-        )  # fmt: skip
+        return SumLaunch(vec, False, THREADS, across, ranks, levels, CHUNK, chunk_vec, chunk_across, steps)
 
     def left_to_xla(self) -> str:
         """Why XLA's scatter should take less time than the kernels, or "". Where a size is unknown, it counts as large."""

@@ -26,6 +26,7 @@ from codegen.device.by_index.rows import Levels, Vectors, add_levels, add_range,
 from codegen.shared import WARP, SumLaunch
 
 XLA_SORTED = SumLaunch(1, False, 32)
+WARPS = 32  # of a block that sorts: it has a row for each lane
 
 
 def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vectors, how: SumLaunch) -> None:
@@ -80,13 +81,11 @@ def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: c
 
 
 @cute.jit
-def _place(
-    tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32, how: cutlass.Constexpr
-):
+def _place(tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32):
     """Write a row, if this is the first warp, where all warps have counted that it is."""
     if tidx < WARP and row < rows.rows:
         place = Int32(0)
-        for warp in cutlass.range_constexpr(how.threads // WARP):
+        for warp in cutlass.range_constexpr(WARPS):
             place = place + counts[warp, row % WARP]
         rows.numbers[place] = row // (rows.rows // rows.values)
         rows.own_keys[place] = packed[row] // rows.rows
@@ -98,16 +97,15 @@ def order_kernel(
     mWork: cute.Tensor,
     mValues: cute.Tensor,
     mY: cute.Tensor,
-    how: cutlass.Constexpr[SumLaunch],
 ):
     """Each lane has a row, and each warp counts those before it among a part of the rows."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
-    rows, warps = in_order(None, mPacked, mWork, mValues, mY), how.threads // WARP
-    counts = SmemAllocator().allocate_tensor(Int32, cute.make_layout((warps, WARP), stride=(WARP, 1)), 16)
+    rows = in_order(None, mPacked, mWork, mValues, mY)
+    counts = SmemAllocator().allocate_tensor(Int32, cute.make_layout((WARPS, WARP), stride=(WARP, 1)), 16)
     row, count = bidx * WARP + tidx % WARP, Int32(mPacked.shape[0]) // 4
     own = mPacked[cutlass.select_(row < rows.rows, row, Int32(0))]
-    each = (count + (warps - 1)) // warps
+    each = (count + (WARPS - 1)) // WARPS
     first = tidx // WARP * each
     end = cutlass.select_(first + each < count, first + each, count)
     found = cute.make_rmem_tensor((1,), Int32)
@@ -115,7 +113,7 @@ def order_kernel(
     _smaller(mPacked, own, first, end, found)
     counts[tidx // WARP, tidx % WARP] = found[0]
     cute.arch.sync_threads()
-    _place(tidx, rows, mPacked, counts, row, how)
+    _place(tidx, rows, mPacked, counts, row)
 
 
 @cute.jit
@@ -243,7 +241,8 @@ def sum_by_index_launch(
     rows = in_order(mOrder, mKeys, mWork, mValues, mY).rows
     if cutlass.const_expr(how.ranks):
         blocks = rows // WARP + 1
-        order_kernel(mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
+        sorting = {"block": (WARPS * WARP, 1, 1), "stream": stream}
+        order_kernel(mKeys, mWork, mValues, mY).launch(grid=(blocks, 1, 1), **sorting)
     blocks = Int32(mY.shape[1]) // how.threads + 1
     starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     of_chunks = how.of_chunks

@@ -155,7 +155,7 @@ class Tile:
             return replace(copied, copied=f"a row of {N} scales is not a multiple of four bytes")
         if not extents.get("covered", 1):
             return replace(copied, copied="the last elements are taken several times")
-        why = narrow_tiles.loses(M, bits, group, dtypes["b"])
+        why = narrow_tiles.loses(M, bits, group)
         one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
         two = narrow_tiles.cycles_copying(copied.tiles, M, parts * N, K, L, bits, self.all_work)
         if one <= two:

@@ -368,6 +368,11 @@ class AttentionWords:
             f"a first kernel, whose blocks have rows along {self.columns}, gives {dk} and {dv}; a second one, whose blocks have rows "
             f"along {plan.row}, {dq}; both compute the scores again, and no array of {plan.row} x {self.columns} is written"
         )
+        if not plan.along_rows:
+            how += (
+                f"; on Hopper, one kernel gives all three where heads have 128 elements, or at most 64: blocks have rows along "
+                f"{self.columns}, and add to {dq} in turns"
+            )
         if plan.condition is not None:
             how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere is computed without it"
         return f"{plan.kind}: the gradients of its products: {how}"

@@ -37,7 +37,6 @@ FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows 
 RESIDENT = 4  # small blocks of an SM
 LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 BARRIERS = 256  # bytes in shared memory
-JOINT = False  # whether Hopper's gradients are one kernel, where there is one; it is being measured
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
 SHARED_ANYWHERE, BESIDE = 99 << 10, 55  # elsewhere: the bytes of a block; a thread's registers besides its tile's
@@ -370,8 +369,9 @@ class AttentionBackward(AttentionPlan):
         p, ds = slope(s, dp, row)   the weights, and the gradients of s; also the terms of sums
         dv = p @ do, dk = ds @ q    over Q, and over axes of the batch that k and v lack
 
-    and one whose tiles of q stay dq = ds @ k, over S, and the sums along rows (Dao et al., arXiv:2205.14135, section B.2). A value with
-    rows and columns has a kernel of its own.
+    and one whose tiles of q stay dq = ds @ k, over S, and the sums along rows (Dao et al., arXiv:2205.14135, section B.2). Where it
+    can, one kernel does both: blocks with tiles of k and v add their parts of dq in turns. A value with rows and columns has a
+    kernel of its own.
     """
 
     factors: tuple[Array, Array, Array, Array]  # q, k, v, do
@@ -423,7 +423,7 @@ class AttentionBackward(AttentionPlan):
         rows = 64 if d == 128 and e <= 128 else 128 if max(d, e) <= 64 else 0
         tiles = 2 * (128 + 2 * rows) * (d + e) + 2 * rows * 2 * 128 + 128 * 4 * d
         numbers = 2 * 4 * rows * max(1, len(self.statistics))
-        fits = JOINT and rows and tiles + numbers + BARRIERS <= SHARED and not self.along_rows
+        fits = rows and tiles + numbers + BARRIERS <= SHARED and not self.along_rows
         return replace(how, tile_m=rows, joint=True) if fits else None
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:

@@ -65,12 +65,13 @@ def load_row(
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
     once: cutlass.Constexpr[bool],
+    last: cutlass.Constexpr[int] = 0,
 ):
     """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts,
     vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
     may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned
-    in memory, for which `first` may be negative; else each vector is assembled from the two aligned ones that contain it. Data
-    that is read `once` is not kept in the L1 cache."""
+    in memory, for which `first` may be negative; else each vector is assembled from the two aligned ones that contain it. No
+    vector before the one of the number `last` has the row's end. Data that is read `once` is not kept in the L1 cache."""
     cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
@@ -107,7 +108,7 @@ def load_row(
                 device.shift_into(both, skip, pieces[v])
         # The elements that fill no aligned vector, one by one; separately, since branches between loads would serialise them
         if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
-            for v in cutlass.range_constexpr(vectors):
+            for v in cutlass.range_constexpr(last, vectors):
                 at = v * step * parts
                 if (first + v * step < columns) & (place + (at + count) > whole):
                     device.load_elements(src, place + at, pieces[v])
@@ -409,14 +410,15 @@ def store_row(
     ragged: cutlass.Constexpr[bool],
     aligned: cutlass.Constexpr[bool],
     per_row: cutlass.Constexpr[int],
+    certain: cutlass.Constexpr[bool],
 ):
     """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row have neighbouring
-    vectors. All lanes of a warp take part."""
+    vectors. All lanes of a warp take part. `certain`: it has neither the row's first nor its last column."""
     count = cute.size(src)
     vec, first = count // parts, column + offset
     place = start + cutlass.Int64(column) * parts + offset * parts
     held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
-    if cutlass.const_expr(not ragged):
+    if cutlass.const_expr(not ragged or (aligned and certain)):
         if first < columns:
             cute.autovec_copy(held, device.vector(dst, place, count))
     else:

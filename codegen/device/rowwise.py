@@ -143,6 +143,21 @@ class Row:
         """One of the vectors of a pass."""
         return replace(self, v=v, c=self.column + v * self.step)
 
+    @property
+    def holds(self) -> bool:
+        """Whether all of the row's vectors are in registers."""
+        return isinstance(self.how, RowLaunch) and self.how.holds_row
+
+    @property
+    def certain(self) -> bool:
+        """Whether this vector has neither the first nor the last column of a row that exists."""
+        return self.holds and reduce.within(self.v, self.how.vectors, self.how.ragged and not self.in_one_run)
+
+    @property
+    def in_one_run(self) -> bool:
+        """Whether it comes and goes through shared memory, and vectors begin with it."""
+        return isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec > 1
+
     # Memory. Of an input that is left out nothing is read: its registers hold the default.
 
     def load(
@@ -154,9 +169,12 @@ class Row:
         several rows: the L1 cache keeps it."""
         if src is not None and run is not None:
             start = start_of(src, place)
-            if not self.sweeps:
+            if isinstance(run, Run) and self.how.vec > 1:
+                if self.reads:
+                    runs.take_vectors(run, start, self.there, self.column, self.step, dst, parts)
+            elif not self.sweeps:
                 return
-            if isinstance(run, Slots):
+            elif isinstance(run, Slots):
                 runs.take_row(run.of(0, start), start, self.column, self.step, self.columns, dst, parts)
             else:
                 runs.take(run, start, self.there, self.column, self.step, self.length, dst, parts)
@@ -165,16 +183,19 @@ class Row:
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """Load, from an array that all rows share, this vector, or all vectors of this thread."""
-        if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs:
+        if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec == 1:
             certain = self.how.exact or self.v < self.how.vectors - 1
             runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
             return
-        self._load(src, place, self.column if self.c is None else self.c, dst, parts, False, False)
+        aligned = self.in_one_run and isinstance(start_of(src, place), int)
+        self._load(src, place, self.column if self.c is None else self.c, dst, parts, aligned, False)
 
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
         if src is not None:
             start = start_of(src, place)
-            access.load_row(src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once)
+            last = self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0  # a thread's first that may have the row's end
+            last = max(0, last if self.c is None else last - self.v)
+            access.load_row(src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once, last)
 
     def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
         """Load a row's single value."""
@@ -266,6 +287,9 @@ class Row:
         src = _held(values, dst, registers)
         if run is not None:
             start, last = start_of(dst, place), self.v == self.how.vectors - 1
+            if isinstance(run, Run) and self.how.vec > 1:
+                runs.put_vector(run, src, self.c, self.how.vec)
+                return
             run = run.of(0, start) if isinstance(run, Slots) else run
             runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
         elif not self.together:
@@ -281,6 +305,7 @@ class Row:
                 how.ragged,
                 aligned and self.shifts,
                 how.per_row,
+                self.certain,
             )
 
     def scatter(
@@ -319,10 +344,7 @@ class Row:
         how = self.how
         if isinstance(how, Walk) and how.by_runs and self.v < how.vectors - 1:  # then one mask serves all
             return cute.full((how.vec,), self.there, Boolean)
-        certain = how.exact or (
-            isinstance(how, RowLaunch) and how.holds_row and reduce.within(self.v, how.vectors, how.ragged)
-        )
-        return reduce.inside(self.c, self.columns, how.vec, how.ragged, certain)
+        return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 
     def counts(self) -> Boolean | bool:
         """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain
@@ -357,7 +379,8 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     if how.at_once > 1:  # all rows of a thread are read together; what is read of one alone is what they share
         columns = how.vec * how.vectors
     first = Int32((bidx % how.cluster * how.per_row + tidx % how.per_row) * how.vec)
-    if shifts and how.ragged:
+    shifts = shifts and how.ragged and not how.by_runs
+    if shifts:
         first -= Int32(Int64(index) * length % how.vec)
     each = how.per_row * how.cluster * how.vec * how.vectors  # columns of a pass
     passes = 1 if how.holds_row else (length + how.vec + each - 2) // each

@@ -1,17 +1,19 @@
 """Device functions by which rows are loaded and stored through shared memory, if N is not a multiple of the vector width.
 
-A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors, and its threads
-read and write their columns in shared memory one by one. So no vector of a thread needs a mask or a shift. In a kernel that walks down
-rows, which may lie apart, each row is a run of its own, which its threads copy.
+A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors. Where rows are short,
+its threads read and write their columns in shared memory one by one: no vector of a thread needs a mask or a shift. Where a block has one
+long row, its threads' vectors begin with the row, so that arrays which all rows share need no shift; what comes from a run is shifted by
+an amount that is equal for all of them. In a kernel that walks down rows, which may lie apart, each row is a run of its own, which its
+threads copy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64
+from cutlass import Boolean, Int32, Int64, Uint32, Uint64
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access
@@ -35,8 +37,24 @@ class Run:
 
 
 def run_of(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
-    """Shared memory for the block's rows, of `each` elements, of an array with `rows` of them; `parts` elements make a column. None
-    if rows do not come and go this way, or if the array is left out."""
+    """Shared memory to write the block's rows to, of `each` elements, of an array with `rows` of them; `parts` elements make a column.
+    None if rows do not come and go this way, or if the array is left out. A long row is where its memory begins."""
+    run = _run(how, tensor, rows, each, parts)
+    return run if run is None or how.vec == 1 else replace(run, start=run.start + run.skip)
+
+
+def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
+    """Shared memory to read them from, with the copies of the rows started."""
+    run = _run(how, tensor, rows, each, parts)
+    if run is not None:
+        own, _, _ = cute.arch.thread_idx()
+        _copy_in(tensor, run.memory, run.start, run.end, own, how.threads, run.vec, False, how.vec > 1)
+        if how.vec == 1:
+            _clear_if(run.end == 0, run.memory, how.threads)
+    return run
+
+
+def _run(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int) -> Run | None:
     if tensor is None or not how.by_runs:
         return None
     bidx, _, _ = cute.arch.block_idx()
@@ -45,20 +63,10 @@ def run_of(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32,
     left = cutlass.select_(rows - first < how.rows_a_block, rows - first, Int32(how.rows_a_block))
     begin = Int64(first) * each
     skip = device.misalignment(begin, vec)
-    size = how.rows_a_block * how.per_row * how.vectors * parts + 2 * vec
-    memory = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((size // vec * vec,)), 16)
+    size = how.rows_a_block * how.per_row * how.vectors * how.vec * parts + 2 * vec
+    memory = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((-(-size // vec) * vec,)), 16)
     end = cutlass.select_(left > 0, skip + left * each, Int32(0))
     return Run(memory, begin - skip, skip, end, vec)
-
-
-def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
-    """The same, with the copies of the rows started."""
-    run = run_of(how, tensor, rows, each, parts)
-    if run is not None:
-        own, _, _ = cute.arch.thread_idx()
-        _copy_in(tensor, run.memory, run.start, run.end, own, how.threads, run.vec, False)
-        _clear_if(run.end == 0, run.memory, how.threads)
-    return run
 
 
 @cute.jit
@@ -80,9 +88,10 @@ def _copy_in(
     threads: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
+    fills: cutlass.Constexpr[bool],
 ):
     """Start the copies of the elements from `start` to `end` after it, of which this is the `own` of so many threads. `kept`: by way
-    of the L1 cache."""
+    of the L1 cache. `fills`: with zeros in the rest of the memory."""
     left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
     whole = Int32(cutlass.select_(left < end, left, Int64(end)))
     modes = cute.nvgpu.cpasync.LoadCacheMode
@@ -92,11 +101,23 @@ def _copy_in(
         at = (own + i * threads) * vec
         if at < whole:
             cute.copy(atom, device.vector(src, start + at, vec), device.vector(memory, at, vec))
+        elif cutlass.const_expr(fills):
+            if (at >= end) & (at + vec <= cute.size(memory)):
+                _zero(memory, at, vec)
     if (whole < end) & (end > 0):  # the array's last elements, which fill no vector
         for i in cutlass.range_constexpr(-(-vec // threads)):
             at = whole + own + i * threads
             if at < end:
                 memory[at] = (src.iterator + (start + at)).load()
+            elif cutlass.const_expr(fills):
+                if at < whole + vec:
+                    memory[at] = memory.element_type(0)
+
+
+def _zero(memory: cute.Tensor, at: Int32, count: int) -> None:
+    held = cute.make_rmem_tensor((count,), memory.element_type)
+    held.fill(0)
+    cute.autovec_copy(held, device.vector(memory, at, count))
 
 
 @cute.jit
@@ -179,7 +200,7 @@ def fetch_row(
     """Start the copies of a row that ends at `end`, after the `start` of its first vector; 0 if there is none. Its threads have read
     what was there. `kept`: by way of the L1 cache."""
     cute.arch.sync_warp()
-    _copy_in(src, memory, start, end, cute.arch.lane_idx() % per_row, per_row, vec, kept)
+    _copy_in(src, memory, start, end, cute.arch.lane_idx() % per_row, per_row, vec, kept, False)
 
 
 @cute.jit
@@ -227,8 +248,11 @@ def send(how: RowLaunch, *runs: tuple[Run | None, cute.Tensor]) -> None:
         cute.arch.sync_threads()
         own, _, _ = cute.arch.thread_idx()
         for run, tensor in runs:
-            if run is not None:
+            if run is not None and how.vec == 1:
                 _copy_out(run.memory, tensor, run.start, run.skip, run.end, own, how.threads, run.vec)
+            elif run is not None:
+                length = cutlass.select_(run.end > 0, run.end - run.skip, Int32(0))
+                _shift_out(run.memory, tensor, run.start, run.skip, length, own, how.threads, run.vec)
 
 
 def take(
@@ -248,6 +272,98 @@ def take(
             at = cutlass.select_(first + v * step < length, at, last)
         for part in range(parts):
             to[v * parts + part] = run.memory[at + part]
+
+
+def take_vectors(
+    run: Run, start: Int64, there: Boolean, first: Int32, step: int, dst: cute.Tensor, parts: int
+) -> None:
+    """This thread's vectors of the block's only row, or of a part of it, that begins at element `start` of the array, into dst (vec,
+    vectors) or (parts, vec, vectors). What is past the row's end may have any value."""
+    vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
+    flat = cute.make_tensor(dst.iterator, cute.make_layout((cute.size(dst) // vectors, vectors)))
+    base = cutlass.select_(there, run.place(start), Int32(0))
+    _take_shifted(run.memory, base, first * parts, step * parts, flat)
+
+
+@cute.jit
+def _take_shifted(
+    memory: cute.Tensor,
+    skip: cutlass.Int32,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    dst: cute.Tensor,
+):
+    """Load the vectors that begin with elements skip + first, skip + first + step, ... of shared memory into dst (elements, vectors);
+    `skip`, which is equal for all threads, is all that is not aligned."""
+    count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
+    each = _shared_vector(memory, count)
+    if cutlass.const_expr(each == 0):
+        for v in cutlass.range_constexpr(vectors):
+            for i in cutlass.range_constexpr(count):
+                dst[i, v] = memory[skip + first + (v * step + i)]
+    else:
+        shift = device.misalignment(skip, each)
+        base = skip - shift + first
+        width = memory.element_type.width
+        for word in cutlass.range_constexpr(each * width // 32):
+            if shift * width // 32 == word:
+                for v in cutlass.range_constexpr(vectors):
+                    _shifted(memory, base + v * step, shift * width % 32, word, each, dst[None, v])
+        access.forget(dst)
+
+
+def _shared_vector(memory: cute.Tensor, count: int) -> int:
+    """Elements of an aligned access of shared memory, of which `count` elements are several; 0 if there is none of whole words."""
+    each = min(128 // memory.element_type.width, count & -count)
+    return each if each * memory.element_type.width % 32 == 0 else 0
+
+
+def _shifted(memory: cute.Tensor, base: Int32, bits: Int32, word: int, each: int, dst: cute.Tensor) -> None:
+    """dst = the elements that begin so many words and bits after element `base` of shared memory, a multiple of `each`."""
+    count, width = cute.size(dst), memory.element_type.width
+    held = cute.make_rmem_tensor((each, count // each + 1), memory.element_type)
+    for k in range(count // each + 1):
+        cute.autovec_copy(device.vector(memory, base + k * each, each), held[None, k])
+    words, to = cute.recast_tensor(held, Uint32), cute.recast_tensor(dst, Uint32)
+    for i in range(cute.size(to)):
+        if width < 32:
+            to[i] = Uint32((Uint64(words[word + i]) | (Uint64(words[word + i + 1]) << 32)) >> Uint64(bits))
+        else:
+            to[i] = words[word + i]
+
+
+@cute.jit
+def _shift_out(
+    memory: cute.Tensor,
+    dst: cute.Tensor,
+    start: cutlass.Int64,
+    skip: cutlass.Int32,
+    length: cutlass.Int32,
+    own: cutlass.Int32,
+    threads: cutlass.Constexpr[int],
+    vec: cutlass.Constexpr[int],
+):
+    """Write a row of so many elements, of which the first is the first in `memory`, and the `skip`-th of a vector in the array, where
+    it is element `start`. This is the `own` of so many threads."""
+    width = memory.element_type.width
+    head = device.misalignment(vec - skip, vec)  # elements before the row's first aligned vector
+    for word in cutlass.range_constexpr(vec * width // 32):
+        if head * width // 32 == word:
+            for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
+                at = (own + i * threads) * vec
+                if at + head + vec <= length:
+                    held = cute.make_rmem_tensor((vec,), memory.element_type)
+                    _shifted(memory, at, head * width % 32, word, vec, held)
+                    cute.autovec_copy(held, device.vector(dst, start + (at + head), vec))
+    # The elements in vectors that are shared with other rows
+    left = cutlass.select_(length > head, length - head, Int32(0))
+    last = head + (left - left % vec)
+    for i in cutlass.range_constexpr(-(-vec // threads)):
+        at = own + i * threads
+        if (at < head) & (at < length):
+            (dst.iterator + (start + at)).store(memory[at])
+        if (at < vec) & (last + at < length):
+            (dst.iterator + (start + (last + at))).store(memory[last + at])
 
 
 def load_column(
@@ -301,6 +417,13 @@ def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, length: Int32, 
     """One column of a row that begins at element `start` of the array, if it is `certain` to be there, or is."""
     count = cute.size(src)
     _put(run.memory, run.place(start) + column * count, src, column, length, certain)
+
+
+def put_vector(run: Run, src: cute.Tensor, column: Int32, vec: int) -> None:
+    """A vector of `vec` columns of the block's only row, from this column on."""
+    count = cute.size(src)
+    held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
+    cute.autovec_copy(held, device.vector(run.memory, column * (count // vec), count))
 
 
 @cute.jit

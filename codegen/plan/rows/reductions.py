@@ -50,6 +50,7 @@ MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
+LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
@@ -114,6 +115,8 @@ class Reduction(Reads):
             expensive = bool(self.expensive)
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
         if (found := self._in_runs(vec, ragged, columns, dtypes, schedule)) is not None:
+            return found
+        if ragged and (found := self._in_one_run(vec, columns, dtypes, extents, schedule, arch)) is not None:
             return found
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row = columns // vec * width
@@ -183,6 +186,25 @@ class Reduction(Reads):
             return None
         exact = columns == vectors * per_row and threads == per_row
         return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
+
+    def _in_one_run(
+        self, vec: int, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> RowLaunch | None:  # fmt: skip
+        """The launch of blocks that copy one long row each, if there is room: that of a row of whole vectors, but that the last one has
+        columns past the row's end."""
+        own = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)]
+        whole = all(self.in_run(a) and (a in self.loads or a.interleaved or a.array.parts is None) for a in own)
+        if not self._wants_runs(vec, True, columns, dtypes, schedule) or not whole:
+            return None
+        rounded = replace(extents, columns=-(-columns // vec) * vec)
+        found = self._along(vec, False, dtypes, rounded, schedule, arch)
+        if found.threads != found.per_row >= LEAST_THREADS // 2:
+            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
+        room = {a.array: columns * DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in own}
+        if found.threads != found.per_row or found.cluster > 1 or not found.holds_row or sum(room.values()) > LONG_RUN_BYTES:
+            return None
+        return replace(found, ragged=True, exact=False, by_runs=True)
 
     def _cluster_of(self, row: int, schedule: Mapping[str, int], arch: str | None) -> tuple[int, int]:
         """The blocks of a cluster that share a row of so many bytes, and the bytes of it that a thread holds."""

@@ -77,9 +77,8 @@ def pieces(how: Walk, columns: Int32, least: int = 0) -> Int32 | int:
 
 
 def columns_of(how: Walk, piece: Int32) -> tuple[Int32, int]:
-    """This thread's first column among those of its block, and the distance from one of its vectors to the next."""
-    tidx, _, _ = cute.arch.thread_idx()
-    return Int32((piece * how.per_row + tidx % how.per_row) * how.vec), how.per_row * how.cluster * how.vec
+    """This thread's first column in the piece of its block, and the distance from one of its vectors to the next."""
+    return first_column(how, piece), step_of(how)
 
 
 def rows_of(how: Walk, parts: Int32) -> tuple[int, Int32]:
@@ -105,6 +104,18 @@ def start_of(tensor: cute.Tensor, place: cute.Coord | Int64) -> Int64:
     return cute.crd2idx(place, tensor.layout) if isinstance(place, tuple) else place
 
 
+def first_column(how: RowLaunch | Walk, piece: Int32) -> Int32:
+    """This thread's first column in a row's `piece`, of as many as blocks share the row."""
+    tidx, _, _ = cute.arch.thread_idx()
+    vectors = how.vectors if how.by_runs else 1  # of each thread, that are neighbours of those of its block's others
+    return Int32((piece * (how.per_row * vectors) + tidx % how.per_row) * how.vec)
+
+
+def step_of(how: RowLaunch | Walk) -> int:
+    """The distance from one of a thread's vectors to the next. A block that copies runs has neighbouring columns."""
+    return how.per_row * how.vec * (1 if how.by_runs else how.cluster)
+
+
 @dataclass(frozen=True)
 class Row:
     """A thread's view of a row: its vectors lie `step` columns apart, from column `first` on."""
@@ -127,7 +138,20 @@ class Row:
 
     @property
     def step(self) -> int:
-        return self.how.per_row * self.how.cluster * self.how.vec
+        return step_of(self.how)
+
+    @property
+    def chunk(self) -> Int32 | int:
+        """The first column of those that this block has of a row which is a run of its own."""
+        if self.how.cluster == 1:
+            return 0
+        return self.first - self.own
+
+    @property
+    def own(self) -> Int32:
+        """This thread's first column among its block's."""
+        tidx, _, _ = cute.arch.thread_idx()
+        return Int32(tidx % self.how.per_row * self.how.vec)
 
     @property
     def apart(self) -> bool:
@@ -156,7 +180,7 @@ class Row:
     @property
     def in_one_run(self) -> bool:
         """Whether it comes and goes through shared memory, and vectors begin with it."""
-        return isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec > 1
+        return self.how.by_runs and self.how.vec > 1
 
     # Memory. Of an input that is left out nothing is read: its registers hold the default.
 
@@ -169,9 +193,9 @@ class Row:
         several rows: the L1 cache keeps it."""
         if src is not None and run is not None:
             start = start_of(src, place)
-            if isinstance(run, Run) and self.how.vec > 1:
+            if self.in_one_run:
                 if self.reads:
-                    runs.take_vectors(run, start, self.there, self.column, self.step, dst, parts)
+                    runs.take_vectors(run, start + self.chunk * parts, self.there, self.own, self.step, dst, parts)
             elif not self.sweeps:
                 return
             elif isinstance(run, Slots):
@@ -183,7 +207,8 @@ class Row:
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """Load, from an array that all rows share, this vector, or all vectors of this thread."""
-        if src is not None and self.c is not None and isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec == 1:
+        by_column = isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec == 1
+        if src is not None and self.c is not None and by_column:
             certain = self.how.exact or self.v < self.how.vectors - 1
             runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
             return
@@ -209,8 +234,8 @@ class Row:
             return
         start = start_of(src, place)
         if isinstance(memory, Slots):
-            run = memory.of(u, start)
-            runs.fetch_row(src, run.memory, run.start, self.end(run, parts), self.how.per_row, run.vec, memory.kept)
+            run = memory.of(u, start + self.chunk * parts)
+            runs.fetch_row(src, run, self.end(run, parts), self.how, memory.kept)
         else:
             access.fetch_row(src, start, self.column, self.step, self.columns, memory[None, None, u], parts)
 
@@ -223,19 +248,27 @@ class Row:
             return
         if isinstance(memory, Slots):
             start = start_of(src, place)
-            runs.take_row(memory.of(u, start), start, self.column, self.step, self.columns, dst, parts)
+            if self.in_one_run:
+                start += self.chunk * parts
+                runs.take_vectors(memory.of(u, start), start, Boolean(True), self.own, self.step, dst, parts)
+            else:
+                runs.take_row(memory.of(u, start), start, self.column, self.step, self.columns, dst, parts)
         else:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
 
     def send(self, dst: cute.Tensor, place: cute.Coord, slots: Slots | None, parts: int = 1) -> None:
         """What was stored in the run of this row, to memory."""
         if slots is not None:
-            run = slots.of(0, start_of(dst, place))
-            runs.send_row(run.memory, dst, run.start, run.skip, self.end(run, parts), self.how.per_row, run.vec)
+            run = slots.of(0, start_of(dst, place) + self.chunk * parts)
+            runs.send_row(run, dst, self.end(run, parts), self.how)
 
     def end(self, run: Run, parts: int) -> Int32:
-        """Where this row ends in a run of its own; 0 if there is none."""
-        return cutlass.select_(self.columns > 0, run.skip + self.columns * parts, Int32(0))
+        """Where this block's part of this row ends in a run of its own; 0 if there is none."""
+        columns = self.columns - self.chunk
+        if self.how.cluster > 1:
+            most = self.how.per_row * self.how.vectors * self.how.vec
+            columns = cutlass.select_(columns < most, columns, Int32(most))
+        return cutlass.select_(columns > 0, run.skip + columns * parts, Int32(0))
 
     def gather(
         self, src: cute.Tensor | None, place: cute.Coord, modes: tuple, extents: tuple, dst: cute.Tensor,
@@ -287,8 +320,9 @@ class Row:
         src = _held(values, dst, registers)
         if run is not None:
             start, last = start_of(dst, place), self.v == self.how.vectors - 1
-            if isinstance(run, Run) and self.how.vec > 1:
-                runs.put_vector(run, src, self.c, self.how.vec)
+            if self.in_one_run:
+                run = run.of(0, start) if isinstance(run, Slots) else run
+                runs.put_vector(run, src, self.own + self.v * self.step, self.how.vec)
                 return
             run = run.of(0, start) if isinstance(run, Slots) else run
             runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
@@ -342,7 +376,7 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector are inside the row."""
         how = self.how
-        if isinstance(how, Walk) and how.by_runs and self.v < how.vectors - 1:  # then one mask serves all
+        if isinstance(how, Walk) and how.by_runs and how.vec == 1 and self.v < how.vectors - 1:  # then one mask serves all
             return cute.full((how.vec,), self.there, Boolean)
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 
@@ -378,7 +412,7 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     columns = cutlass.select_(there, length, 0)
     if how.at_once > 1:  # all rows of a thread are read together; what is read of one alone is what they share
         columns = how.vec * how.vectors
-    first = Int32((bidx % how.cluster * how.per_row + tidx % how.per_row) * how.vec)
+    first = first_column(how, bidx % how.cluster)
     shifts = shifts and how.ragged and not how.by_runs
     if shifts:
         first -= Int32(Int64(index) * length % how.vec)
@@ -432,7 +466,7 @@ def arrived(how: Walk) -> None:
     """Wait for the oldest of the rows that were sent for."""
     cute.arch.cp_async_wait_group(how.at_once - 1)
     if how.by_runs:
-        cute.arch.sync_warp()
+        runs.meet(how)
 
 
 def load_one(src: cute.Tensor | None, place: cute.Coord, there: Boolean | bool, dst: cute.Tensor) -> None:

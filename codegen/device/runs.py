@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
-from codegen.shared import RowLaunch, Walk
+from codegen.shared import WARP, RowLaunch, Walk
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,17 @@ def _run(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, p
         return None
     bidx, _, _ = cute.arch.block_idx()
     vec = 128 // tensor.element_type.width
-    first = Int32(bidx * how.rows_a_block)
+    most = how.per_row * how.vectors * how.vec * parts  # elements of a row in this block
+    first = Int32(bidx // how.cluster * how.rows_a_block)
     left = cutlass.select_(rows - first < how.rows_a_block, rows - first, Int32(how.rows_a_block))
-    begin = Int64(first) * each
+    begin, count = Int64(first) * each, left * each
+    if how.cluster > 1:
+        chunk = bidx % how.cluster * most
+        begin, count = begin + chunk, cutlass.select_(count - chunk < most, count - chunk, Int32(most))
     skip = device.misalignment(begin, vec)
-    size = how.rows_a_block * how.per_row * how.vectors * how.vec * parts + 2 * vec
+    size = how.rows_a_block * most + 2 * vec
     memory = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((-(-size // vec) * vec,)), 16)
-    end = cutlass.select_(left > 0, skip + left * each, Int32(0))
+    end = cutlass.select_((left > 0) & (count > 0), skip + count, Int32(0))
     return Run(memory, begin - skip, skip, end, vec)
 
 
@@ -175,7 +179,7 @@ def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: i
     if tensor is None or not how.by_runs:
         return None
     vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
-    vectors = -(-how.per_row * how.vectors * parts // vec) + 1
+    vectors = -(-how.per_row * how.vectors * how.vec * parts // vec) + (1 if how.vec == 1 else 2)
     size = (vectors | 1) * vec  # an odd number of vectors: neighbouring rows begin in different banks
     whole = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((beside * rows * size,)), 16)
     tidx, _, _ = cute.arch.thread_idx()
@@ -187,20 +191,20 @@ def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: i
     )
 
 
-@cute.jit
-def fetch_row(
-    src: cute.Tensor,
-    memory: cute.Tensor,
-    start: cutlass.Int64,
-    end: cutlass.Int32,
-    per_row: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-    kept: cutlass.Constexpr[bool],
-):
-    """Start the copies of a row that ends at `end`, after the `start` of its first vector; 0 if there is none. Its threads have read
-    what was there. `kept`: by way of the L1 cache."""
-    cute.arch.sync_warp()
-    _copy_in(src, memory, start, end, cute.arch.lane_idx() % per_row, per_row, vec, kept, False)
+def fetch_row(src: cute.Tensor, run: Run, end: Int32, how: RowLaunch | Walk, kept: bool) -> None:
+    """Start the copies of a row that ends at `end` of its run; 0 if there is none. Its threads have read what was there. `kept`: by way
+    of the L1 cache."""
+    meet(how)
+    own, _, _ = cute.arch.thread_idx()
+    _copy_in(src, run.memory, run.start, end, own % how.per_row, how.per_row, run.vec, kept, how.vec > 1)
+
+
+def meet(how: RowLaunch | Walk) -> None:
+    """Wait for the threads of a row of its own."""
+    if how.per_row > WARP:
+        cute.arch.sync_threads()
+    else:
+        cute.arch.sync_warp()
 
 
 @cute.jit
@@ -219,19 +223,16 @@ def take_row(
         take(run, start, Boolean(True), first, step, columns, dst, parts)
 
 
-@cute.jit
-def send_row(
-    memory: cute.Tensor,
-    dst: cute.Tensor,
-    start: cutlass.Int64,
-    skip: cutlass.Int32,
-    end: cutlass.Int32,
-    per_row: cutlass.Constexpr[int],
-    vec: cutlass.Constexpr[int],
-):
-    """Write a row, once its threads have written theirs to the run."""
-    cute.arch.sync_warp()
-    _copy_out(memory, dst, start, skip, end, cute.arch.lane_idx() % per_row, per_row, vec)
+def send_row(run: Run, dst: cute.Tensor, end: Int32, how: RowLaunch | Walk) -> None:
+    """Write a row that ends at `end` of its run, once its threads have written theirs to that."""
+    meet(how)
+    own, _, _ = cute.arch.thread_idx()
+    own = own % how.per_row
+    if how.vec == 1:
+        _copy_out(run.memory, dst, run.start, run.skip, end, own, how.per_row, run.vec)
+    else:
+        length = cutlass.select_(end > 0, end - run.skip, Int32(0))
+        _shift_out(run.memory, dst, run.start + run.skip, run.skip, length, own, how.per_row, run.vec)
 
 
 def arrive(how: RowLaunch) -> None:
@@ -274,11 +275,9 @@ def take(
             to[v * parts + part] = run.memory[at + part]
 
 
-def take_vectors(
-    run: Run, start: Int64, there: Boolean, first: Int32, step: int, dst: cute.Tensor, parts: int
-) -> None:
-    """This thread's vectors of the block's only row, or of a part of it, that begins at element `start` of the array, into dst (vec,
-    vectors) or (parts, vec, vectors). What is past the row's end may have any value."""
+def take_vectors(run: Run, start: Int64, there: Boolean, first: Int32, step: int, dst: cute.Tensor, parts: int) -> None:
+    """This thread's vectors of a row that is a run of its own, or of a part of it, that begins at element `start` of the array, into dst
+    (vec, vectors) or (parts, vec, vectors). What is past the row's end may have any value."""
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     flat = cute.make_tensor(dst.iterator, cute.make_layout((cute.size(dst) // vectors, vectors)))
     base = cutlass.select_(there, run.place(start), Int32(0))
@@ -319,11 +318,15 @@ def _shared_vector(memory: cute.Tensor, count: int) -> int:
 
 
 def _shifted(memory: cute.Tensor, base: Int32, bits: Int32, word: int, each: int, dst: cute.Tensor) -> None:
-    """dst = the elements that begin so many words and bits after element `base` of shared memory, a multiple of `each`."""
+    """dst = the elements that begin so many words and bits after element `base` of shared memory, a multiple of `each`. Nothing is read
+    past the last vector that has some of them."""
     count, width = cute.size(dst), memory.element_type.width
     held = cute.make_rmem_tensor((each, count // each + 1), memory.element_type)
     for k in range(count // each + 1):
-        cute.autovec_copy(device.vector(memory, base + k * each, each), held[None, k])
+        at = base + k * each
+        if k == count // each and word == 0:
+            at = cutlass.select_(bits == 0, at - each, at)
+        cute.autovec_copy(device.vector(memory, at, each), held[None, k])
     words, to = cute.recast_tensor(held, Uint32), cute.recast_tensor(dst, Uint32)
     for i in range(cute.size(to)):
         if width < 32:
@@ -420,7 +423,7 @@ def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, length: Int32, 
 
 
 def put_vector(run: Run, src: cute.Tensor, column: Int32, vec: int) -> None:
-    """A vector of `vec` columns of the block's only row, from this column on."""
+    """A vector of `vec` columns of a row that is a run of its own, from this column on."""
     count = cute.size(src)
     held = cute.make_tensor(src.iterator, cute.make_layout((count,)))
     cute.autovec_copy(held, device.vector(run.memory, column * (count // vec), count))

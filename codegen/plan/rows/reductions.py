@@ -191,18 +191,20 @@ class Reduction(Reads):
         self, vec: int, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
         arch: str | None,
     ) -> RowLaunch | None:  # fmt: skip
-        """The launch of blocks that copy one long row each, if there is room: that of a row of whole vectors, but that the last one has
-        columns past the row's end."""
-        own = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)]
-        whole = all(self.in_run(a) and (a in self.loads or a.interleaved or a.array.parts is None) for a in own)
-        if not self._wants_runs(vec, True, columns, dtypes, schedule) or not whole:
+        """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted else: that of a row
+        of whole vectors, but that the last one has columns past the row's end."""
+        vectors = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat"]
+        if self.shifts and all(self.aligned(a) for a in vectors):
             return None
+        if not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
+            return None
+        own = [a for a in vectors if self.of_row(a)]
         rounded = replace(extents, columns=-(-columns // vec) * vec)
         found = self._along(vec, False, dtypes, rounded, schedule, arch)
         if found.threads != found.per_row >= LEAST_THREADS // 2:
             found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
-        room = {a.array: columns * DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in own}
-        if found.threads != found.per_row or found.cluster > 1 or not found.holds_row or sum(room.values()) > LONG_RUN_BYTES:
+        size = sum({a.array: DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in own}.values())
+        if found.threads != found.per_row or not found.holds_row or -(-columns // found.cluster) * size > LONG_RUN_BYTES:
             return None
         return replace(found, ragged=True, exact=False, by_runs=True)
 
@@ -290,6 +292,8 @@ class Reduction(Reads):
             if columns is not None:
                 if (runs := self._walk_in_runs(vec, ragged, dtypes, extents, own, arch)) is not None:
                     return replace(runs, each=1 if self.shares else None, first=IDLE)
+                if ragged and (runs := self._walk_in_long_runs(vec, dtypes, extents, own, arch)) is not None:
+                    return replace(runs, each=1 if self.shares else None, first=IDLE)
                 needs = self.walking_needs(vec, width, dtypes, each or 1)
                 found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
                 if found is not None:
@@ -337,6 +341,31 @@ class Reduction(Reads):
         if not resident:
             return None
         return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
+
+    def _walk_in_long_runs(
+        self, vec: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None
+    ) -> WalkLaunch | None:
+        """As `_in_one_run`, for threads that walk down rows, of which the next ones are in flight."""
+        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        if not columns or not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
+            return None
+        needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
+        rounded = -(-columns // vec) * vec
+        found = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, dict(schedule), arch)
+        if found is None or not found.staged or found.per_row <= WARP:
+            return None
+        written = sum(
+            DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in self.stores
+            if a.mode == "flat" and a.array is not None and a.array.name not in self.late
+        )  # fmt: skip
+        block = found.threads * found.vectors * (found.at_once * needs.width + vec * written + needs.sums)
+        resident = min(max(1, found.resident), walking.shared_memory(arch) // block)
+        if not resident:
+            return None
+        return replace(
+            found, ragged=True, exact=False, by_runs=True, paced=False, long=False,
+            resident=resident if found.resident else 0,
+        )  # fmt: skip
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
         """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""

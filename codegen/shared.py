@@ -68,7 +68,7 @@ class RowLaunch:
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
-    by_runs: bool = False  # whether a block's rows are loaded and stored through shared memory, in vectors, and a thread's are columns
+    by_runs: bool = False  # whether rows are loaded and stored through shared memory: a thread's vectors are columns, or begin with the row
 
     @property
     def constants(self) -> dict[str, RowLaunch]:
@@ -137,9 +137,7 @@ class Walk:
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
     by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
-    by_runs: bool = (
-        False  # whether rows are loaded and stored through shared memory, in vectors, and a thread's are columns
-    )
+    by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
 
     @property
     def each_place(self) -> int:

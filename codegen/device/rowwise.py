@@ -218,9 +218,13 @@ class Row:
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
         if src is not None:
             start = start_of(src, place)
-            last = self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0  # a thread's first that may have the row's end
+            last = (
+                self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
+            )  # a thread's first that may have the row's end
             last = max(0, last if self.c is None else last - self.v)
-            access.load_row(src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once, last)
+            access.load_row(
+                src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once, last
+            )
 
     def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
         """Load a row's single value."""
@@ -376,7 +380,9 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector are inside the row."""
         how = self.how
-        if isinstance(how, Walk) and how.by_runs and how.vec == 1 and self.v < how.vectors - 1:  # then one mask serves all
+        if (
+            isinstance(how, Walk) and how.by_runs and how.vec == 1 and self.v < how.vectors - 1
+        ):  # then one mask serves all
             return cute.full((how.vec,), self.there, Boolean)
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 

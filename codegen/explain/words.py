@@ -332,7 +332,8 @@ class ReductionWords:
             f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
-        return text + ("; short rows are loaded and stored through shared memory" if self.plan.by_runs else "")
+        runs = "; short rows, and rows whose vectors would be shifted, are loaded and stored through shared memory"
+        return text + (runs if self.plan.by_runs else "")
 
 
 class AttentionWords:

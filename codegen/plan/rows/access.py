@@ -180,7 +180,9 @@ class Reads:
         """Whether vectors of such rows can begin with the row: in each array, neighbouring rows are one run, and what is written of a row
         is one piece."""
         own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a)]
-        return all(self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts)) for a in own)
+        return all(
+            self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts)) for a in own
+        )
 
     def of_row(self, access: Access) -> bool:
         """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced

@@ -51,6 +51,9 @@ SPILLED = 0.45  # part of them that may be spilled, or computed again, for more 
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
 LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
+MOST_IN_LONG_RUN = (
+    2  # blocks of a cluster that share one and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
+)
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
@@ -204,7 +207,11 @@ class Reduction(Reads):
         if found.threads != found.per_row >= LEAST_THREADS // 2:
             found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
         size = sum({a.array: DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in own}.values())
-        if found.threads != found.per_row or not found.holds_row or -(-columns // found.cluster) * size > LONG_RUN_BYTES:
+        if (
+            found.threads != found.per_row
+            or not found.holds_row
+            or -(-columns // found.cluster) * size > LONG_RUN_BYTES
+        ):
             return None
         return replace(found, ragged=True, exact=False, by_runs=True)
 
@@ -352,7 +359,7 @@ class Reduction(Reads):
         needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
         rounded = -(-columns // vec) * vec
         found = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, dict(schedule), arch)
-        if found is None or not found.staged or found.per_row <= WARP:
+        if found is None or not found.staged or found.per_row <= WARP or found.cluster > MOST_IN_LONG_RUN:
             return None
         written = sum(
             DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in self.stores

@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.graph.nodes import DTYPES
+from codegen.plan.launches import Extents
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
@@ -63,9 +65,13 @@ def drawn(seed, *shapes, dtype):
     return [jnp.asarray(rng.integers(-4, 5, shape) / 2, dtype) for shape in shapes]
 
 
-def goes_by_runs(op, dtype, **arrays):
+def launch_of(op, dtype, **arrays):
     types = Types(tuple((t, dtype) for t, _ in op.spec.types))
-    return op.launch_for(types, arguments.bind_axes(op.spec, arrays)).by_runs
+    return op.launch_for(types, arguments.bind_axes(op.spec, arrays))
+
+
+def goes_by_runs(op, dtype, **arrays):
+    return launch_of(op, dtype, **arrays).by_runs
 
 
 # The last block has no rows, some, or all; the array's end lies within a vector; a row has more threads than columns of one
@@ -148,3 +154,90 @@ def test_a_row_that_others_share(tmp_path):
     wanted = np.exp(wide) / np.sum(np.exp(wide), axis=-1, keepdims=True)
     found = np.asarray(op(x, bias, implementation="interpret"), np.float64)
     np.testing.assert_allclose(found, wanted, rtol=2**-7)
+
+
+LONG = (
+    HEAD.format(name="long_runs")
+    + """\
+inputs:
+  q: int8[..., (N 2)]
+  x: T[..., (2 N)]
+  scale: float32[...]
+  weight: T[N]
+outputs:
+  y: T[..., N]
+  most: float32[...]
+  positive: bool[..., N]
+  swapped: int8[..., (N 2)]
+chain: |
+  moved = q[0] * scale + x[1] - x[0] * q[1]
+  most = max(moved, axis=N)
+  y = (moved - most) * weight
+  positive = moved > 0
+  swapped[0] = q[1]
+  swapped[1] = q[0]
+reference: |
+  n = weight.shape[0]
+  even, odd = q[..., ::2], q[..., 1::2]
+  moved = even * scale[..., None] + x[..., n:] - x[..., :n] * odd
+  swapped = jnp.stack([odd, even], axis=-1).reshape(q.shape)
+  most = jnp.max(moved, axis=-1, initial=-jnp.inf)
+  y = (moved - most[..., None]) * weight
+  positive = moved > 0
+"""
+)
+
+
+# Rows that begin at every place of a vector, and none; the array's end lies within a vector
+@pytest.mark.parametrize(("rows", "columns"), [(17, 1501), (0, 1501), (1, 1039)])
+def test_long_rows_begin_a_vector(tmp_path, rows, columns):
+    op = make_op(tmp_path, LONG)
+    x, weight = drawn(7, (rows, 2 * columns), (columns,), dtype="bfloat16")
+    (scale,) = drawn(8, (rows,), dtype="float32")
+    q = jnp.asarray(np.random.default_rng(9).integers(-128, 128, (rows, 2 * columns)), "int8")
+    how = launch_of(op, "bfloat16", q=q, x=x, scale=scale, weight=weight)
+    assert how.by_runs and how.vec > 1
+    found = op(q, x, scale, weight, implementation="interpret")
+    q, x, scale, weight = (np.asarray(a, np.float64) for a in (q, x, scale, weight))
+    moved = q[:, ::2] * scale[:, None] + x[:, columns:] - x[:, :columns] * q[:, 1::2]
+    most = np.max(moved, axis=-1, initial=-np.inf)
+    assert np.array_equal(found.most, most)
+    assert np.array_equal(found.y, jnp.asarray((moved - most[:, None]) * weight, "bfloat16"))
+    assert np.array_equal(found.positive, moved > 0)
+    assert np.array_equal(found.swapped, np.stack([q[:, 1::2], q[:, ::2]], axis=-1).reshape(q.shape))
+
+
+NORM = (
+    HEAD.format(name="norm_by_runs")
+    + """\
+inputs:
+  x: T[..., N]
+  weight: T[N]
+outputs:
+  y: T[..., N]
+chain: y = x * rsqrt(mean(square(x), axis=N) + 1e-6) * weight
+reference: x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * weight
+"""
+)
+
+
+# One block has the row, or a cluster of two
+@pytest.mark.parametrize(("rows", "columns", "blocks"), [(9, 1043, 1), (2, 8191, 2)])
+def test_gradients_over_long_rows(tmp_path, rows, columns, blocks):
+    op = make_op(tmp_path, NORM)
+    x, weight, dy = drawn(9, (rows, columns), (columns,), (rows, columns), dtype="bfloat16")
+    backward = op.backward.op
+    dtypes = {
+        a.name: a.dtype if a.dtype in DTYPES else "bfloat16" for a in (*backward.spec.inputs, *backward.spec.outputs)
+    }
+    how = backward.plan.launch(dtypes, Extents(columns, columns, columns, rows), {}, "sm_90a")
+    assert how.by_runs and how.vec > 1 and how.cluster == blocks
+
+    def by_hand(x, weight):
+        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * weight
+
+    with in_parts(1):
+        found = jax.vjp(lambda *a: op(*a, implementation="interpret"), x, weight)[1](dy)
+    wide = [a.astype("float32") for a in (x, weight, dy)]
+    for own, wanted in zip(found, jax.vjp(by_hand, *wide[:2])[1](wide[2]), strict=True):
+        np.testing.assert_allclose(np.asarray(own, np.float32), wanted, rtol=2**-7, atol=2e-2)

@@ -193,7 +193,7 @@ class Row:
         several rows: the L1 cache keeps it."""
         if src is not None and run is not None:
             start = start_of(src, place)
-            if self.in_one_run:
+            if isinstance(run, Run) and self.in_one_run:
                 if self.reads:
                     runs.take_vectors(run, start + self.chunk * parts, self.there, self.own, self.step, dst, parts)
             elif not self.sweeps:

@@ -206,12 +206,9 @@ class Reduction(Reads):
         found = self._along(vec, False, dtypes, rounded, schedule, arch)
         if found.threads != found.per_row >= LEAST_THREADS // 2:
             found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
-        size = sum({a.array: DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in own}.values())
-        if (
-            found.threads != found.per_row
-            or not found.holds_row
-            or -(-columns // found.cluster) * size > LONG_RUN_BYTES
-        ):
+        arrays = {a.array for a in own if a.array is not None}
+        room = -(-columns // found.cluster) * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in arrays)
+        if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
         return replace(found, ragged=True, exact=False, by_runs=True)
 

@@ -17,7 +17,7 @@ from codegen.device import access, reduce, runs
 from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
-from codegen.device.runs import Run, Slots, arrive, fetch, run_of, send, slots  # noqa: F401  for kernels
+from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
 from codegen.shared import RowLaunch, Walk
 
 
@@ -102,18 +102,6 @@ def shared(how: RowLaunch, *dtypes: type[Numeric]) -> list[cute.Tensor]:
 def start_of(tensor: cute.Tensor, place: cute.Coord | Int64) -> Int64:
     """The position of a row's first column, from its coordinates; for an array that is one long row it is known."""
     return cute.crd2idx(place, tensor.layout) if isinstance(place, tuple) else place
-
-
-def first_column(how: RowLaunch | Walk, piece: Int32) -> Int32:
-    """This thread's first column in a row's `piece`, of as many as blocks share the row."""
-    tidx, _, _ = cute.arch.thread_idx()
-    vectors = how.vectors if how.by_runs else 1  # of each thread, that are neighbours of those of its block's others
-    return Int32((piece * (how.per_row * vectors) + tidx % how.per_row) * how.vec)
-
-
-def step_of(how: RowLaunch | Walk) -> int:
-    """The distance from one of a thread's vectors to the next. A block that copies runs has neighbouring columns."""
-    return how.per_row * how.vec * (1 if how.by_runs else how.cluster)
 
 
 @dataclass(frozen=True)
@@ -333,18 +321,9 @@ class Row:
         elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
             access.store_row(
-                src,
-                dst,
-                start,
-                self.column,
-                offset,
-                self.columns,
-                parts,
-                how.ragged,
-                aligned and self.shifts,
-                how.per_row,
+                src, dst, start, self.column, offset, self.columns, parts, how.ragged, aligned and self.shifts, how.per_row,
                 self.certain,
-            )
+            )  # fmt: skip
 
     def scatter(
         self, values: Vector, dst: cute.Tensor, place: cute.Coord, modes: tuple, extents: tuple, width: int

@@ -21,6 +21,18 @@ from codegen.device import functions as device
 from codegen.shared import WARP, RowLaunch, Walk
 
 
+def first_column(how: RowLaunch | Walk, piece: Int32) -> Int32:
+    """This thread's first column in a row's `piece`, of as many as blocks share the row."""
+    tidx, _, _ = cute.arch.thread_idx()
+    vectors = how.vectors if how.by_runs else 1  # of each thread, that are neighbours of those of its block's others
+    return Int32((piece * (how.per_row * vectors) + tidx % how.per_row) * how.vec)
+
+
+def step_of(how: RowLaunch | Walk) -> int:
+    """The distance from one of a thread's vectors to the next. A block that copies runs has neighbouring columns."""
+    return how.per_row * how.vec * (1 if how.by_runs else how.cluster)
+
+
 @dataclass(frozen=True)
 class Run:
     """The elements of a block's rows in one array: `memory` begins with element `start`, which is the first of a vector."""

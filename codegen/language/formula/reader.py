@@ -233,10 +233,11 @@ class Reader(Operations):
             return self.apply(tree, "exp2", floats[1:]) if base.attr == 2 else self.apply(tree, "pow", floats)
         n = exponent.attr
         assert isinstance(n, int | float)
+        if MAX_EXPONENT < abs(n) < math.inf and base.kind == "float":
+            return self.apply(tree, "pow", [base, exponent])
         if not abs(n) <= MAX_EXPONENT:
-            raise self.fail(
-                tree.right, f"the exponent must be from -{MAX_EXPONENT} to {MAX_EXPONENT}", "write exp(b * log(a))"
-            )
+            hint = "write exp(b * log(a))"
+            raise self.fail(tree.right, f"the exponent must be from -{MAX_EXPONENT} to {MAX_EXPONENT}", hint)
         if n == 0 and not base.is_const:
             raise self.fail(tree, "the power 0 of anything is 1", "write 1")
         if n == 0.5:

@@ -77,7 +77,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},
     "operators": {
-        8: "  a = rem(x, 2) + rem(rem(x, 2) + 2, 2)", 9: "  b = floor(x / 2)", 10: "  c = cast(floor(x), int32) ^ 2",
+        8: "  a = where(x > 0, 1, 0) % 2", 9: "  b = cast(floor(x), int32) >> 2", 10: "  c = cast(floor(x), int32) ^ 2",
         11: "  d = cast(floor(x), int32) << 2", 12: "  e = ldexp(x, exponent(2.0))", 13: "  y = where(~(x > 0), 1, 0)",
     },
     "param_defaults": {
@@ -90,8 +90,8 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "params_as_list": {9: "params:\n  alpha: 1.0\n  beta: 1.0"},
     "part_of_input": {10: "  a = x[0] + b", 11: "  c = b", 12: "  d = x[1]", 13: "  e = x[1]", 14: "  f = x[0]", 15: "  g = w[0]"},
     "powers": {
-        9: "  a = exp(x * log(x))", 10: "  b = exp(65 * log(x))", 11: "  c = exp(nan * log(x))", 12: "  d = 1", 13: "  e = where(m, 1, 0) ** 2",
-        14: "  f = exp(9 ** 9 * log(x))", 15: "  y = exp2(x)",
+        10: "  b = exp(65 * log(i))", 11: "  c = exp(nan * log(x))", 12: "  d = 1", 13: "  e = where(m, 1, 0) ** 2",
+        14: "  f = exp(9 ** 9 * log(i))", 15: "  y = x ** where(m, 1, 0)",
     },
     "products_in_float64": {4: "  T: [float32]", 11: None},
     "products_with_formulas": {11: None, 12: None, 13: None, 14: None},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.autodiff.attention import attention_backward
-from codegen.autodiff.composed import Half, composed, halves_of
+from codegen.autodiff.composed import Part, composed, parts_of
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
@@ -101,9 +101,9 @@ def _backward_of(op: Op) -> Derived | UserError:
             return Derived(made, how, forward, lacking=lacking)
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
-        if (halves := halves_of(op)) is not None:
+        if parts := parts_of(op):
             with contextlib.suppress(SpecError, UserError):
-                return _composed(op, *halves)
+                return _composed(op, parts)
         return row_backward(op)
     except SpecError as error:
         return UserError(error.diagnostics[0].message)
@@ -111,16 +111,19 @@ def _backward_of(op: Op) -> Derived | UserError:
         return error
 
 
-def _composed(op: Op, before: Op, attention: Op) -> Derived:
-    """The backward of what computes q, k and v, and then attention. Raises `SpecError` or `UserError` if there is none."""
-    made, how, forward, lacking = attention_backward(attention)
-    own = _backward_of(before)
-    if isinstance(own, UserError):
-        raise own
-    if own.products or own.lacking or lacking & {a.name for a in before.spec.outputs}:
-        raise UserError("no kernel computes the gradients of what attention multiplies")
-    halves = Half(before, own.op, own.how, own.forward), Half(attention, made, how, forward)
-    return Derived(*composed(op.spec, *halves), lacking=lacking)
+def _composed(op: Op, parts: list[Op]) -> Derived:
+    """The backward of an op from those of its `parts`. Raises `SpecError` or `UserError` if there is none."""
+    found: list[Part] = []
+    lacking = frozenset[str]()
+    for part in parts:
+        own = _backward_of(part)
+        if isinstance(own, UserError):
+            raise own
+        if own.products or own.lacking - {a.name for a in op.spec.inputs} - {p.name for p in op.spec.params}:
+            raise UserError("no kernel computes the gradients of what another part computes")
+        lacking |= own.lacking
+        found.append(Part(part, own.op, own.how, own.forward))
+    return Derived(*composed(op.spec, found), lacking=lacking)
 
 
 def _of_some(

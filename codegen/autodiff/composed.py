@@ -1,27 +1,28 @@
-"""The backward of attention whose q, k or v are computed, such as normalised or rotated ones, from the backwards of its parts.
+"""The backward of attention among other stages, from the backwards of its parts: what computes q, k and v, such as norms and rotations;
+attention; and what follows it, such as a gate or a projection.
 
-The op is `before`, which computes them, and then `attention`. The gradients of what `before` computes are outputs of the stages of
-attention's backward, and cotangents of the backward of `before`.
+The gradients of what one part computes for a later one are outputs of the later part's backward, and cotangents of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.reverse import Backward
 from codegen.errors import UserError
-from codegen.graph.nodes import Statement
+from codegen.graph.nodes import Leaf, Statement
 from codegen.language.transfer import joined_spec
 from codegen.plan.attention import Attention
 from codegen.plan.op import Op, Staged
-from codegen.spec.spec import Param, Spec
-from codegen.stages.choose import derived, staged
+from codegen.spec.spec import Array, Param, Spec
+from codegen.stages.choose import derived, one_kernel, staged
 from codegen.stages.splitting import restricted
 
 
 @dataclass(frozen=True)
-class Half:
-    """One of the two parts: its op, its backward and how that reads its arrays, and its forward with more outputs."""
+class Part:
+    """Some stages of an op: the op that they are, its backward and how that reads its arrays, and its forward with more outputs."""
 
     op: Op
     backward: Op
@@ -32,90 +33,125 @@ class Half:
     def run(self) -> Op:
         return self.forward or self.op
 
-    @property
-    def stages(self) -> tuple[Op, ...]:
-        """The kernels of the backward, without outputs that nothing takes."""
-        return _stages(self.backward)
 
-
-def halves_of(op: Op) -> tuple[Op, Op] | None:
-    """What computes q, k and v, and attention, of an op whose last stage is attention that writes all of its outputs."""
+def parts_of(op: Op) -> list[Op]:
+    """The parts of an op with a stage that is attention: what computes the values that this stage reads, if any; the stage; what computes
+    the outputs from its result, if the stage does not write them. Empty for other ops."""
     plan, spec = op.plan, op.spec
     if not isinstance(plan, Staged) or spec.save or spec.grad != "auto":
-        return None
-    last = plan.stages[-1]
-    written = {a.name for stage in plan.stages[:-1] for a in stage.spec.outputs}
-    if not isinstance(last.plan, Attention) or written & {a.name for a in spec.outputs}:
-        return None
-    held = dict(plan.held)
-    between = [a for a in last.spec.inputs if a.name in held]
-    statements = [Statement(a.name, None, held[a.name]) for a in between]
+        return []
+    places = [i for i, stage in enumerate(plan.stages) if isinstance(stage.plan, Attention)]
+    outputs = {a.name for a in spec.outputs}
+    if len(places) != 1:
+        return []
+    at, held = plan.stages[places[0]], dict(plan.held)
+    earlier = {a.name for stage in plan.stages[: places[0]] for a in stage.spec.outputs}
+    later = {a.name for stage in plan.stages[places[0] + 1 :] for a in stage.spec.outputs}
+    own = {a.name for a in at.spec.outputs}
+    if earlier & outputs or (own if later else later) & outputs:
+        return []
+    found = [_rounding_once(at)]
+    if between := [a for a in at.spec.inputs if a.name in held]:
+        statements = [Statement(a.name, None, held[a.name]) for a in between]
+        found.insert(0, _part(spec, "before", statements, between, [], {}))
+    if later:
+        leaves = {id(held[a.name]): Leaf(a.name) for a in at.spec.outputs}
+        statements = [s for s in spec.read.statements if s.name in outputs]
+        found.append(_part(spec, "after", statements, list(spec.outputs), list(at.spec.outputs), leaves))
+    return found
+
+
+def _rounding_once(attention: Op) -> Op:
+    """Attention whose result is rounded as it is stored, without a `cast` of the chain: its cotangent has the same type."""
+    spec = replace(attention.spec, grad="auto")
+    dtypes = {a.name: a.dtype for a in spec.outputs}
+    statements = [
+        replace(s, value=s.value.args[0]) if s.value.op == "cast" and s.value.attr == dtypes.get(s.name) else s
+        for s in attention.statements
+        if s.name in dtypes
+    ]
+    if all(s in attention.statements for s in statements):
+        return replace(attention, spec=spec)
+    calls = spec.read.graph.calls
+    return one_kernel(restricted(spec, spec.source.path, statements, list(spec.outputs), [], {}, {}, calls))
+
+
+def _part(
+    spec: Spec,
+    name: str,
+    statements: list[Statement],
+    outputs: list[Array],
+    more: list[Array],
+    leaves: Mapping[int, Leaf],
+) -> Op:
     names = {id(s.value): s.name for s in reversed(spec.read.statements) if s.part is None}
-    title = f"{spec.op} ({', '.join(a.name for a in between)})"
+    title = f"{spec.op} ({', '.join(a.name for a in outputs)})"
     own = replace(spec, aliases=(), tolerance=(), domain=(), bench=(), schedule=())
-    made = restricted(own, title, statements, between, [], names, {}, spec.read.graph.calls)
-    before = derived(replace(made, op=f"{spec.op}_before"))
-    return before, replace(last, spec=replace(last.spec, grad="auto"))
+    made = restricted(own, title, statements, outputs, more, names, leaves, spec.read.graph.calls)
+    return derived(replace(made, op=f"{spec.op}_{name}"))
 
 
-def composed(spec: Spec, before: Half, attention: Half) -> tuple[Op, Backward, Op]:
-    """The backward of an op of two halves, how it reads the op's arrays, and the forward that saves what it takes. Raises `UserError`
-    or `SpecError` if the backwards of the halves do not fit together."""
-    between = {a.name for a in before.op.spec.outputs}
-    given = {dx: x for x, dx in attention.how.gradients}
-    joints = {given[dy]: dy for _, dy in before.how.cotangents if dy in given}
-    gradients = [pair for pair in (*attention.how.gradients, *before.how.gradients) if pair[0] not in between]
-    fits = {y for y, _ in before.how.cotangents} == joints.keys() and all(
-        joints[y] == dy for y, dy in before.how.cotangents
-    )
-    once = len({x for x, _ in gradients}) == len(gradients) and not (before.how.same or attention.how.same)
-    if not fits or not once or before.how.scattered or attention.how.scattered:
-        raise UserError("gradients of what attention multiplies, and of what its scores read, are added up")
+def composed(spec: Spec, parts: Sequence[Part]) -> tuple[Op, Backward, Op]:
+    """The backward of an op of several parts, how it reads the op's arrays, and the forward that saves what it takes. Raises `UserError`
+    or `SpecError` if the backwards of the parts do not fit together."""
+    backwards = [part.how for part in reversed(parts)]
+    inner = {a.name for part in parts[:-1] for a in part.op.spec.outputs}
+    pairs = [pair for how in backwards for pair in how.gradients]
+    gradients, joints = [p for p in pairs if p[0] not in inner], [p for p in pairs if p[0] in inner]
+    needed = [pair for how in backwards[1:] for pair in how.cotangents]
+    same = backwards[0].same  # the gradients that are cotangents of the op
+    names = [x for x, _ in (*gradients, *same)]
+    once = len(set(names)) == len(names) and not set(names) & inner
+    other = any(how.same for how in backwards[1:]) or any(how.scattered for how in backwards)
+    if sorted(joints) != sorted(needed) or not once or other:
+        raise UserError("the gradients of one array come from several parts")
     order = [a.name for a in spec.inputs] + [p.name for p in spec.params]
     gradients.sort(key=lambda pair: order.index(pair[0]))
-    arrays = {a.name: a for half in (before, attention) for a in (*half.how.spec.arrays, *half.run.spec.arrays)}
-    inner = {dy for _, dy in before.how.cotangents}
-    taken = [*attention.how.spec.inputs, *(a for a in before.how.spec.inputs if a.name not in inner)]
-    own = {a.name for a in spec.inputs}
-    cotangents = attention.how.cotangents
-    saved = [a for a in dict.fromkeys(taken) if a.name not in own and a.name not in {dy for _, dy in cotangents}]
-    inputs = [a for a in spec.inputs if a.name in {t.name for t in taken}]
-    _demand_names(before, attention, {*own, *between, *inner, *(a.name for a in saved)})
+    arrays = {a.name: a for part in parts for a in (*part.how.spec.arrays, *part.run.spec.arrays)}
+    own, handed = {a.name for a in spec.inputs}, {dy for _, dy in joints}
+    cotangents = backwards[0].cotangents
+    given = {dy for _, dy in cotangents}
+    taken = dict.fromkeys(a for how in backwards for a in how.spec.inputs if a.name not in handed)
+    saved = [a for a in taken if a.name not in own | given]
+    inputs = [a for a in spec.inputs if a in taken]
+    _demand_names(parts, own | inner | handed | {a.name for a in saved})
+    used = {p.name for how in backwards for p in how.spec.params}
+    params = tuple[Param, ...](p for p in spec.params if p.name in used)
     made = replace(
         spec, op=f"{spec.op}_backward", summary=f"The gradients of {spec.op}.",
         inputs=(*(arrays[dy] for _, dy in cotangents), *saved, *inputs), outputs=tuple(arrays[dx] for _, dx in gradients),
-        params=_params(spec, before.how.spec, attention.how.spec), grad="none", aliases=(), save=(), tolerance=(), domain=(),
-        schedule=(), bench=(),
+        params=params, grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
     )  # fmt: skip
-    made = joined_spec(made, f"{spec.path} (backward)", (attention.how.spec, before.how.spec))
+    made = joined_spec(made, f"{spec.path} (backward)", [how.spec for how in backwards])
     more = [a for a in saved if a.name not in {o.name for o in spec.outputs}]
     forward = replace(
         spec, op=f"{spec.op}_forward", outputs=(*spec.outputs, *more), grad="none", save=(), bench=(),
         for_backward=tuple(a.name for a in more),
     )  # fmt: skip
-    forward = joined_spec(forward, f"{spec.path} (forward)", (before.run.spec, attention.run.spec))
+    forward = joined_spec(forward, f"{spec.path} (forward)", [part.run.spec for part in parts])
     how = Backward(
-        made, forward, cotangents, tuple(a.name for a in saved), tuple(a.name for a in inputs), tuple(gradients)
+        made,
+        forward,
+        cotangents,
+        tuple(a.name for a in saved),
+        tuple(a.name for a in inputs),
+        tuple(gradients),
+        same=same,
     )
-    runs = staged(forward, (*_stages(before.run), *_stages(attention.run)))
-    return staged(made, (*attention.stages, *before.stages)), how, runs
+    runs = staged(forward, tuple(stage for part in parts for stage in _stages(part.run)))
+    return staged(made, tuple(stage for part in reversed(parts) for stage in _stages(part.backward))), how, runs
 
 
 def _stages(op: Op) -> tuple[Op, ...]:
     return op.plan.stages if isinstance(op.plan, Staged) else (op,)
 
 
-def _params(spec: Spec, *parts: Spec) -> tuple[Param, ...]:
-    used = {p.name for part in parts for p in part.params}
-    return tuple(p for p in spec.params if p.name in used)
-
-
-def _demand_names(before: Half, attention: Half, common: set[str]) -> None:
-    """Raises `UserError` if the halves' kernels give one name to two arrays."""
-
-    def names(half: Half) -> set[str]:
-        ops = (*_stages(half.run), *half.stages)
-        return {a.name for op in ops for a in op.spec.arrays} - common
-
-    if found := names(before) & names(attention):
-        raise UserError(f"two values have the name {min(found)!r}")
+def _demand_names(parts: Sequence[Part], common: set[str]) -> None:
+    """Raises `UserError` if the kernels of two parts give one name to two arrays."""
+    met: set[str] = set()
+    for part in parts:
+        ops = (*_stages(part.run), *_stages(part.backward))
+        names = {a.name for op in ops for a in op.spec.arrays} - common
+        if found := names & met:
+            raise UserError(f"two values have the name {min(found)!r}")
+        met |= names

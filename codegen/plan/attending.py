@@ -57,7 +57,7 @@ class _Matcher:
             if a.parts is None
         }
         _demand(len(results) == len(spec.outputs))
-        made_by = [spec.array(n) for n, s in results.items() if s.value is second]
+        made_by = [spec.array(n) for n, s in results.items() if self.stores(s, second)]
         _demand(len(made_by) == 1 and len(lost_axes(first)) == 1)
         (o,), (contracted,) = made_by, lost_axes(first)
         weights, v, of_v = self.weights_and_values(second, first)
@@ -92,6 +92,11 @@ class _Matcher:
         )  # fmt: skip
 
     # The products
+
+    def stores(self, statement: Statement, product: Node) -> bool:
+        """Whether a statement assigns a product to an output, perhaps rounded to the output's type."""
+        value, dtype = statement.value, self.spec.array(statement.name).dtype
+        return value is product or (value.op == "cast" and value.args[0] is product and value.attr == dtype)
 
     def input(self, node: Node) -> tuple[Array, Pages | None]:
         """The array of a factor that is an input as it is, or of one that is taken from an input."""

@@ -30,8 +30,10 @@ from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
-from codegen.stages.products import cut_around, products_of, weights_of
+from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
+
+MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
 def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
@@ -64,12 +66,25 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
 def _attending(spec: Spec) -> Stages | None:
     """The stages of an op in which a kernel computes the weights of attention, after stages that write what is multiplied. None if it
     has none."""
-    given = {id(f) for f in weights_of([n for n in spec.read.nodes if n.op == "contract"])}
-    with contextlib.suppress(SpecError):
-        found = cut_around(spec, one_kernel, derived, given=given) if given else None
-        if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
-            return found
+    products = [n for n in spec.read.nodes if n.op == "contract"]
+    weights = weights_of(products)
+    for given in dict.fromkeys([tuple(weights), *((w,) for w in weights[:MOST_WEIGHTS])]) if weights else ():
+        with contextlib.suppress(SpecError):
+            found = cut_around(spec, one_kernel, derived, _attended(spec, products, given), {id(w) for w in given})
+            if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
+                return found
     return None
+
+
+def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:
+    """The products with these weights that no output and no factor is, or what they are rounded to: a stage writes them for others."""
+    stored = [s.value for s in spec.read.statements] + [f for p in products for f in factors_of(p)]
+    found = []
+    for product in [p for p in products if any(w in weights for w in factors_of(p))]:
+        takers = [n for n in spec.read.nodes if product in n.args]
+        value = takers[0] if [n.op for n in takers] == ["cast"] else product
+        found += [value] if value not in stored else []
+    return found
 
 
 def with_whole(spec: Spec, plan: Staged) -> Staged:

@@ -137,3 +137,23 @@ def test_computed_queries_keys_and_values(tmp_path):
     assert any(isinstance(stage.plan, AttentionBackward) for stage in op.backward.op.plan.stages)
     assert "contract" not in {n.op for s in op.backward.op.plan.stages[-1:] for n in s.spec.read.nodes}
     check_gradient(op, "interpret", examples=1)
+
+
+def test_attention_between_other_stages(tmp_path):
+    """A norm before it, a projection and a residual after it: each part has its own backward."""
+    text = attention(
+        "n = q * rsqrt(mean(square(q), axis=D) + 0.01); p = softmax(dot(n, k, axis=D), axis=S); "
+        "y = x + dot(dot(p, v, axis=S), w, axis=E)",
+        'n = q / jnp.sqrt(jnp.mean(q * q, -1, keepdims=True) + 0.01); s = jnp.einsum("...qd,...sd->...qs", n, k); '
+        'p = jax.nn.softmax(s); y = a + jnp.einsum("...qs,...se,en->...qn", p, v, w)',
+        "x: T[..., Q, N]; w: T[E, N]",
+        "y: T[..., Q, N]",
+    )
+    text = text.replace('  x = jnp.einsum("...qd,...sd->...qs", q, k)\n', "  a = x\n").replace(
+        '  o = jnp.einsum("...qs,...se->...qe", p, v)\n', ""
+    )
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], v: [-1, 1], w: [-1, 1]}")
+    assert [stage.plan.kind for stage in op.plan.stages] == ["row", "attention", "gemm"]
+    kinds = [stage.plan.kind for stage in op.backward.op.plan.stages]
+    assert kinds == ["gemm", "gemm", "row", "attention", "row"]
+    check_gradient(op, "xla", examples=2)

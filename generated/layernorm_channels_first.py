@@ -1459,8 +1459,8 @@ def layernorm_channels_first_backward_whole_kernel(
     sX = middle.staging(how, mX, rX)
     sStage0 = middle.shared(how, cutlass.Float32, cutlass.Float32)
 
-    fColumnSum = reduce.accumulators(1, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(1, vectors, "sum", cutlass.Float32)
+    fColumnSum = reduce.accumulators(1, how.passes * vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(1, how.passes * vectors, "sum", cutlass.Float32)
     block, _, _ = cute.arch.block_idx()
     parts = mColumnSumParts.shape[0]
     for chunk in cutlass.range(block, middle.chunks(how, B * S), parts):
@@ -1471,7 +1471,7 @@ def layernorm_channels_first_backward_whole_kernel(
         iB = (index // S)
         row.load(mMeanOfBS4, (iB, iS), rMeanOfBS4[None, 0])
         row.load(mVarOfBS, (iB, iS), rVarOfBS[None, 0])
-        for p in cutlass.range(how.passes):
+        for p in cutlass.range_constexpr(how.passes):
             for v in cutlass.range_constexpr(vectors):
                 at = row.element(p, v)
                 iC = at.c
@@ -1482,7 +1482,7 @@ def layernorm_channels_first_backward_whole_kernel(
         row = row.forget((mDy, rDy), (mX, rX))
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(how.passes):
+        for p in cutlass.range_constexpr(how.passes):
             for v in cutlass.range_constexpr(vectors):
                 at = row.element(p, v)
                 iC = at.c
@@ -1497,7 +1497,7 @@ def layernorm_channels_first_backward_whole_kernel(
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
         row = row.forget((mDy, rDy), (mX, rX))
-        for p in cutlass.range(how.passes):
+        for p in cutlass.range_constexpr(how.passes):
             for v in cutlass.range_constexpr(vectors):
                 at = row.element(p, v)
                 iC = at.c

@@ -447,7 +447,7 @@ class StagedWords:
         if (whole := self.plan.whole) is None:
             return found
         (axes,) = {lost_axes(s.node) for s in whole.plan.rows}
-        return f"{found}; or one kernel, where a block's registers hold all elements along {' x '.join(map(axis_word, axes))} of some rows"
+        return f"{found}; or one kernel, where a block has room for all elements along {' x '.join(map(axis_word, axes))} of some rows"
 
     def groups(self) -> str:
         return "each stage has its own"

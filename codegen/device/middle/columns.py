@@ -119,12 +119,12 @@ class Rows:
         return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
 
     def accumulate(self, running: list[cute.Tensor], ops: tuple[str, ...], values: tuple[Vector, ...]) -> None:
-        """Reduce the values of all rows of this vector, if they are there, into the running values of this element: (1, vectors)."""
+        """Reduce the values of all rows of this vector, if they are there, into the running values of this element: (1, elements)."""
         for held, op, value in zip(running, ops, values, strict=True):
             own = reduce.accumulator(self.how.vec, op, held.element_type)
             reduce.accumulate([own], (op,), value, cute.full((self.how.vec,), self.there, Boolean))
-            before = cute.full((1,), held[0, self.v], held.element_type)
-            held[0, self.v] = reduce.combine(op, before, reduce.over_vector(own, op))[0]
+            before = cute.full((1,), held[0, self.number], held.element_type)
+            held[0, self.number] = reduce.combine(op, before, reduce.over_vector(own, op))[0]
 
     def _mean(self, total: Vector) -> Vector:
         held = cute.make_rmem_tensor(total.shape, total.dtype)
@@ -138,7 +138,7 @@ def store_parts(
 ) -> None:  # fmt: skip
     """Reduce the running values of the threads that have the same elements, lanes of a warp, and write a block's part of each."""
     for held, op, whole in zip(running, ops, parts, strict=True):
-        for v in range(how.vectors):
+        for v in range(how.passes * how.vectors):
             value = over_lanes(cute.full((1,), held[0, v], held.element_type), op, 1, how.lanes)
             _store_part(value[0], whole, part, v, length, how)
 

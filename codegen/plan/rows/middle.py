@@ -96,49 +96,63 @@ class Middle(Reduction):
     def launch(
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> MiddleLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where registers cannot hold the rows of a block, or where
-        sizes are not known."""
+        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block has room for rows, or where sizes are
+        not known."""
         inner, columns, rows = extents.inner, extents.columns, extents.rows
         if inner is None or columns is None:
             raise UserError("the sizes are not known")
         if rows is not None and rows > MOST_ROWS:
             raise UserError(f"{rows} rows are more than a kernel's coordinate holds")
-        tried = [self._with_piece(piece, dtypes, inner, columns, rows, schedule, arch) for piece in PIECES]
-        if not any(tried) and not self.columns:
+        ways = [(threads, piece) for piece in PIECES for threads in THREADS]
+        if self.costly:  # some blocks compute while others load
+            ways.sort(key=lambda way: way[0])
+        tried = [self._in_registers(*way, dtypes, inner, columns, schedule) for way in ways]
+        if not any(tried):
             tried = [self._staged(piece, dtypes, inner, columns, schedule, arch) for piece in PIECES]
         fit = [how for how in tried if how is not None]
         if not fit:
             raise UserError(f"no block can hold {columns} elements of neighbouring rows")
         filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= processors(arch))
-        return next(filling, fit[-1])
+        how = next(filling, min(fit, key=lambda how: how.rows_a_block))
+        return self._looping(how, rows, arch) if self.columns else how
 
-    def _with_piece(
-        self,
-        piece: int,
-        dtypes: Mapping[str, str],
-        inner: int,
-        columns: int,
-        rows: int | None,
-        schedule: Mapping[str, int],
-        arch: str | None,
+    def _widths(self, dtypes: Mapping[str, str], inner: int, schedule: Mapping[str, int]) -> tuple[int, ...]:
+        """The rows of a vector to try: as many as fill one, or fewer that divide the innermost axis; then half as many, whose statistics
+        take fewer registers."""
+        own, widest = vector_width(self.widest(dtypes), schedule), self.widest(dtypes)
+        own = own if inner % own == 0 else min(own, inner & -inner)
+        return (own, own // 2) if own > 1 and own * widest > LEAST_VECTOR else (own,)
+
+    def _needed(self, vec: int, held: int) -> int:
+        """An estimate of the registers of a thread that holds so many bytes of elements and of partial results."""
+        once = sum(self.is_wide(a) and not self.has_elements(a) for a in self.loads)
+        return PLACES + registers((self.alive + len(self.rows) + once) * vec, held)
+
+    def _in_registers(
+        self, most: int, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, schedule: Mapping[str, int]
     ) -> MiddleLaunch | None:
-        """The launch of blocks that read about so many bytes of neighbouring elements: of the fewest threads whose registers have room;
-        None if there is none."""
-        widest = self.widest(dtypes)
-        own = self._vector(widest, inner, schedule)
-        for threads in THREADS:
-            # The statistics of narrower vectors take fewer registers
-            for vec in (own, own // 2) if own * widest > LEAST_VECTOR else (own,):
-                lanes = _lanes(vec, vec * widest, piece, inner)
-                how = self._of_threads(threads, vec, lanes, columns, dtypes)
-                if how is not None:
-                    return how if not self.columns else self._looping(how, rows, arch)
+        """The launch of blocks of at most so many threads, which read about so many bytes of neighbouring elements; None if registers have
+        no room."""
+        for vec in self._widths(dtypes, inner, schedule):
+            lanes = _lanes(vec, vec * self.widest(dtypes), piece, inner)
+            width, per_row = self.held_bytes(vec, dtypes), 1
+            while per_row < columns and -(-columns // per_row) * width > LIGHT and per_row * lanes < most:
+                per_row *= 2
+            while per_row * lanes < LEAST_THREADS:
+                if self.columns and lanes == WARP:  # lanes of a warp reduce its rows
+                    per_row *= 2
+                else:
+                    lanes *= 2
+            threads, vectors = per_row * lanes, -(-columns // per_row) or 1
+            room = REGISTERS_OF_SM // max(threads, RESIDENT)
+            needed = self._needed(vec, vectors * (width + 4 * len(self.columns)))
+            if vectors * width <= HEAVY and needed <= room:
+                expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
+                exact = columns == vectors * per_row
+                return MiddleLaunch(
+                    vec, False, threads, per_row, vectors, 1, True, exact, expensive, only_row=True
+                )  # fmt: skip
         return None
-
-    def _vector(self, widest: int, inner: int, schedule: Mapping[str, int]) -> int:
-        """The rows of a vector: as many as fill one, or fewer that divide the innermost axis."""
-        own = vector_width(widest, schedule)
-        return own if inner % own == 0 else min(own, inner & -inner)
 
     def _staged(
         self,
@@ -149,47 +163,25 @@ class Middle(Reduction):
         schedule: Mapping[str, int],
         arch: str | None,
     ) -> MiddleLaunch | None:
-        """The launch of blocks whose shared memory holds their rows; None if it has no room."""
-        widest = self.widest(dtypes)
-        vec = self._vector(widest, inner, schedule)
-        lanes = _lanes(vec, vec * widest, piece, inner)
-        per_row = STAGED_THREADS // lanes
-        own = -(-columns // per_row)
-        vectors = min(AT_A_TIME, key=lambda n: -own % n)
-        passes, rows = -(-own // vectors), lanes * vec
-        held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array and self.is_held(a)}
-        element = sum(DTYPES[dtypes[name]].size * count for name, count in held.items())
-        meeting = STAGED_THREADS // WARP * rows * 8 * len(self.rows)
-        if passes < 2 or STAGED_THREADS * passes * vectors * element + meeting > shared_memory(arch):
-            return None
-        exact = columns == per_row * vectors * passes
-        return MiddleLaunch(
-            vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
-        )  # fmt: skip
-
-    def _of_threads(
-        self, most: int, vec: int, lanes: int, columns: int, dtypes: Mapping[str, str]
-    ) -> MiddleLaunch | None:
-        """The launch of blocks of at most so many threads; None if their registers have no room."""
-        width, per_row = self.held_bytes(vec, dtypes), 1
-        while per_row < columns and -(-columns // per_row) * width > LIGHT and per_row * lanes < most:
-            per_row *= 2
-        while per_row * lanes < LEAST_THREADS:
-            if self.columns and lanes == WARP:  # lanes of a warp reduce its rows
-                per_row *= 2
-            else:
-                lanes *= 2
-        threads, vectors = per_row * lanes, -(-columns // per_row) or 1
-        room = REGISTERS_OF_SM // max(threads, RESIDENT)
-        once = sum(self.is_wide(a) and not self.has_elements(a) for a in self.loads)
-        values, held = (self.alive + len(self.rows) + once) * vec, vectors * (width + 4 * len(self.columns))
-        needed = PLACES + registers(values, held)
-        if vectors * width > HEAVY or needed > room:
-            return None
-        expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
-        return MiddleLaunch(
-            vec, False, threads, per_row, vectors, 1, True, columns == vectors * per_row, expensive, only_row=True
-        )  # fmt: skip
+        """The launch of blocks whose shared memory holds their rows; None if it has no room, or if registers have none for the partial
+        results of rows."""
+        for vec in self._widths(dtypes, inner, schedule):
+            lanes = _lanes(vec, vec * self.widest(dtypes), piece, inner)
+            per_row = STAGED_THREADS // lanes
+            own = -(-columns // per_row)
+            vectors = min(AT_A_TIME, key=lambda n: -own % n)
+            passes = -(-own // vectors)
+            held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array and self.is_held(a)}
+            element = sum(DTYPES[dtypes[name]].size * count for name, count in held.items())
+            meeting = STAGED_THREADS // WARP * lanes * vec * 8 * len(self.rows)
+            shared = STAGED_THREADS * passes * vectors * element + meeting
+            needed = self._needed(vec, vectors * (self.held_bytes(vec, dtypes) + 4 * passes * len(self.columns)))
+            if passes > 1 and shared <= shared_memory(arch) and needed <= REGISTERS_OF_SM // STAGED_THREADS:
+                exact = columns == per_row * vectors * passes
+                return MiddleLaunch(
+                    vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
+                )  # fmt: skip
+        return None
 
     def _looping(self, how: MiddleLaunch, rows: int | None, arch: str | None) -> MiddleLaunch:
         """The launch of as many blocks as are resident, each of which loops over rows."""

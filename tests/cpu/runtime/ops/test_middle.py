@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.shared import MiddleLaunch
 from tests.making import make_op, spec_text
@@ -29,7 +30,7 @@ def launch(op, x):
 
 # Vectors of one row and of several; rows that one thread has, that lanes of a warp share, that warps share, and that are in shared
 # memory; with rows left over
-@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 37, 24), (3, 70, 40), (2, 300, 16), (1, 5000, 8)])
+@pytest.mark.parametrize("shape", [(2, 3, 5), (1, 37, 24), (2, 300, 16), (1, 5000, 8)])
 def test_rows_of_any_length(softmax, shape):
     x, bias = normal(*shape), normal(shape[1], seed=1)
     assert isinstance(launch(softmax, x)[0], MiddleLaunch)
@@ -38,6 +39,21 @@ def test_rows_of_any_length(softmax, shape):
     e = np.exp(z - z.max(1, keepdims=True))
     np.testing.assert_allclose(got.y, e / e.sum(1, keepdims=True), rtol=3e-6, atol=1e-7)
     np.testing.assert_array_equal(got.top, z.astype(np.float32).max(1))
+
+
+def test_gradients_that_all_rows_share(softmax):
+    """A block has all rows, chunk by chunk, of which shared memory holds the elements."""
+    shape = 2, 2000, 8
+    x, bias, dy = normal(*shape), normal(shape[1], seed=1), normal(*shape, seed=2)
+
+    def pulled(f):
+        return jax.vjp(f, x, bias)[1](dy)
+
+    with in_parts(1):
+        got = pulled(lambda x, bias: softmax(x, bias, implementation="interpret").y)
+    expected = pulled(lambda x, bias: jax.nn.softmax(x + bias[:, None], axis=1))
+    for own, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=2e-5, atol=1e-6)
 
 
 def test_a_call_without_room_runs_the_stages(softmax):

@@ -29,6 +29,7 @@ MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
 RESIDENT = 512  # threads for which an SM has registers
+MANY_RESIDENT = 1024  # if not all blocks run at once, so that others compute while one ends
 # That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
 BUSY_RESIDENT = (1024, 768, RESIDENT)
 REGISTERS_OF_SM = 64 * 1024
@@ -56,8 +57,7 @@ MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since inst
 # (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
-COSTLY_BYTES = 96  # if an expensive value is computed of them
-LEAST_BYTES = 64  # on GPUs without clusters
+COSTLY_BYTES = 64  # if an expensive value is computed of them
 ALL = 384  # with the values computed of them
 CROWDED_VALUES = 64  # values of a thread that are alive at once, from which on it holds few rows
 FEW_AT_ONCE = 2
@@ -354,7 +354,9 @@ def by_place(
         return None
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
-    at_once = max(1, min(MOST_ROWS_HELD, PLACE_BYTES // (vectors * needs.width), _most_rows.get()))
+    # Other threads load while one computes an expensive value
+    most_rows = 1 if needs.costly else MOST_ROWS_HELD
+    at_once = max(1, min(most_rows, PLACE_BYTES // (vectors * needs.width), _most_rows.get()))
     at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
@@ -372,8 +374,7 @@ def held(
             for shared_sums in (False, True):
                 data = row + fixed + (0 if shared_sums else sums)
                 if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
-                    only_row = (data > CROWDED and needs.folds > 1) or (needs.costly and at_once == 2)
-                    return at_once, True, shared_sums, only_row
+                    return at_once, True, shared_sums, data > CROWDED and needs.folds > 1
     if (ragged or needs.costly) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True
     if ragged or needs.costly:
@@ -405,26 +406,27 @@ def tiles(
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
+    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     resident = max(1, RESIDENT // threads)
-    slots = resident * processors(arch)
-    full = shares(pieces, slots, waves)
+    full = shares(pieces, resident * processors(arch), waves)
+    all_at_a_time = full * pieces <= resident * processors(arch)
+    if not all_at_a_time:
+        resident = max(1, MANY_RESIDENT // threads)
+        full = shares(pieces, resident * processors(arch), waves)
     beside, many = threads // per_row, rows or 2**31
 
     def parts_of(at_once: int) -> int:
         return min(max(1, min(full, -(-many // (beside * at_once)))), _most_parts.get())
 
-    all_at_a_time = full * pieces <= slots
     if not all_at_a_time:  # as many as registers allow: each may hold less
         at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
         while apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
             at_once //= 2
     parts = parts_of(at_once)
-    resident = resident if all_at_a_time else 0  # else a block that has finished makes room
     return WalkLaunch(
         vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
     )
@@ -471,7 +473,7 @@ def everything(
 ) -> WalkLaunch:
     """The launch if all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
+    at_once, wide = rows_at_once(width, written, False, costly), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
     return WalkLaunch(
@@ -479,8 +481,8 @@ def everything(
     )
 
 
-def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
+def rows_at_once(width: int, written: int, values: bool, costly: bool) -> int:
     """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
+    most = COSTLY_BYTES if costly else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), _most_rows.get()))

@@ -21,7 +21,8 @@ def sums_by_index(
     implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str
 ) -> jax.Array:
     """The sums (outer, rows, columns) of the `values` (outer, M, columns) with each key, in the dtype `result`. `keys` (N,) are
-    int32, from 0 on; one of `rows` or more is that of no row. N is a multiple of M: N / M neighbouring keys are of the same values. Sums are computed in float32, of float64 values in float64."""
+    int32, from 0 on; one of `rows` or more is that of no row. N is a multiple of M: N / M neighbouring keys are of the same values.
+    Sums are computed in float32, of float64 values in float64."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
         return sums_by_index(implementation, keys, values, rows, "float32").astype(result)
@@ -34,10 +35,8 @@ def _differentiable(implementation: Implementation, rows: int, result: str, keys
 
 
 def _forward(implementation: Implementation, rows: int, result: str, keys: Any, values: Any) -> Any:
-    return _differentiable(implementation, rows, result, keys, values), (
-        keys,
-        jnp.zeros((values.shape[1], 0), values.dtype),
-    )
+    like = jnp.zeros((values.shape[1], 0), values.dtype)
+    return _differentiable(implementation, rows, result, keys, values), (keys, like)
 
 
 def _backward(implementation: Implementation, rows: int, result: str, residuals: Any, cotangent: jax.Array) -> Any:

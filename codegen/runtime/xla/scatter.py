@@ -21,12 +21,12 @@ from codegen.runtime.call.arguments import Axes, Types, bind_axes
 from codegen.runtime.call.views import join_parts, named_axes
 from codegen.spec.spec import Array, Spec
 
+MOST_PLACES = 2**31 - 2  # which are numbered in int32
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-Summed = Callable[
-    [jax.Array, jax.Array, Any, str], jax.Array
-]  # of keys (N,), values (outer, N, columns), rows and a dtype
+# Sums by keys (N,) of values (outer, M, columns), to so many rows in a dtype
+Summed = Callable[[jax.Array, jax.Array, Any, str], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,12 @@ def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed
     """The sums of rows, in the shape of a table with these axes, as names and sizes."""
     size_of = dict(zip(*table, strict=True))
     picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
-    order = [*rows.outer, *picked, *rows.columns]
-    found = summed(rows.keys, rows.values, math.prod(size_of[a] for a in picked), jnp.dtype(dtype).name)
+    order, places = [*rows.outer, *picked, *rows.columns], math.prod(size_of[a] for a in picked)
+    if isinstance(places, int) and places > MOST_PLACES:
+        raise ValueError(
+            f"a table of {places} places that an index may take has no gradient: there may be {MOST_PLACES}"
+        )
+    found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name)
     return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table[0]])
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen import extras
-from codegen.interpret.lanes import LaunchConfig
+from codegen.interpret.lanes import MOST_SHARED, LaunchConfig
 from codegen.interpret.ptx import Program
 
 _PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer
@@ -82,7 +82,7 @@ class _Runtime:
         return 0
 
     def attribute(self, out: int, *_: int) -> int:
-        ctypes.c_int32.from_address(out).value = 232448  # the most shared memory a block may have on sm_90
+        ctypes.c_int32.from_address(out).value = MOST_SHARED
         return 0
 
     def get_kernel(self, out: int, _library: int, name: int) -> int:

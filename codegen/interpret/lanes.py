@@ -12,6 +12,7 @@ from codegen.interpret.ptx import Instruction, Operand, Program
 
 Dim = tuple[int, int, int]
 WARPGROUP = 128  # threads
+MOST_SHARED = 227 << 10  # bytes of shared memory of a block, on sm_90 and sm_100; other architectures have fewer
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from codegen.interpret.arithmetic import PTX_TYPES
 from codegen.interpret.decode import barriers
 from codegen.interpret.decode.decoding import Execute, Unknown
 from codegen.interpret.decode.instructions import decode, refuse_converted_stores
-from codegen.interpret.lanes import Dim, LaunchConfig
+from codegen.interpret.lanes import MOST_SHARED, Dim, LaunchConfig
 from codegen.interpret.memory.arrays import Array, Fault, Global
 from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
 from codegen.interpret.memory.bulks import Bulks
@@ -47,9 +47,7 @@ Index = TypeVar("Index", int, np.ndarray)
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
-MBARRIERS = (
-    64  # per block that are distinguished, at most, and not more than the kernel has instructions that initialise one
-)
+MBARRIERS = 64  # per block that are distinguished, at most: fewer where the kernel initialises fewer
 SHARED = 8 << 20  # bytes of shared memory in one batch: tracking one takes about thirty
 
 
@@ -137,10 +135,12 @@ class Machine:
     def check_launch(self) -> None:
         """Raises `InterpretError` for a launch that a GPU would refuse."""
         grid, asked, cluster = self.launch.grid, self.launch.cluster, self.cluster
+        size = self.kernel.shared + self.launch.shared
         for bad, why in (
             (0 in grid, f"has a grid of {grid}: no blocks"),
             (asked not in ((1, 1, 1), cluster), f"is launched with clusters of {asked}, but compiled for {cluster}"),
             (any(g % c for g, c in zip(grid, cluster, strict=True)), f"has a grid of {grid}, not whole clusters of {cluster}"),
+            (size > MOST_SHARED, f"has {size} bytes of shared memory, and {MOST_SHARED} are the most"),
             (self.cluster_size > 16, f"has clusters of {self.cluster_size} blocks, and 16 are the most"),
         ):  # fmt: skip
             if bad:

@@ -84,5 +84,5 @@ class Backward:
     tensors: tuple  # what the functions read besides
     functions: Slope
     how: AttentionLaunch
-    parts: cute.Tensor  # (n,) float32, room for sums of dq that blocks add up in turns, and
-    turns: cute.Tensor  # (n,) int32, for their turns: see `joint.turns`
+    parts: cute.Tensor  # (tiles, elements) float32, room for sums of dq that blocks add up in turns, and
+    turns: cute.Tensor  # (tiles + 1,) int32, for their turns: see `joint.turns`

@@ -99,8 +99,8 @@ def launch_backward(
     slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, the gradients of the products s, and the terms of `sums`, from
         these products, the weights' gradients dp and the row's statistics, (1,) each. Scores may be of one row, or of one column.
     tiles: as in `launch`.
-    parts, turns: float32 and int32, room for one kernel of all gradients, where `how.joint`: for each tile of `how.tile_m` rows of q, of
-        each element of the batch, the tile's elements and a word; and a word more. The kernel's sums are none along rows.
+    parts, turns: float32 (tiles, elements) and int32 (tiles + 1,), room for one kernel of all gradients, where `how.joint`: for each
+        tile of `how.tile_m` rows of q, of each element of the batch. Then there are no sums along rows.
     """
     given = Backward(q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how, parts, turns)
     if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):

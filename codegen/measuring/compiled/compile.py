@@ -214,7 +214,7 @@ def _call(
     if isinstance(op.plan, Attention):
         tensors["parts"] = "float32", (1, 1, 1), views.PARTS_ALIGNMENT
     if isinstance(op.plan, AttentionBackward):
-        tensors["parts"] = "float32", (1,), views.PARTS_ALIGNMENT
+        tensors["parts"] = "float32", (1, 1), views.PARTS_ALIGNMENT
     if views.counts(op.plan):
         tensors["counter"] = "int32", (1,), views.PARTS_ALIGNMENT
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}

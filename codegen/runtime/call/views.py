@@ -183,7 +183,8 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
     """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel, or attention's
     blocks of a row for the kernel that joins them, or of a sum of gradients for the kernel that rounds them."""
     if isinstance(plan, AttentionBackward):
-        return [((_joint_tiles(plan, axes, how) * how.tile_m * how.d if how.joint else 0,), "float32")]
+        shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
+        return [(shape, "float32")]
     if isinstance(plan, Attention):
         rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
         return [((how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0), "float32")]

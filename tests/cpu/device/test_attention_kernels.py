@@ -115,7 +115,7 @@ def test_gradients(arch, d, e, tile_n, joint):
     total = total.sum((2, 3)) if joint else total.sum(-1)
     tiles = 10 if joint else 0
     outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
-    outputs += [((tiles * 64 * d,), "float32"), ((tiles + 1 if joint else 0,), "int32")]
+    outputs += [((tiles, 64 * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
     *made, added, _, turns = run(
         "window_backward", inputs, outputs, 64, tile_n, arch, joint, 4, scale=0.125, width=WIDTH
     )

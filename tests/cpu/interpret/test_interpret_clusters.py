@@ -278,6 +278,10 @@ def test_clusters_are_never_torn(monkeypatch):
 
 def test_launches_that_a_gpu_refuses():
     y = result(96, np.uint32)
+    with pytest.raises(
+        InterpretError, match="made: the kernel has 232449 bytes of shared memory, and 232448 are the most"
+    ):
+        run("", [y], 32, 1, shared=232449)
     for blocks, cluster, directives, message in [
         (0, (1, 1, 1), "", "made: the kernel has a grid of (0, 1, 1): no blocks"),
         (3, (2, 1, 1), "", "made: the kernel has a grid of (3, 1, 1), not whole clusters of (2, 1, 1)"),

@@ -48,7 +48,7 @@ def registers_of(values: device.Vector | tuple[device.Vector, ...], tensor: cute
 @cute.jit
 def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
     """A row's single value; zero where the row does not exist."""
-    dst.fill(0)
+    clear(dst)
     if there:
         dst[0] = src[place]
 
@@ -67,6 +67,27 @@ def load_row(
     once: cutlass.Constexpr[bool],
     last: cutlass.Constexpr[int] = 0,
 ):
+    """Load a thread's vectors of a row (`_load_row`), of numbers of 4 bits as bytes: rows have whole bytes."""
+    if cutlass.const_expr(src.element_type.width < 8):
+        bytes_of = cute.recast_tensor(src, cutlass.Uint8), cute.recast_tensor(dst, cutlass.Uint8)
+        _load_row(bytes_of[0], start // 2, first // 2, step // 2, columns // 2, bytes_of[1], parts, ragged, aligned, once)
+    else:
+        _load_row(src, start, first, step, columns, dst, parts, ragged, aligned, once)
+
+
+@cute.jit
+def _load_row(
+    src: cute.Tensor,
+    start: cutlass.Int64,
+    first: cutlass.Int32,
+    step: cutlass.Constexpr[int],
+    columns: cutlass.Int32,
+    dst: cute.Tensor,
+    parts: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+    aligned: cutlass.Constexpr[bool],
+    once: cutlass.Constexpr[bool],
+):
     """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts,
     vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
     may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned
@@ -76,7 +97,7 @@ def load_row(
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
     pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
-    dst.fill(0)
+    clear(dst)
     if cutlass.const_expr(not ragged):
         for v in cutlass.range_constexpr(vectors):
             c = first + v * step
@@ -100,7 +121,7 @@ def load_row(
                 if at < left:
                     cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
             elif cutlass.const_expr(device.shiftable(pieces[0])):
-                both.fill(0)
+                clear(both)
                 if (at < left) & (at >= 2 * count or base + at >= 0):
                     cute.autovec_copy(device.vector(src, base + at, count), both[None, 0])
                 if at + count < cutlass.select_(skip == 0, 0, left):
@@ -258,10 +279,15 @@ def take_row(
 ):
     """Load the vectors that `fetch_row` copied into registers; zeros outside the row."""
     count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
-    dst.fill(0)
+    clear(dst)
     for v in cutlass.range_constexpr(vectors):
         if first + v * step < columns:
             cute.autovec_copy(src[None, v], cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))))
+
+
+def clear(registers: cute.Tensor) -> None:
+    """Fill with zeros. There is no constant of 4 bits, so two of them are a byte."""
+    (cute.recast_tensor(registers, cutlass.Uint8) if registers.element_type.width < 8 else registers).fill(0)
 
 
 def forget(registers: cute.Tensor) -> None:
@@ -293,7 +319,7 @@ def gather_row(
     inner = len(extents) - 1
     adjacent = not ragged and modes[-1] == inner and src.stride[-1] == 1 and not back
     each = vec if cutlass.const_expr(adjacent or (not ragged and inner not in modes)) else 1
-    dst.fill(0)
+    clear(dst)
     places = places_of(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         for i in cutlass.range_constexpr(0, vec, each):
@@ -331,7 +357,7 @@ def pick_row(
     the tensor."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     each = vec if cutlass.const_expr(not ragged and len(extents) - 1 not in (*modes, *index_modes)) else 1
-    dst.fill(0)
+    clear(dst)
     places = places_of(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         picked = cute.make_rmem_tensor((vec // each,), Int32)

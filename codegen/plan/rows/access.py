@@ -163,8 +163,10 @@ class Reads:
         )
 
     def in_run(self, access: Access) -> bool:
-        """Whether neighbouring rows are one run of elements in an array: it has every axis, in order."""
-        return tuple(t for t in access.tokens if t != "parts") == tuple(range(len(self.groups)))
+        """Whether neighbouring rows are one run of elements in an array: it has every axis, in order, and no halves of what
+        a row's position is in."""
+        whole = tuple(t for t in access.tokens if t != "parts") == tuple(range(len(self.groups)))
+        return whole and "parts" not in access.tokens[: self.leading]
 
     @functools.cached_property
     def by_runs(self) -> bool:

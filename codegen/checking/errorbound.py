@@ -186,7 +186,7 @@ class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
     `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate. `arrays` has
     the inputs' dtypes, and `lost` the part of a product's terms that tensor cores lose, for factors of some dtypes and a number of
-    terms."""
+    terms. Integers are computed in `integer`."""
 
     def __init__(
         self,
@@ -198,6 +198,7 @@ class Analysis:
         rows: int = 0,
         arrays: Mapping[str, str] = MappingProxyType({}),
         lost: Callable[[Sequence[str], int], float] = lambda dtypes, count: 0.0,
+        integer: str = "int32",
     ):
         info = np.finfo(compute)
         self.compute = compute
@@ -208,7 +209,7 @@ class Analysis:
         self.approximate = (FAST if fast else NARROW) * scale
         self.narrow = narrow
         self.casts = casts
-        self.arrays, self.lost = arrays, lost
+        self.arrays, self.lost, self.integer = arrays, lost, integer
         self.dimensions: dict[str, tuple[int, ...]] = {}
         for axis in order:
             start = sum(map(len, self.dimensions.values()))
@@ -227,6 +228,8 @@ class Analysis:
                     if id(node) not in bounds:
                         args = [self.factor(a, bounds) if node.op == "contract" else bounds[id(a)] for a in node.args]
                         bound = self.node(node, args, leaves)
+                        if node.kind == "int":  # it wraps
+                            bound = replace(bound, value=bound.value.astype(self.integer).astype(np.int64))
                         bound = replace(bound, doubt=self.doubt(node, args))
                         bounds[id(node)] = self.divided(node, self.factored(node, bound, bounds), bounds)
                 results[(statement.name, statement.part)] = bounds[id(statement.value)]

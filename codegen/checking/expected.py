@@ -152,7 +152,7 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     narrow = approximate_nodes(op, case.types, factors)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows), {a.name: case.types.dtype(a) for a in spec.inputs},
-                        functools.partial(lost_terms, spec.math, on_gpu()))  # fmt: skip
+                        functools.partial(lost_terms, spec.math, on_gpu()), spec.integer)  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     for access in plan.loads:
         if access.array is None or op.spec.kind(access.array) != "float":

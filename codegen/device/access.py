@@ -69,8 +69,8 @@ def load_row(
 ):
     """Load a thread's vectors of a row (`_load_row`), of numbers of 4 bits as bytes: rows have whole bytes."""
     if cutlass.const_expr(src.element_type.width < 8):
-        bytes_of = cute.recast_tensor(src, cutlass.Uint8), cute.recast_tensor(dst, cutlass.Uint8)
-        _load_row(bytes_of[0], start // 2, first // 2, step // 2, columns // 2, bytes_of[1], parts, ragged, aligned, once)
+        places = start // 2, first // 2, step // 2, columns // 2
+        _load_row(bytes_of(src), *places, bytes_of(dst), parts, ragged, aligned, once)
     else:
         _load_row(src, start, first, step, columns, dst, parts, ragged, aligned, once)
 
@@ -287,7 +287,7 @@ def take_row(
 
 def clear(registers: cute.Tensor) -> None:
     """Fill with zeros. There is no constant of 4 bits, so two of them are a byte."""
-    (cute.recast_tensor(registers, cutlass.Uint8) if registers.element_type.width < 8 else registers).fill(0)
+    bytes_of(registers).fill(0)
 
 
 def forget(registers: cute.Tensor) -> None:

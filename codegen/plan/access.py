@@ -146,7 +146,7 @@ def whole_pairs(vec: int, elements: int | None) -> int:
     if elements is None or elements % 2:
         rest = "their number may be odd" if elements is None else f"{elements} of them do not fill whole bytes"
         raise UserError(f"two 4-bit numbers share a byte, and {rest}", "pad the last axis to an even size")
-    return math.gcd(vec, elements)
+    return math.gcd(max(vec, 2), elements)  # two, even where the other arrays or the spec's schedule ask for one
 
 
 def vector_width(width: int, schedule: Mapping[str, int]) -> int:

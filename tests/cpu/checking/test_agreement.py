@@ -56,6 +56,18 @@ def test_an_equality_is_uncertain_within_the_errors(op):
     np.testing.assert_array_equal(bound.error, [1, 1, 0, 0])
 
 
+def test_integers_wrap_in_the_bounds_too():
+    """2 * (1 - 2**31) is 2 in int32."""
+    made = read_op(
+        "specs/made.yaml",
+        spec_text("x: int32[N]", "y: int32[N]; z: float32[N]", "y = x + x; z = tanh(cast(x + x, uint16))"),
+    )
+    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    bounds = analysis.statements(made.statements, {("input", Leaf("x")): np.array([1 - 2**31, 3])})
+    np.testing.assert_array_equal(bounds["y", None].value, [2, 6])
+    np.testing.assert_allclose(bounds["z", None].value, np.tanh([2.0, 6.0]))
+
+
 def argmax(folder):
     reference = "z = x * a + b; y = jnp.argmax(z, -1).astype('int32')"
     chain = "z = x * a + b; m = max(z, axis=N); y = min(where(z == m, index(N), size(N)), axis=N)"

@@ -20,7 +20,7 @@ from codegen.language.transfer import Values, derived_spec
 from codegen.plan.gemms.loading import Loaded, loaded
 from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.gemms.tiles import Product
-from codegen.spec.spec import Array, Spec
+from codegen.spec.spec import Array, Axis, Spec
 
 
 def takes_inputs(statements: tuple[Statement, ...]) -> bool:
@@ -146,7 +146,11 @@ class _Splitter:
                     message = f"'@' over {own[0]}, which {array.name!r} has joined with another axis, as {dim}"
                     raise UserError(message, "declare them as two axes, and reshape the array for the call")
         dims = {d.names: d for array in (first, second) for d in array.dims if not {*axes} & {*d.names}}
+        if len({name for own in dims for name in own}) < sum(map(len, dims)):  # one has joined axes that the other has not
+            dims = {one.names: one for d in dims.values() for one in _axes_of(d)}
         order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
+        held = tuple(name for d in order for name in d.names)
+        order = next((list(o.dims) for o in self.spec.outputs if o.axes == held and o.parts is None), order)
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
@@ -223,3 +227,10 @@ class _Splitter:
             return derived_spec(own, f"{spec.path} (epilogue)", values, self.taken)
         except SpecError as error:
             raise SpecError([in_chain(spec, d) for d in error.diagnostics]) from None
+
+
+def _axes_of(dim: Axis) -> list[Axis]:
+    """Joined axes as axes of their own."""
+    if dim.parts is not None:
+        return [dim]
+    return [Axis((name,), extents=(size,)) for name, size in zip(dim.names, dim.extents, strict=True)]

@@ -8,7 +8,7 @@ tile by tile, before anything is written (`Gemm.tile`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
@@ -146,11 +146,12 @@ class _Splitter:
                     message = f"'@' over {own[0]}, which {array.name!r} has joined with another axis, as {dim}"
                     raise UserError(message, "declare them as two axes, and reshape the array for the call")
         dims = {d.names: d for array in (first, second) for d in array.dims if not {*axes} & {*d.names}}
-        if len({name for own in dims for name in own}) < sum(map(len, dims)):  # one has joined axes that the other has not
-            dims = {one.names: one for d in dims.values() for one in _axes_of(d)}
-        order = [d for _, d in sorted(dims.items(), key=lambda item: self.spec.axes.index(item[0][0]))]
-        held = tuple(name for d in order for name in d.names)
-        order = next((list(o.dims) for o in self.spec.outputs if o.axes == held and o.parts is None), order)
+        order = self.in_order(dims.values())
+        held = [name for d in order for name in d.names]
+        if len({*held}) < len(held):  # one array has joined axes that the other has not
+            order = self.in_order(one for d in order for one in _axes_of(d))
+            held = [d.names[0] for d in order]
+            order = next((list(o.dims) for o in self.spec.outputs if o.axes == tuple(held)), order)
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}
@@ -162,6 +163,10 @@ class _Splitter:
             Array(name, kinds[node.kind], tuple(order)),
             how or (Loaded(second, "") if self.widens_input(first, second) else None),
         )
+
+    def in_order(self, dims: Iterable[Axis]) -> list[Axis]:
+        """Different dimensions in the spec's order."""
+        return sorted({d.names: d for d in dims}.values(), key=lambda d: self.spec.axes.index(d.names[0]))
 
     def widens_input(self, a: Array, b: Array) -> bool:
         """Whether a product of two inputs converts b to the type of a, which is exact."""

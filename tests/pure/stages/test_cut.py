@@ -30,6 +30,7 @@ def stages(op: Op) -> list[tuple[str, str]]:
 
 
 X, Y = "x: float32[..., N]", "y: float32[..., N]"
+QKV = "q: bfloat16[B, Q, D]; k: bfloat16[B, S, D]; v: bfloat16[B, S, E]"
 MIDDLE = "x: float32[B, C, S]", "y: float32[B, C, S]"
 
 CUT = {
@@ -113,6 +114,22 @@ CUT = {
     "outputs of different axes": (
         (f"{X}; w: float32[N]", f"{Y}; z: float32[N]", "y = -x; z = -w"),
         [("elementwise", "x -> y"), ("elementwise", "w -> z")],
+    ),
+    "gated attention": (
+        (
+            f"{QKV}; g: bfloat16[B, Q, E]",
+            "y: bfloat16[B, Q, E]",
+            "o = softmax(0.1 * (q @ k), axis=S) @ v; y = o * sigmoid(g)",
+        ),
+        [("attention", "q k v -> o"), ("elementwise", "g o -> y")],
+    ),
+    "attention in 8 bits": (
+        (QKV, "y: int8[B, Q, E]", "y = softmax(q @ k, axis=S) @ v"),
+        [("attention", "q k v -> product_of_b_q_e"), ("elementwise", "product_of_b_q_e -> y")],
+    ),
+    "attention and a layer": (
+        (f"{QKV}; w: bfloat16[E, M]", "y: bfloat16[B, Q, M]", "o = softmax(q @ k, axis=S) @ v; y = relu(o @ w)"),
+        [("attention", "q k v -> o"), ("gemm", "w o -> y")],
     ),
 }  # fmt: skip
 

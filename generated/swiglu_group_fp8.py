@@ -93,8 +93,9 @@ def swiglu_group_fp8_kernel(
     if cutlass.const_expr(how.holds_expensive):
         rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
+    sX0Run = rowwise.slots(how, mX, 1)
+    sX1Run = rowwise.slots(how, mX, 1)
     sQRun = rowwise.run_of(how, mQ, rows * B, G)
-    sXRun = rowwise.fetch(how, mX, rows * B, G * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -102,16 +103,18 @@ def swiglu_group_fp8_kernel(
         iB = index % B
         iRows = (index // B)
         row = rowwise.row(how, index, index < rows * B, G, shifts=True)
+        row.fetch(mX, (iRows, 0, iB, 0), sX0Run, 0)
+        row.fetch(mX, (iRows, 1, iB, 0), sX1Run, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
-        row.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sX0Run)
+        row.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sX1Run)
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sX0Run)
+            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sX1Run)
             for v in cutlass.range_constexpr(vectors):
                 y = swiglu_group_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -123,8 +126,8 @@ def swiglu_group_fp8_kernel(
         row = row.forget((mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (iRows, 0, iB, 0), rX0[None, None, u], aligned=False, run=sX0Run)
+            part.load(mX, (iRows, 1, iB, 0), rX1[None, None, u], aligned=False, run=sX1Run)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):

@@ -67,27 +67,6 @@ def load_row(
     once: cutlass.Constexpr[bool],
     last: cutlass.Constexpr[int] = 0,
 ):
-    """Load a thread's vectors of a row (`_load_row`), of numbers of 4 bits as bytes: rows have whole bytes."""
-    if cutlass.const_expr(src.element_type.width < 8):
-        places = start // 2, first // 2, step // 2, columns // 2
-        _load_row(bytes_of(src), *places, bytes_of(dst), parts, ragged, aligned, once)
-    else:
-        _load_row(src, start, first, step, columns, dst, parts, ragged, aligned, once)
-
-
-@cute.jit
-def _load_row(
-    src: cute.Tensor,
-    start: cutlass.Int64,
-    first: cutlass.Int32,
-    step: cutlass.Constexpr[int],
-    columns: cutlass.Int32,
-    dst: cute.Tensor,
-    parts: cutlass.Constexpr[int],
-    ragged: cutlass.Constexpr[bool],
-    aligned: cutlass.Constexpr[bool],
-    once: cutlass.Constexpr[bool],
-):
     """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts,
     vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
     may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned

@@ -205,14 +205,14 @@ class Row:
 
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
         if src is not None:
-            start = start_of(src, place)
             last = (
                 self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
             )  # a thread's first that may have the row's end
             last = max(0, last if self.c is None else last - self.v)
-            access.load_row(
-                src, start, column, self.step, self.columns, dst, parts, self.how.ragged, aligned, once, last
-            )
+            at = start_of(src, place), column, self.step, self.columns
+            if src.element_type.width < 8:  # two numbers are in a byte
+                at, src, dst = tuple(x // 2 for x in at), access.bytes_of(src), access.bytes_of(dst)
+            access.load_row(src, *at, dst, parts, self.how.ragged, aligned, once, last)
 
     def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:
         """Load a row's single value."""

@@ -39,3 +39,29 @@ def test_a_size_that_blocks_with_parts_do_not_divide(tmp_path):
     op = make_op(tmp_path, spec_text("x: float32[M, (2 B G=16)]", "y: float32[M, (B G=16)]", "y = x[0] + x[1]", ""))
     with pytest.raises(ValueError, match=r"shape \(3, 80\), but float32\[M, \(2 B G=16\)\] divides 80 by 32"):
         op(X[:, :80])
+
+
+def test_halves_of_blocks_go_through_shared_memory(tmp_path):
+    """Three parts make threads read single elements, so a block copies its rows. Rows of halves of blocks are not neighbours."""
+    text = spec_text(
+        "x: float32[M, (2 B G=8)]", "y: float32[M, (B G=8 3)]",
+        "m = max(x[0] + x[1], axis=G); y[0] = x[0] - m; y[1] = x[1]; y[2] = x[0] * x[1]", "y = x",
+    )  # fmt: skip
+    op, (a, b) = make_op(tmp_path, text), X.reshape(3, 2, 6, 8).swapaxes(0, 1)
+    expected = np.stack([a - (a + b).max(-1, keepdims=True), b, a * b], -1)
+    np.testing.assert_array_equal(op(X, implementation="interpret"), expected.reshape(3, 144))
+
+
+@pytest.mark.parametrize("more", ["", "schedule: {vector_bytes: 4}"])
+def test_rows_of_4_bits_are_reduced(tmp_path, more):
+    text = spec_text(
+        "x: int4[M, (B G=8)]; s: float32[M]",
+        "y: float32[M, (B G=8)]",
+        "y = x * s - max(x, axis=G)",
+        "y = x",
+        f"grad: none\n{more}",
+    )
+    op, x = make_op(tmp_path, text), np.random.default_rng(1).integers(-8, 8, (3, 5, 8))
+    expected = x * X[:, :1, None] - x.max(-1, keepdims=True)
+    got = op(jnp.asarray(x.reshape(3, 40)).astype("int4"), X[:, 0], implementation="interpret")
+    np.testing.assert_allclose(got, expected.reshape(3, 40), rtol=1e-6)

@@ -17,7 +17,8 @@ from codegen.device import access, reduce, runs
 from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
-from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
+                at, src, dst = tuple(x // 2 for x in at), bytes_of(src), bytes_of(dst)
+            access.load_row(src, *at, dst, parts, self.how.ragged, aligned, once, last)
 from codegen.shared import RowLaunch, Walk
 
 
@@ -211,7 +212,7 @@ class Row:
             last = max(0, last if self.c is None else last - self.v)
             at = start_of(src, place), column, self.step, self.columns
             if src.element_type.width < 8:  # two numbers are in a byte
-                at, src, dst = tuple(x // 2 for x in at), access.bytes_of(src), access.bytes_of(dst)
+                at, src, dst = tuple(x // 2 for x in at), bytes_of(src), bytes_of(dst)
             access.load_row(src, *at, dst, parts, self.how.ragged, aligned, once, last)
 
     def load_one(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor) -> None:

@@ -17,8 +17,8 @@ from codegen.device import access, reduce, runs
 from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
-                at, src, dst = tuple(x // 2 for x in at), bytes_of(src), bytes_of(dst)
-            access.load_row(src, *at, dst, parts, self.how.ragged, aligned, once, last)
+from codegen.device.math.narrow import bytes_of
+from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
 from codegen.shared import RowLaunch, Walk
 
 

@@ -10,7 +10,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import BYTES, NARROW, Attention, Pages, Part, Scale
+from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Pages, Part, Scale
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
@@ -94,8 +94,10 @@ class _Matcher:
     # The products
 
     def stores(self, statement: Statement, product: Node) -> bool:
-        """Whether a statement assigns a product to an output, perhaps rounded to the output's type."""
+        """Whether a statement assigns a product to an output that the kernel writes, perhaps rounded to the output's type. Another
+        stage converts to other types."""
         value, dtype = statement.value, self.spec.array(statement.name).dtype
+        _demand({*self.spec.dtypes(self.spec.array(statement.name))} <= {*WRITTEN} or value is not product)
         return value is product or (value.op == "cast" and value.args[0] is product and value.attr == dtype)
 
     def input(self, node: Node) -> tuple[Array, Pages | None]:

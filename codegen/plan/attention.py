@@ -39,6 +39,7 @@ LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
 BARRIERS = 256  # bytes in shared memory
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
+WRITTEN = (*NARROW, "float32")  # the types of their result
 SHARED_ANYWHERE, BESIDE = 99 << 10, 55  # elsewhere: the bytes of a block; a thread's registers besides its tile's
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 BYTES = (*FLOAT8, "int8")  # types that the kernel converts to one of these, exactly
@@ -279,10 +280,8 @@ class Attention(AttentionPlan):
         for array in self.factors:
             if (dtype := dtypes[array.name]) not in taken:
                 raise UserError(f"{array.name!r} is {dtype}, and here attention has kernels for {', '.join(taken)}")
-        if (dtype := dtypes[self.o.name]) not in (*NARROW, "float32"):
-            raise UserError(
-                f"{self.o.name!r} is {dtype}, and attention has kernels for {', '.join(NARROW)} and float32"
-            )
+        if (dtype := dtypes[self.o.name]) not in WRITTEN:
+            raise UserError(f"{self.o.name!r} is {dtype}, and attention has kernels for {', '.join(WRITTEN)}")
 
     def axes_of(self, factor: Array) -> tuple[str, ...]:
         """The axes of q, k or v as it is multiplied."""

@@ -16,7 +16,7 @@ from codegen.language.reference import Reference
 from codegen.language.transfer import extended_spec
 from codegen.plan import elementwise
 from codegen.plan.attending import attention
-from codegen.plan.attention import AttentionPlan
+from codegen.plan.attention import WRITTEN, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.loading import loaded
@@ -78,7 +78,9 @@ def _attending(spec: Spec) -> Stages | None:
 
 def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:
     """The products with these weights that no output and no factor is, or what they are rounded to: a stage writes them for others."""
-    stored = [s.value for s in spec.read.statements] + [f for p in products for f in factors_of(p)]
+    outputs = {a.name for a in spec.outputs if {*spec.dtypes(a)} <= {*WRITTEN}}  # other types are converted to
+    stored = [s.value for s in spec.read.statements if s.name in outputs]
+    stored += [f for p in products for f in factors_of(p)]
     found = []
     for product in [p for p in products if any(w in weights for w in factors_of(p))]:
         takers = [n for n in spec.read.nodes if product in n.args]

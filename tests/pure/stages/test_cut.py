@@ -42,8 +42,7 @@ CUT = {
     "a middle axis": (
         (*MIDDLE, "y = softmax(x, axis=C)"),
         [
-            ("column", "x -> max_of_b_s"),
-            ("column", "x max_of_b_s -> sum_of_b_s"),
+            ("column", "x -> max_of_b_s sum_of_b_s"),
             ("elementwise", "x max_of_b_s sum_of_b_s -> y"),
         ],
     ),

@@ -210,7 +210,7 @@ class Row:
                 self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
             )  # a thread's first that may have the row's end
             last = max(0, last if self.c is None else last - self.v)
-            at = start_of(src, place), column, self.step, self.columns
+            at: tuple[Any, ...] = (start_of(src, place), column, self.step, self.columns)
             if src.element_type.width < 8:  # two numbers are in a byte
                 at, src, dst = tuple(x // 2 for x in at), bytes_of(src), bytes_of(dst)
             access.load_row(src, *at, dst, parts, self.how.ragged, aligned, once, last)

@@ -20,7 +20,7 @@ from codegen import extras
 from codegen.interpret.lanes import MOST_SHARED, LaunchConfig
 from codegen.interpret.ptx import Program
 
-_PREFIX = "_mlir_cutlass_call_"  # symbols of packed entry points: every argument by pointer
+_PREFIX = "_mlir_"  # symbols of packed entry points: every argument by pointer
 _ENTRY = "cutlass_jit_wrapper"
 _RELOCATABLE = 1  # e_type of an unlinked object file
 _WITHOUT_BYTES = (0, 8)  # sh_type of sections without bytes in the file: none, and zeroed memory
@@ -190,7 +190,7 @@ def is_launcher(module: bytes) -> bool:
     except struct.error:
         return False
     whole = all(place + length <= len(module) for held, place, length in sections if held not in _WITHOUT_BYTES)
-    return magic == b"\x7fELF\x02\x01" and kind == _RELOCATABLE and whole and (_PREFIX + _ENTRY).encode() in module
+    return magic == b"\x7fELF\x02\x01" and kind == _RELOCATABLE and whole and _ENTRY.encode() in module
 
 
 def _entry(module: bytes) -> str:

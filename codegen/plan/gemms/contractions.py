@@ -150,8 +150,6 @@ class _Splitter:
         held = [name for d in order for name in d.names]
         if len({*held}) < len(held):  # one array has joined axes that the other has not
             order = self.in_order(one for d in order for one in _axes_of(d))
-            held = [d.names[0] for d in order]
-            order = next((list(o.dims) for o in self.spec.outputs if o.axes == tuple(held)), order)
         kinds = {"float": "float32", "int": "int32"}
         named = next((s.name for s in self.statements if s.value is node and s.part is None), None)
         taken = named is None or b.part is not None or named in {o.name for o in self.spec.outputs}

@@ -141,7 +141,7 @@ class GemmOp(Op[P, R]):
             found = product(
                 p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype if direct else p.acc.dtype, exact
             )
-            made.append(store(found, dtype))
+            made.append(store(found, dtype).reshape(views.user_shape(output, axes)))  # where it has joined axes
         return tuple(made)
 
     def composed(self, key: Key, *operands: Any) -> tuple[Any, ...]:

@@ -238,3 +238,17 @@ def test_an_epilogue_reads_tiles_of_any_width(tmp_path, dtype):
         r = jnp.asarray(random.integers(-9, 10, (128, 64)), dtype)
         got = op(x, w, r, implementation="interpret")
         np.testing.assert_array_equal(got, (np.float32(x) @ np.float32(w).T + r).astype(got.dtype))
+
+
+@pytest.mark.parametrize("first", ["x: float16[B, (H G), K]", "x: float16[B, H, G, K]"])
+@pytest.mark.parametrize("implementation", [None, "xla"])
+def test_joined_axes_of_which_the_other_factor_has_one(tmp_path, first, implementation):
+    """The result has the output's shape, whichever way it is written."""
+    op = make_op(
+        tmp_path, spec_text(f"{first}; w: float16[B, K, H, N]", "y: float16[B, (H G), N]", "y = dot(x, w, axis=K)")
+    )
+    x, w = np.arange(24.0).reshape(1, 3, 2, 4) / 8, np.arange(60.0).reshape(1, 4, 3, 5) / 16
+    expected = np.einsum("bhgk,bkhn->bhgn", x, w).reshape(1, 6, 5)
+    x = x if "G," in first else x.reshape(1, 6, 4)
+    got = op(x.astype("float16"), w.astype("float16"), implementation=implementation)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2e-3)

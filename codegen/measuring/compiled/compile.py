@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from codegen import cache
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
 from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
@@ -110,11 +111,22 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)
+                if isinstance(op.plan, Middle) and not _has_room(op, variant):
+                    continue
                 same = isinstance(op.plan, AttentionPlan) or launch_of(op, replace(variant, ragged=False)).vec == 1
                 if ragged and (same or whole):
                     continue
                 for defaults in (False, True) if some else (False,):
                     yield replace(variant, defaults=defaults)
+
+
+def _has_room(op: AnyOp, variant: Variant) -> bool:
+    """Whether a block has room for such rows."""
+    try:
+        launch_of(op, variant)
+    except UserError:
+        return False
+    return True
 
 
 # Bytes of a row's inputs: a few threads hold it; a block holds it; a cluster holds it, or, without clusters, it is read again

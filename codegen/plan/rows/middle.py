@@ -34,7 +34,7 @@ HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
 STAGED_THREADS = 512  # of a block whose shared memory holds its rows
 AT_A_TIME = (4, 3)  # the elements of a thread in registers then: as many as leave the fewest idle
-PLACES = 20  # registers for the places of elements
+PLACE, PLACES = 2, 20  # registers for the place of each element that a thread has at once; at least for all
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
 
 
@@ -123,10 +123,10 @@ class Middle(Reduction):
         own = own if inner % own == 0 else min(own, inner & -inner)
         return (own, own // 2) if own > 1 and own * widest > LEAST_VECTOR else (own,)
 
-    def _needed(self, vec: int, held: int) -> int:
+    def _needed(self, vec: int, vectors: int, held: int) -> int:
         """An estimate of the registers of a thread that holds so many bytes of elements and of partial results."""
         once = sum(self.is_wide(a) and not self.has_elements(a) for a in self.loads)
-        return PLACES + registers((self.alive + len(self.rows) + once) * vec, held)
+        return max(PLACES, PLACE * vectors) + registers((self.alive + len(self.rows) + once) * vec, held)
 
     def _in_registers(
         self, most: int, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, schedule: Mapping[str, int]
@@ -145,7 +145,7 @@ class Middle(Reduction):
                     lanes *= 2
             threads, vectors = per_row * lanes, -(-columns // per_row) or 1
             room = REGISTERS_OF_SM // max(threads, RESIDENT)
-            needed = self._needed(vec, vectors * (width + 4 * len(self.columns)))
+            needed = self._needed(vec, vectors, vectors * (width + 4 * len(self.columns)))
             if vectors * width <= HEAVY and needed <= room:
                 expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
                 exact = columns == vectors * per_row
@@ -175,7 +175,9 @@ class Middle(Reduction):
             element = sum(DTYPES[dtypes[name]].size * count for name, count in held.items())
             meeting = STAGED_THREADS // WARP * lanes * vec * 8 * len(self.rows)
             shared = STAGED_THREADS * passes * vectors * element + meeting
-            needed = self._needed(vec, vectors * (self.held_bytes(vec, dtypes) + 4 * passes * len(self.columns)))
+            needed = self._needed(
+                vec, vectors, vectors * (self.held_bytes(vec, dtypes) + 4 * passes * len(self.columns))
+            )
             if passes > 1 and shared <= shared_memory(arch) and needed <= REGISTERS_OF_SM // STAGED_THREADS:
                 exact = columns == per_row * vectors * passes
                 return MiddleLaunch(

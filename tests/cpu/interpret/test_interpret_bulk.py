@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from ptx_running import result, run, source, values
 
+from codegen.interpret import machine
 from codegen.interpret.machine import InterpretError
 
 # Blocks of 32 threads. A thread stores the number 1.5 * (its place + 10 * the block's) in shared memory; thread 0 adds all 32 to y,
@@ -60,7 +61,8 @@ def test_blocks_add_in_turns():
     np.testing.assert_array_equal(turns(STORE + AWAIT + SEND + END + DONE), expected)
 
 
-def test_a_turn_that_never_comes():
+def test_a_turn_that_never_comes(monkeypatch):
+    monkeypatch.setattr(machine, "STEPS", 500)
     assert "an endless loop" in caught(STORE + AWAIT.replace("%p2, %r7, %r1", "%p2, %r7, 9") + SEND + END + DONE)
 
 

@@ -21,7 +21,7 @@ RANKED = 8192  # rows that are compared with each other to sort them
 # Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and of each more; a comparison of two
 # rows; a kernel's start; memory read or written; what XLA's scatter adds with atomics, and that where many rows have one key; single
 # elements that it adds
-SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 2.9e-7, 1.5
+SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 1.5e-7, 1.5
 MEMORY, SCATTERED, CONTENDED, SINGLE = 3.6e6, 1.7e6, 0.6e6, 11e3
 OFTEN = 1024  # rows of each key, on average, from which on atomics wait for each other
 

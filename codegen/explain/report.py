@@ -335,18 +335,15 @@ def main_loops(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> 
     loops = {i: {"stage": i + 1, **how} for i, how in found.items() if how is not None}
     count = functools.partial(elements, shape=shape)
     for run in op.plan.joint:
-        if not all(loops[i]["one_kernel"] for i in run):
-            continue
         plans = [stage.plan for stage in op.plan.stages[run.start : run.stop] if isinstance(stage.plan, Gemm)]
         try:
             calls = [plan.joint_call(binding, count, arch) for plan in plans]
             (how, *_) = joint.launches(calls, plans[0].epilogue.spec.math == "precise", arch)
-            why, tiles = how.why, how.tiles
-        except UserError as error:
-            why, tiles = error.message, None
+        except UserError:  # there is no kernel for one of them alone
+            continue
         for i in run:
-            loops[i] |= {"joint": [j + 1 for j in run], "apart": why}
-            loops[i] |= {"tiles": asdict(tiles)} if tiles is not None and not why else {}
+            loops[i] |= {"joint": [j + 1 for j in run], "apart": how.why}
+            loops[i] |= {} if how.why else {"one_kernel": True, "why": "", "tiles": asdict(how.tiles)}
     return [*loops.values()]
 
 

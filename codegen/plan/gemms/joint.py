@@ -17,9 +17,10 @@ from codegen.plan.launches import GemmLaunch
 from codegen.shared import Tiles
 
 LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
-# What choosing a tile's product and its epilogue costs, and that this reads nothing before the product ends. On an H200, of 8192 rows of
-# 4096 times 4096 + 1024 + 1024 columns, a launch of tiles of 192 columns, which divide no product, took 551 us, and three launches 531;
-# of 32768 x 1280 times three of 1280, 430 and 447; of 256 x 4096 times 4096 + 1024 + 1024, 24 and 36.
+# What choosing a tile's product and its epilogue costs, and that this reads nothing before the product ends. On an H200, 8192 x 4096 times
+# 4096 + 1024 + 1024 columns took 533 us in one launch and in three (551 with tiles of 192 columns, which divide no product), 32768 x 1280
+# times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36 and 44; of 4096 times 4096 + 1024 + 1024, 512 rows 43 and 50,
+# 256 rows 24 and 36.
 SHARED = 1.05
 
 
@@ -79,14 +80,19 @@ def _on_hopper(calls: Sequence[Call], columns: int) -> tuple[GemmLaunch, ...]:
     times = {t: hopper_tiles.cycles(t, M, _whole_tiles(own, t), size, L, work) for t in common}
     best = min(times, key=lambda tiles: (times[tiles], str(tiles)))
     tiles = replace(best, rolled=any(t.rolled for found in options for t in found if _main_loop(t) == best))
-    apart = sum(
-        hopper_tiles.cycles(c.alone.tiles, M, c.extents["N"], size, L, c.tile.all_work) + LAUNCH
-        for c in calls if isinstance(c.alone.tiles, Tiles)
-    )  # fmt: skip
+    apart = sum(LAUNCH + _alone(c, size) for c in calls)
     once = SHARED * times[best] + LAUNCH
     us = f"{apart / hopper_tiles.CYCLES:.0f} us, and {once / hopper_tiles.CYCLES:.0f} in one launch"
     why = "" if once <= apart else f"by estimate {us}"
     return tuple(replace(c.alone, tiles=tiles, why=why) for c in calls)
+
+
+def _alone(call: Call, row_bytes: int) -> float:
+    """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue where that should be faster."""
+    (L, M, N), work = (call.extents[name] for name in "LMN"), call.tile.all_work
+    if isinstance(call.alone.tiles, Tiles) and call.alone.fast:
+        return hopper_tiles.cycles(call.alone.tiles, M, N, row_bytes, L, work)
+    return hopper_tiles.cycles_of_two(M, N, row_bytes, L, work)
 
 
 def _whole_tiles(columns: Sequence[int], tiles: Tiles) -> int:

@@ -15,15 +15,15 @@ from codegen.shared import AmpereTiles, Tiles
 
 PRODUCTS = 700  # of two elements, that an SM multiplies and adds in a cycle by mma.sync
 CONVERTED = 20  # elements that an SM converts in a cycle while it multiplies
-IN_FLIGHT = 90 * 1024  # bytes of shared memory that a block has on every architecture
+IN_FLIGHT = 99_840  # bytes of shared memory that a block has on every architecture
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 # Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took 29,
 # 49 and 70 us for 16, 128 and 256 rows; of 8192 rows it took 1394, and these kernels 1280. On an H200 it took 25, 37, 70 and 239 us for
-# 16, 64, 256 and 1024 rows, where these kernels took 20, 46, 133 and 523; of 16 rows times 4096 x 4096 9, and they 7. For 16 rows times
+# 16, 64, 256 and 1024 rows, where these kernels took 20, 46, 133 and 523; of 32 rows 30, and they 27; of 16 rows times 4096 x 4096 9, and they 7. For 16 rows times
 # 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17; for float8 XLA took 21, and they 20.
 FEW_ROWS = 1024
-FEWEST_ROWS = 16  # up to which it is not faster
+FEWEST_ROWS = 32  # up to which it is not faster
 
 
 def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8, group: int = 0) -> AmpereTiles:
@@ -37,8 +37,8 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8, group: int = 0)
         warps = 2 if few else 4
         groups = 1 if bits < 8 and M > 16 else 4 if few and bits == 8 else 2
         columns = 16 * parts * warps
-        if M <= 16 and not few:
-            deep, warps = 128 if parts == 1 and group % 128 == 0 else deep, 4 if bits == 8 or parts == 2 else 2
+        if not few and parts == 1 and (M <= 16 or bits == 8):
+            deep, warps = 128 if group % 128 == 0 else deep, 4 if M <= 16 and bits == 8 else 2
         made = AmpereTiles(
             16 if M <= 16 else 32, columns, deep, warps_m=1, warps_n=warps, stages=2, blocks=2, warps_k=groups,
         )  # fmt: skip

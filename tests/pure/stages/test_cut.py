@@ -246,7 +246,7 @@ def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
         few = launch(16, arch)
         assert isinstance(few.tiles, AmpereTiles) and not few.copied
         assert few.tiles.warps_k * few.tiles.stages == 6  # of 12.25 KiB: as many bytes in flight as fit
-        assert not few.why and launch(17, arch).why == "XLA converts bytes in its own product of few rows"
+        assert not few.why and launch(33, arch).why == "XLA converts bytes in its own product of few rows"
     many = launch(8192, "sm_90a")
     assert isinstance(many.tiles, Tiles) and many.copied.startswith("by estimate")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
@@ -39,17 +40,20 @@ def _by_index(op: Op, found: Derived, shape: Shape) -> list[dict[str, Any]]:
     """What is added to the gradients of tables by index, a cotangent or an output of the backward; and why XLA adds it in a call of
     such a shape with the first of the types, or ""."""
     passed, binding = dict(found.how.passed), next(iter(bindings(op.spec)))
+    written = {a.name: a for a in found.op.spec.outputs}
+    places = [written.get(s.index) or op.spec.array(s.index) for s in found.how.scattered]
+    rows = Counter[tuple[str, int | None]]()  # all that is added to one part of a table is sorted together
+    for s, index in zip(found.how.scattered, places, strict=True):
+        rows[s.table, s.part] += elements(index.axes, shape)
     made = []
-    for s in found.how.scattered:
+    for s, index in zip(found.how.scattered, places, strict=True):
         added, table = passed.get(s.output, s.output), op.spec.array(s.table)
-        places = next((a for a in found.op.spec.outputs if a.name == s.index), None) or op.spec.array(s.index)
-        picked = tuple(a for a in table.axes if a == s.axis or a in places.axes)
+        picked = tuple(a for a in table.axes if a == s.axis or a in index.axes)
         columns = tuple(a for a in table.axes if a not in picked)
         y = next((y for y, dy in found.how.cotangents if dy == added), None)
         dtype = binding.dtype(found.op.spec.array(added) if y is None else op.spec.array(y))
-        sums = Sums(
-            1, elements(places.axes, shape), elements(columns, shape), elements(picked, shape), dtype, binding.dtype(table)
-        )  # fmt: skip
+        count, keys = elements(columns, shape), elements(picked, shape)
+        sums = Sums(1, rows[s.table, s.part], count, keys, dtype, binding.dtype(table))
         row = {"table": s.table, "added": added, "divided": list(s.divided), "index": s.index, "axis": s.axis}
         made.append({**row, "left_to_xla": sums.left_to_xla()})
     return made

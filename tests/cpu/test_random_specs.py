@@ -17,7 +17,7 @@ WANTED = [
 ]
 
 
-@pytest.mark.parametrize("seed, wanted", WANTED, ids=lambda value: str(value) if isinstance(value, int) else "")
+@pytest.mark.parametrize(("seed", "wanted"), WANTED, ids=lambda value: str(value) if isinstance(value, int) else "")
 def test_a_random_spec(seed, wanted, tmp_path):
     """It builds, its kernels compile, and, interpreted, their values and gradients agree with its reference."""
     spec = random_spec(seed, wanted)

@@ -57,9 +57,10 @@ MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since inst
 # (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 BYTES = 128  # and of them
-COSTLY_BYTES = 64  # if an expensive value is computed of them
+COSTLY_BYTES = 96  # if an expensive value is computed of them
+LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
-CROWDED_VALUES = 64  # values of a thread that are alive at once, from which on it holds few rows
+CROWDED_VALUES = 48  # values of a thread that are alive at once, from which on it holds few rows
 FEW_AT_ONCE = 2
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
@@ -406,7 +407,8 @@ def tiles(
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly)
+    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
+    at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
@@ -422,10 +424,10 @@ def tiles(
     def parts_of(at_once: int) -> int:
         return min(max(1, min(full, -(-many // (beside * at_once)))), _most_parts.get())
 
-    if not all_at_a_time:  # as many as registers allow: each may hold less
-        at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
-        while apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE:
-            at_once //= 2
+    while (
+        not all_at_a_time and apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE
+    ):
+        at_once //= 2
     parts = parts_of(at_once)
     return WalkLaunch(
         vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
@@ -473,7 +475,7 @@ def everything(
 ) -> WalkLaunch:
     """The launch if all arrays are one long row."""
     threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, costly), threads * vec
+    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
     return WalkLaunch(
@@ -481,8 +483,8 @@ def everything(
     )
 
 
-def rows_at_once(width: int, written: int, values: bool, costly: bool) -> int:
+def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
     """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = COSTLY_BYTES if costly else BYTES
+    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), _most_rows.get()))

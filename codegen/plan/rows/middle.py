@@ -33,6 +33,7 @@ LIGHT = 96  # bytes of elements that a thread holds before a block gets more thr
 HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
 STAGED_THREADS = 512  # of a block whose shared memory holds its rows
+NARROW = 64  # bytes of neighbouring elements: with fewer, two blocks are resident then
 AT_A_TIME = (4, 3)  # the elements of a thread in registers then: as many as leave the fewest idle
 PLACE, PLACES = 2, 20  # registers for the place of each element that a thread has at once; at least for all
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
@@ -178,7 +179,9 @@ class Middle(Reduction):
             needed = self._needed(
                 vec, vectors, vectors * (self.held_bytes(vec, dtypes) + 4 * passes * len(self.columns))
             )
-            if passes > 1 and shared <= shared_memory(arch) and needed <= REGISTERS_OF_SM // STAGED_THREADS:
+            # An H200 took 91 us for gradients with 32 bytes and one block of an SM, where stages took 80
+            room = shared_memory(arch) // (2 if piece < NARROW else 1)
+            if passes > 1 and shared <= room and needed <= REGISTERS_OF_SM // STAGED_THREADS:
                 exact = columns == per_row * vectors * passes
                 return MiddleLaunch(
                     vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes

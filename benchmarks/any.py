@@ -136,7 +136,9 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
     assert binding is not None
     types, arch = Types(binding.types, "float32"), interpreted.architecture()
     found: dict[str, list[Any]] = {"registers": [], "stack": [], "launch": [], "left": []}
-    for kernel in op.own_kernels:
+    inputs = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
+    kernels = op.kernels_of_call(types, arguments.bind_axes(op.spec, inputs))
+    for kernel in kernels:
         arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in kernel.spec.inputs}
         axes = arguments.bind_axes(kernel.spec, arrays)
         registers, stack, _ = resources_of_call(kernel, types, shape, arch)
@@ -146,7 +148,7 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
         found["left"].append(kernel.left_to_xla(types, axes))
     sizes = [math.prod(array_shape(a, shape)) for a in op.spec.arrays]
     # Where elements wait for others of other blocks, inputs are read a second time, at least
-    again = len(op.own_kernels) > 1
+    again = len(kernels) > 1
     twice = sum(array_bytes(a, shape, binding.dtype(a)) for a in op.spec.inputs) if again else 0
     return {
         "registers": max(found["registers"]),

@@ -17,7 +17,7 @@ from codegen.graph.nodes import DTYPES
 from codegen.plan.launches import Tuned
 from codegen.plan.op import Op as PlannedOp
 from codegen.runtime.call import arguments
-from codegen.runtime.call.arguments import Axes
+from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.by_graph import ByGraph
@@ -89,6 +89,11 @@ class BackwardOp(DerivedOp):
     def own_kernels(self) -> tuple[AnyOp, ...]:
         joined = () if self.whole is None else (self.whole,)
         return (*joined, *kernels_of(self.stages)) or (self,)
+
+    def kernels_of_call(self, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
+        if self.whole is not None and self.whole.has_room(types, axes):
+            return (self.whole,)
+        return kernels_of(self.stages) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",

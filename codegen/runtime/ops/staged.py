@@ -88,7 +88,11 @@ class Whole(DerivedOp):
         """Whether it has room for a call."""
         own, operands = self.call(key, there)
         axes = arguments.bind_axes(self.spec, self.arrays(own, operands))
-        return in_one_kernel() and self._refused(own.types, axes) is None
+        return self.has_room(own.types, axes)
+
+    def has_room(self, types: Types, axes: Axes) -> bool:
+        """Whether it runs a call of these types and sizes."""
+        return in_one_kernel() and self._refused(types, axes) is None
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         """That of the stages: what they compare has the same bits then."""
@@ -177,6 +181,11 @@ class InStages(Op[P, R]):
         inputs = {a.name for a in self.spec.inputs}
         return frozenset(x.name for p in products_in(self.plan) for x in (p.a, *p.inputs) if x.name in inputs)
 
+    def kernels_of_call(self, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
+        if self.whole is not None and self.whole.has_room(types, axes):
+            return (self.whole,)
+        return kernels_of(self.stages)
+
     def written(self, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
         """The outputs, and what the stages write for each other, by name."""
         return self._by(self.saving or self.whole, key, operands)
@@ -221,13 +230,13 @@ class InStages(Op[P, R]):
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the one kernel, or else of the last stage. Raises `UserError` where a stage has none."""
-        if self.whole is not None and in_one_kernel() and self.whole._refused(types, axes) is None:
+        if self.whole is not None and self.whole.has_room(types, axes):
             return self.whole.launch_for(types, axes)
         return [stage.default_launch(types, axes) for stage in self.stages][-1]
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why all stages of such a call run their jnp form, or ""."""
-        if self.whole is not None and in_one_kernel() and self.whole._refused(types, axes) is None:
+        if self.whole is not None and self.whole.has_room(types, axes):
             return ""
         found = [stage.left_to_xla(types, axes) for stage in self.stages]
         return found[0] if all(found) else ""

@@ -131,13 +131,14 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
     from codegen.runtime.call import arguments
     from codegen.runtime.call.arguments import Types
     from codegen.runtime.compiled import interpreted
+    from codegen.runtime.ops.backward import kernels_of_call
 
     binding = typical(op.spec, {})
     assert binding is not None
     types, arch = Types(binding.types, "float32"), interpreted.architecture()
     found: dict[str, list[Any]] = {"registers": [], "stack": [], "launch": [], "left": []}
     inputs = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
-    kernels = op.kernels_of_call(types, arguments.bind_axes(op.spec, inputs))
+    kernels = kernels_of_call(op, types, arguments.bind_axes(op.spec, inputs))
     for kernel in kernels:
         arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in kernel.spec.inputs}
         axes = arguments.bind_axes(kernel.spec, arrays)

@@ -90,11 +90,6 @@ class BackwardOp(DerivedOp):
         joined = () if self.whole is None else (self.whole,)
         return (*joined, *kernels_of(self.stages)) or (self,)
 
-    def kernels_of_call(self, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
-        if self.whole is not None and self.whole.has_room(types, axes):
-            return (self.whole,)
-        return kernels_of(self.stages) or (self,)
-
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
         """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
         if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Where no kernel has one of them,
@@ -208,6 +203,15 @@ class BackwardOp(DerivedOp):
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
             for name in self.origin.operand_names(key)
         )
+
+
+def kernels_of_call(op: AnyOp, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
+    """The kernels that a call of an op, or of its gradients, with these types and sizes runs."""
+    if not isinstance(op, InStages | BackwardOp):
+        return op.own_kernels
+    if op.whole is not None and op.whole.has_room(types, axes):
+        return (op.whole,)
+    return kernels_of(op.stages) or op.own_kernels
 
 
 class GemmForward(GemmOp[..., Any]):

@@ -116,11 +116,6 @@ class Op(Generic[P, R]):
         """The `kernels` that a call without gradients may run."""
         return (self,)
 
-    def kernels_of_call(self, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
-        """The kernels that a call with these types and sizes runs."""
-        del types, axes
-        return self.own_kernels
-
     @property
     def kernels(self) -> tuple[AnyOp, ...]:
         """The op itself and the ops generated with it. The backward is the last; before it are the ops that run with it or replace

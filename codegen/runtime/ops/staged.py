@@ -181,11 +181,6 @@ class InStages(Op[P, R]):
         inputs = {a.name for a in self.spec.inputs}
         return frozenset(x.name for p in products_in(self.plan) for x in (p.a, *p.inputs) if x.name in inputs)
 
-    def kernels_of_call(self, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
-        if self.whole is not None and self.whole.has_room(types, axes):
-            return (self.whole,)
-        return kernels_of(self.stages)
-
     def written(self, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
         """The outputs, and what the stages write for each other, by name."""
         return self._by(self.saving or self.whole, key, operands)

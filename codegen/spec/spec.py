@@ -138,10 +138,18 @@ class Spec:
         `given` array has."""
         chosen, given = [a for a in self.inputs if a.name in read], list(given)
         for array in self.inputs:
-            known = {axis for a in (*given, *chosen) if a.default is None for axis in a.axes} | set(self.extents)
-            if array not in chosen and array.default is None and set(array.axes) & axes - known:
+            known = self.sized((*given, *chosen))
+            if array not in chosen and array.default is None and (self.sized((*given, *chosen, array)) - known) & axes:
                 chosen.append(array)
         return tuple(sorted(chosen, key=self.inputs.index))
+
+    def sized(self, arrays: collections.abc.Iterable[Array]) -> set[str]:
+        """The axes whose sizes these arrays give: of `(H G)`, both if another array has one of them alone."""
+        dims = [dim for a in arrays if a.default is None for dim in a.dims]
+        found = {name for dim in dims if not dim.is_open for name in dim.names} | set(self.extents)
+        for dim in dims:
+            found |= {*dim.names} if dim.is_open and found & {*dim.names} else set()
+        return found
 
     @property
     def asking(self) -> tuple[Array, ...]:

@@ -128,6 +128,8 @@ class Elementwise:
         vec = self.width(dtypes, schedule)
         if self.turned is not None:
             return _tile_launch(min(vec, TILE), extents, schedule.get("threads", TILE_THREADS))
+        if not self.groups:  # a single number
+            return Launch(1, False, schedule.get("threads", THREADS))
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)

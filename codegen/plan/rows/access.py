@@ -229,7 +229,7 @@ class Reads:
         alike = all(s.over == "column" and s.keeps == self.spread for s in self.columns)
         return bool(self.apart) and alike and kept == {self.spread} and not self.collapsed and not self.inner
 
-    @property
+    @functools.cached_property
     def shifts(self) -> bool:
         """Whether a ragged row's vectors start at an aligned address before the row itself. This is so unless something
         needs the columns' coordinates one by one, or a thread holds values of its columns from row to row."""

@@ -486,6 +486,8 @@ def limits(dtype: type[Numeric]) -> tuple[int, int]:
 
 def each(function, *vectors: Vector) -> Vector:
     """A scalar function, element by element."""
+    # A vector keeps the layout that its first element is found by. If that was in a loop, it could not be read after the loop
+    vectors = tuple(cute.TensorSSA(v.ir_value(), v.shape, v.dtype) for v in vectors)
     result = cute.make_rmem_tensor(vectors[0].shape, vectors[0].dtype)
     for i in range(cute.size(vectors[0].shape)):
         result[i] = function(*(v[i] for v in vectors))

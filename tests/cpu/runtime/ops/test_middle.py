@@ -41,6 +41,18 @@ def test_rows_of_any_length(softmax, shape):
     np.testing.assert_array_equal(got.top, z.astype(np.float32).max(1))
 
 
+def test_a_statistic_that_is_read_for_each_element_and_after_them(tmp_path):
+    text = spec_text(
+        "x: T[B, S, H]", "y: T[B, S, H]; z: T[B, H]", "m = max(x, axis=S); y = x / m; z = (m + 1) / m", types=TYPES
+    )
+    x = (abs(normal(1, 6, 8)) + 1).astype("bfloat16")
+    got = make_op(tmp_path, text)(x, implementation="interpret")
+    wide = np.asarray(x, np.float64)
+    top = wide.max(1)
+    np.testing.assert_allclose(np.asarray(got.y, np.float64), wide / top[:, None], rtol=2**-8)
+    np.testing.assert_allclose(np.asarray(got.z, np.float64), (top + 1) / top, rtol=2**-8)
+
+
 def test_gradients_that_all_rows_share(softmax):
     """A block has all rows, chunk by chunk, of which shared memory holds the elements."""
     shape = 2, 2000, 8

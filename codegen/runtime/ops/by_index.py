@@ -15,47 +15,55 @@ from codegen.runtime.compiled import by_index as kernels
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.sharding.by_index import partitioned_sums
 from codegen.runtime.sharding.partition import varying
+from codegen.runtime.xla.scatter import flat
 
 
 def sums_by_index(
-    implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str
+    implementation: Implementation,
+    keys: jax.Array,
+    values: jax.Array,
+    rows: int,
+    result: str,
+    groups: int | None = None,
 ) -> jax.Array:
-    """The sums (outer, rows, columns) of the `values` (outer, M, columns) with each key, in the dtype `result`. `keys` (N,) are
-    int32, from 0 on; one of `rows` or more is that of no row. N is a multiple of M: N / M neighbouring keys are of the same values.
-    Sums are computed in float32, of float64 values in float64."""
+    """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, from
+    0 on; one of `rows` or more is that of no row. They have the axes of the values between `outer` and `columns`, and perhaps others
+    after these, along which all keys are of the same values. Sums are computed in float32, of float64 values in float64. With
+    `groups`, the first axis of the keys has so many, each of which has `rows` of its own: the sums are (outer, groups * rows, columns)."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
-        return sums_by_index(implementation, keys, values, rows, "float32").astype(result)
-    return _differentiable(implementation, rows, result, keys, values)
+        return sums_by_index(implementation, keys, values, rows, "float32", groups).astype(result)
+    return _differentiable(implementation, rows, result, groups, keys, values)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _differentiable(implementation: Implementation, rows: int, result: str, keys: Any, values: Any) -> Any:
-    return _mappable(implementation, rows, result)(keys, values)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _differentiable(implementation: Implementation, rows: int, result: str, groups: Any, keys: Any, values: Any) -> Any:
+    return _mappable(implementation, rows, result, groups)(keys, values)
 
 
-def _forward(implementation: Implementation, rows: int, result: str, keys: Any, values: Any) -> Any:
-    like = jnp.zeros((values.shape[1], 0), values.dtype)
-    return _differentiable(implementation, rows, result, keys, values), (keys, like)
+def _forward(implementation: Implementation, rows: int, result: str, groups: Any, keys: Any, values: Any) -> Any:
+    like = jnp.zeros((*values.shape[1:-1], 0), values.dtype)
+    return _differentiable(implementation, rows, result, groups, keys, values), (keys, like)
 
 
-def _backward(implementation: Implementation, rows: int, result: str, residuals: Any, cotangent: jax.Array) -> Any:
-    del implementation, rows, result
+def _backward(
+    implementation: Implementation, rows: int, result: str, groups: Any, residuals: Any, cotangent: jax.Array
+) -> Any:
+    del implementation, result
     keys, like = residuals
-    taken = jnp.take(cotangent, keys, axis=1, mode="fill", fill_value=0)
-    taken = taken.reshape(taken.shape[0], like.shape[0], -1, taken.shape[2]).sum(2)
-    return None, taken.astype(like.dtype)
+    taken = jnp.take(cotangent, _among_all(keys, rows, groups), axis=1, mode="fill", fill_value=0)
+    return None, taken.sum(tuple(range(like.ndim, keys.ndim + 1))).astype(like.dtype)
 
 
 _differentiable.defvjp(_forward, _backward)
 
 
 @functools.cache
-def _mappable(implementation: Implementation, rows: Any, result: str) -> Any:
+def _mappable(implementation: Implementation, rows: Any, result: str, groups: Any) -> Any:
     """The sums for so many rows, as a function that `vmap` maps."""
 
     def run(keys: jax.Array, values: jax.Array) -> jax.Array:
-        return varying((_run(implementation, keys, values, rows, result),), (keys, values))[0]
+        return varying((_run(implementation, keys, values, rows, result, groups),), (keys, values))[0]
 
     batched = jax.custom_batching.custom_vmap(run)
 
@@ -65,45 +73,59 @@ def _mappable(implementation: Implementation, rows: Any, result: str) -> Any:
             found = batched(keys, values.reshape(-1, *values.shape[2:]))
             return found.reshape(size, -1, *found.shape[1:]), True
         # of mapped keys, each call has rows of its own
-        inner = values.shape[2:] if mapped[1] else values.shape[1:]
-        starts = jnp.arange(size, dtype=keys.dtype)[:, None] * rows
-        own = jnp.where(keys < rows, keys + starts, size * rows).reshape(-1)
-        outer = values.shape[1] if mapped[1] else values.shape[0]
-        every = values if mapped[1] else jnp.broadcast_to(values, (size, *values.shape))
-        every = jnp.moveaxis(every, 0, 1).reshape(outer, -1, inner[-1])
-        found = sums_by_index(implementation, own, every, size * rows, result)
-        return jnp.moveaxis(found.reshape(outer, size, rows, -1), 1, 0), True
+        every = jnp.moveaxis(values if mapped[1] else jnp.broadcast_to(values, (size, *values.shape)), 0, 1)
+        count = size * (groups or 1)
+        if groups is not None:
+            keys, every = keys.reshape(count, *keys.shape[2:]), every.reshape(every.shape[0], count, *every.shape[3:])
+        found = sums_by_index(implementation, keys, every, rows, result, count)
+        return jnp.moveaxis(found.reshape(found.shape[0], size, -1, found.shape[-1]), 1, 0), True
 
     return batched
 
 
-def _run(implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-    own = kernels.sizes(keys, values, rows, result)
+def _among_all(keys: jax.Array, rows: int, groups: int | None) -> jax.Array:
+    """Keys among the rows of all groups."""
+    if groups is None:
+        return keys
+    starts = jnp.arange(groups, dtype=keys.dtype).reshape(groups, *(1,) * (keys.ndim - 1)) * rows
+    return jnp.where(keys < rows, keys + starts, groups * rows)
+
+
+def _run(
+    implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str, groups: int | None
+) -> jax.Array:
+    every = rows * (groups or 1)
+    own = kernels.sizes(*flat(keys, values), every, result)
     if implementation == "xla" or own.launch() is None or (implementation is None and own.left_to_xla()):
-        return _by_scatter(keys, values, rows, result)
+        return _by_scatter(keys, values, rows, result, groups)
     if implementation == "interpret":
-        return kernels.interpreted_sums(keys, values, rows, result)
+        return kernels.interpreted_sums(*flat(_among_all(keys, rows, groups), values), every, result)
 
     def local(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-        fits = kernels.sizes(keys, values, rows, result).launch() is not None
-        return (kernels.launched if fits else _by_scatter)(keys, values, rows, result)
+        fits = kernels.sizes(*flat(keys, values), rows, result).launch() is not None
+        return kernels.launched(*flat(keys, values), rows, result) if fits else _by_scatter(keys, values, rows, result)
 
     def cute(donated: tuple[bool, ...]) -> Any:
         del donated
-        on_shards = partitioned_sums(local, keys.shape[0] // values.shape[1], rows, own.compute, result)
-        return lambda *operands: (on_shards(*operands),)
+        on_shards = partitioned_sums(local, keys.ndim, values.ndim - 2, every, own.compute, result)
+        return lambda keys, values: (on_shards(_among_all(keys, rows, groups), values),)
 
     def default(keys: jax.Array, values: jax.Array) -> tuple[jax.Array]:
-        return (_by_scatter(keys, values, rows, result),)
+        return (_by_scatter(keys, values, rows, result, groups),)
 
     refuse = "sums by index: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
     return choose(cute, default, keys, values, refuse=refuse if implementation == "cute" else "")[0]
 
 
-def _by_scatter(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-    compute = kernels.sizes(keys, values, rows, result).compute
-    if keys.shape[0] != values.shape[1]:
-        values = jnp.repeat(values, keys.shape[0] // values.shape[1], axis=1)
-    sums = jnp.zeros((values.shape[0], rows, values.shape[2]), compute)
-    found: jax.Array = sums.at[:, keys].add(values.astype(compute), mode="drop").astype(result)
-    return found
+def _by_scatter(keys: jax.Array, values: jax.Array, rows: int, result: str, groups: int | None = None) -> jax.Array:
+    if groups is not None:  # each apart, so that devices that share them need nothing of each other
+        each = functools.partial(_by_scatter, rows=rows, result=result)
+        found = jax.vmap(each, (0, 1), 1)(keys, values)
+        return found.reshape(found.shape[0], groups * rows, found.shape[-1])
+    compute = "float64" if values.dtype == jnp.float64 else "float32"
+    outer, columns = values.shape[0], values.shape[-1]
+    alike = (1,) * (keys.ndim - values.ndim + 2)
+    values = values.reshape(*values.shape[:-1], *alike, columns).astype(compute)
+    values = jnp.broadcast_to(values, (outer, *keys.shape, columns))
+    sums: jax.Array = jnp.zeros((outer, rows, columns), compute).at[:, keys].add(values, mode="drop")
+    return sums.astype(result)

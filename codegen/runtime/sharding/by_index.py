@@ -19,10 +19,11 @@ Local = Callable[[jax.Array, jax.Array, int, str], jax.Array]
 
 
 def partitioned_sums(
-    local: Local, each: int, rows: int, compute: str, result: str
+    local: Local, axes: int, between: int, rows: int, compute: str, result: str
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A function of keys (N,) and values (outer, N / each, columns) that may be sharded, which returns sums (outer, rows, columns) in
-    the dtype `result`. `local` computes them on one device, for so many rows and in a dtype; partial results are in `compute`."""
+    """A function of keys and values (outer, ..., columns) that may be sharded, which returns sums (outer, rows, columns) in the dtype
+    `result`. The keys have so many `axes`, of which the first are those `between` the values' outer axis and their columns. `local`
+    computes the sums on one device, for so many rows and in a dtype; partial results are in `compute`."""
 
     def one_device(keys: jax.Array, values: jax.Array) -> jax.Array:
         return local(keys, values, rows, result)
@@ -39,10 +40,10 @@ def partitioned_sums(
             used.update(kept)
             return kept
 
-        (outer, count, columns), given = operands[1].shape, [entries(x, mesh) for x in (*operands, *results)]
-        terms = own(given[1][1] or given[0][0], count)
-        across = [own(given[1][i] or given[2][i], size) for i, size in ((0, outer), (2, columns))]
-        of_rows = own(given[2][1], rows)
+        shape, given = operands[1].shape, [entries(x, mesh) for x in (*operands, *results)]
+        terms = [own(given[1][1 + i] or given[0][i], shape[1 + i]) for i in range(between)]
+        across = [own(given[1][i] or given[2][i], shape[i]) for i in (0, -1)]
+        of_rows, summed = own(given[2][1], rows), tuple(axis for entry in terms for axis in entry)
 
         def shard(keys: jax.Array, values: jax.Array) -> jax.Array:
             left = rows // math.prod(mesh.shape[axis] for axis in of_rows)
@@ -50,20 +51,22 @@ def partitioned_sums(
                 keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * left
                 keys = jnp.where((keys < 0) | (keys >= left), jnp.asarray(left, keys.dtype), keys)
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                found = local(keys, values, left, compute if terms else result)
-            return jax.lax.psum(found, terms).astype(result) if terms else found
+                found = local(keys, values, left, compute if summed else result)
+            return jax.lax.psum(found, summed).astype(result) if summed else found
 
         def placed(*axes: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(tuple(a) or None for a in axes)))
 
-        inputs = placed(terms), placed(across[0], terms, across[1])
+        inputs = placed(*terms, *((),) * (len(given[0]) - between)), placed(across[0], *terms, across[1])
         return mesh, shard, placed(across[0], of_rows, across[1]), inputs
 
     function = custom_partitioning(one_device)
-    rule: dict[str, Any] = {"sharding_rule": "n, o n c -> o r c"}
-    if each != 1:
-        rule = {"sharding_rule": "(n m), o n c -> o r c", "m": each, "need_replication_factors": ("m",)}
-    function.def_partition(partition, reduction_factors=("n",), decode_shardings=False, **rule)
+    names = [f"n{i}" for i in range(axes)]
+    kept, alike = names[:between], names[between:]
+    rule: dict[str, Any] = {"sharding_rule": f"{' '.join(names)}, o {' '.join(kept)} c -> o r c"}
+    if alike:
+        rule["need_replication_factors"] = tuple(alike)
+    function.def_partition(partition, reduction_factors=tuple(kept), decode_shardings=False, **rule)
 
     def run(keys: jax.Array, values: jax.Array) -> jax.Array:
         found: jax.Array = one_device(keys, values) if is_one_shard() else function(keys, values)

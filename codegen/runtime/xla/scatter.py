@@ -25,7 +25,7 @@ MOST_PLACES = 2**31 - 2  # which are numbered in int32
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-# Sums by keys (N,) of values (outer, M, columns), to so many rows in a dtype
+# Sums by keys of values (outer, ..., columns), to so many rows in a dtype (`sums_by_index`)
 Summed = Callable[[jax.Array, jax.Array, Any, str], jax.Array]
 
 
@@ -42,10 +42,11 @@ class Taken:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The same as rows to sum by their keys: the `values` (outer, M, columns), and which axes of the table are `outer` and `columns`.
-    The keys are places along the other axes of the table, together. N / M neighbouring ones are of the same values."""
+    """The same as rows to sum by their keys: the `values` (outer, ..., columns), and which axes of the table are `outer` and `columns`.
+    The keys are places along the other axes of the table, together. They have the axes between, and others along which all have the
+    same values."""
 
-    keys: jax.Array  # (N,)
+    keys: jax.Array
     values: jax.Array
     outer: tuple[str, ...]
     columns: tuple[str, ...]
@@ -76,6 +77,12 @@ def table_gradient(
     return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
 
 
+def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys (N,) and values (outer, M, columns): N / M neighbouring keys are of the same values."""
+    between = values.shape[1:-1]
+    return keys.reshape(math.prod(keys.shape)), values.reshape(values.shape[0], math.prod(between), values.shape[-1])
+
+
 def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
     """What was taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
     names, sizes = table
@@ -103,10 +110,10 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         elif name in own:  # an element stays at its place
             keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
     size_of = dict(zip(value_names, values.shape, strict=True))
-    shape = tuple(math.prod(size_of[a] for a in axes) for axes in (outer, own, columns))
+    first, last = (math.prod(size_of[a] for a in axes) for axes in (outer, columns))
     return _Rows(
-        keys.reshape(math.prod(index.shape)),
-        values.reshape(shape),
+        keys,
+        values.reshape(first, *(size_of[a] for a in own), last),
         tuple(outer),
         tuple(columns),
         (taken.values, taken.how.divided),
@@ -115,17 +122,18 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
 
 def _joined(rows: Sequence[_Rows]) -> list[_Rows]:
     """Rows of one kind are summed together: all keys of the same values, then one set of values after the other."""
+    if len(rows) == 1:
+        return list(rows)
     same: dict[Any, list[_Rows]] = {}
     for own in rows:
-        same.setdefault((id(own.source[0]), own.source[1], own.outer, own.columns, own.values.shape), []).append(own)
+        keys, values = flat(own.keys, own.values)
+        own = replace(own, keys=keys.reshape(values.shape[1], -1), values=values)
+        same.setdefault((id(own.source[0]), own.source[1], own.outer, own.columns, values.shape), []).append(own)
     kinds: dict[Any, list[_Rows]] = {}
     for each in same.values():
-        first, count = each[0], each[0].values.shape[1]
-        keys = first.keys
-        if len(each) > 1:
-            keys = jnp.concatenate([r.keys.reshape(count, -1) for r in each], 1).reshape(-1)
-        alike = keys.shape[0] // count
-        kinds.setdefault((first.outer, first.columns, first.values.dtype, alike), []).append(replace(first, keys=keys))
+        keys = jnp.concatenate([r.keys for r in each], 1)
+        first = replace(each[0], keys=keys)
+        kinds.setdefault((first.outer, first.columns, first.values.dtype, keys.shape[1]), []).append(first)
     return [functools.reduce(_after, each) for each in kinds.values()]
 
 

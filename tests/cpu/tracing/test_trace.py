@@ -113,7 +113,7 @@ CASES = {
 def test_a_function_becomes_the_chain_a_person_would_write(name):
     function, examples, lines = CASES[name]
     text = codegen.trace(function, *examples, verify=name in ("parts", "over rows"))
-    assert [line for line in lines if line not in text] == []
+    assert [line for line in lines if line not in text] == [], text
 
 
 def test_what_the_language_lacks_is_an_error_at_its_own_line():

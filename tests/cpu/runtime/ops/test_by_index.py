@@ -83,7 +83,7 @@ def test_vmap(mapped):
     values = jnp.asarray(random.standard_normal((2, 10, 4)), "float32")
     every = jnp.stack([values, 2 * values, -values], mapped[1] or 0)
     given = places if mapped[0] == 0 else places[0], every if mapped[1] is not None else values
-    got = jax.vmap(lambda k, v: sums_by_index("interpret", k, v, 4, "float32"), mapped)(*given)
+    got = jax.vmap(lambda k, v: sums_by_index("interpret", k.reshape(10, 2), v, 4, "float32"), mapped)(*given)
     for i in range(3):
         own = places[i] if mapped[0] == 0 else places[0], jnp.take(every, i, mapped[1]) if mapped[1] else values
         np.testing.assert_allclose(got[i], expected(*map(np.asarray, own), 4), 1e-5, 1e-5)
@@ -93,7 +93,7 @@ def test_gradients():
     """Of values that two keys have each, too."""
     places, values = made(CASES["few"])
     values = values[:, :15]
-    got = jax.grad(lambda v: jnp.sin(sums_by_index("interpret", places, v, 7, "float32")).sum())(values)
+    got = jax.grad(lambda v: jnp.sin(sums_by_index("interpret", places.reshape(15, 2), v, 7, "float32")).sum())(values)
     slopes = np.cos(np.pad(expected(places, values, 7), ((0, 0), (0, 1), (0, 0)), constant_values=np.pi / 2))
     np.testing.assert_allclose(got, slopes[:, places].reshape(2, 15, 2, 8).sum(2), 1e-4, 1e-5)
 
@@ -114,13 +114,13 @@ def test_sharded(keys, values, sums, each, found, monkeypatch):
 
     def launched(keys, values, rows, result):
         seen.append((*values.shape, rows))
-        return by_index._by_scatter(keys, values, rows, result)
+        return by_index._by_scatter(keys.reshape(values.shape[1], -1), values, rows, result)
 
     monkeypatch.setattr(kernels, "launched", launched)
     monkeypatch.setattr(by_index, "choose", lambda cute, _, *operands, refuse: cute((False, False))(*operands))
     by_index._mappable.cache_clear()
     random = np.random.default_rng(0)
-    places = random.integers(0, 9, 16 * each).astype(np.int32)
+    places = random.integers(0, 9, (16, each)).astype(np.int32)
     x = random.standard_normal(case[:3]).astype(np.float32)
 
     def run(k, v):
@@ -135,7 +135,7 @@ def test_sharded(keys, values, sums, each, found, monkeypatch):
     assert seen[-1][:3] == tuple(n // by for n, by in zip(case, split, strict=False))
     assert seen[-1][3] == 8 // sizes.get((*sums, None)[1] if len(sums) > 1 else None, 1)
     got = compiled(put_on(mesh, places, keys), put_on(mesh, x, values))
-    np.testing.assert_allclose(got, expected(places, x, 8), 1e-5, 1e-5)
+    np.testing.assert_allclose(got, expected(places.reshape(-1), x, 8), 1e-5, 1e-5)
 
 
 def test_export_with_a_symbolic_number_of_rows(monkeypatch):

@@ -232,15 +232,18 @@ class Spec:
     def disagreeing(self) -> tuple[Array, ...]:
         """The fewest arrays with axes that no order fits: the second has two axes of the first the other way round, or each
         has an axis before one that the next has before others, back to the first. Empty if one order fits all arrays."""
-        before = {a.name: set(itertools.combinations(a.axes, 2)) for a in self.arrays}
+        alike: dict[tuple[str, ...], Array] = {}
+        for array in self.arrays:
+            alike.setdefault(array.axes, array)
+        before = {a.name: set(itertools.combinations(a.axes, 2)) for a in alike.values()}
         shortest: tuple[Array, ...] = ()
-        for start in self.arrays:
+        for start in alike.values():
             for first, second in itertools.combinations(start.axes, 2):
                 # from `second` back to `first`, each step an array that has one axis before another
                 ways: list[tuple[str, tuple[Array, ...]]] = [(second, (start,))]
                 met = {second}
                 for axis, way in ways:
-                    for array in self.arrays:
+                    for array in alike.values():
                         for other in [b for a, b in before[array.name] if a == axis and b not in met]:
                             met.add(other)
                             ways.append((other, (*way, array)))

@@ -270,8 +270,10 @@ def clear(registers: cute.Tensor) -> None:
 
 
 def forget(registers: cute.Tensor) -> None:
-    """Hide from the compiler that the values are the same, so that it keeps no values computed from them, such as wider copies."""
-    if cute.size(registers) * registers.element_type.width % 32 == 0:
+    """Hide from the compiler that the values are the same, so that it keeps no values computed from them, such as wider copies. Vectors
+    that are no whole words stay as they are: the compiler does not take words of several."""
+    vectors = cute.size(registers, mode=[cute.rank(registers) - 1]) if cute.rank(registers) > 1 else 1
+    if cute.size(registers) // vectors * registers.element_type.width % 32 == 0:
         words = cute.recast_tensor(registers, Int32)
         for i in range(cute.size(words)):
             words[i] = device.unseen(words[i])

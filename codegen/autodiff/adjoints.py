@@ -56,7 +56,7 @@ class Taken:
     axis: str
     dims: tuple[str, ...]
     adjoint: Node
-    divided: tuple[str, ...] = ()  # axes by whose sizes the adjoint is divided before the sum
+    divided: tuple[str, ...] = ()  # axes: the adjoint is divided by their sizes before the sum
 
 
 class Adjoints:

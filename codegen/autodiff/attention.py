@@ -178,11 +178,11 @@ class _Cut:
         return known[id(value)]
 
     def ratio(self, node: Node) -> Node | None:
-        """The number of a row by which to multiply the weights, to get an exponential of the same scores. The backward computes the
-        weights anyway. None for other values."""
+        """A number for each row: the weights, which the backward computes anyway, times it are this exponential of the same scores.
+        None for other values."""
         column = self.plan.column
         found = term_of(node, column)
-        inner, powers = factored(self.weights, self.plan.column)
+        inner, powers = factored(self.weights, column)
         own = [n for n in topological([self.weights]) if id(n) in inner]
         mine = term_of(own[0], column) if len(own) == len(inner) == 1 else None
         if found is None or mine is None or found[0] is not mine[0] or self.plan.row not in found[1].dims:

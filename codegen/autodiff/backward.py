@@ -112,7 +112,7 @@ def _backward_of(op: Op) -> Derived | UserError:
 
 
 def _composed(op: Op, parts: list[Op]) -> Derived:
-    """The backward of an op from those of its `parts`. Raises `SpecError` or `UserError` if there is none."""
+    """The backward of an op, put together from the backwards of its `parts`. Raises `SpecError` or `UserError` if there is none."""
     found: list[Part] = []
     lacking = frozenset[str]()
     for part in parts:

@@ -49,7 +49,7 @@ class Scattered:
     part: int | None
     index: str
     axis: str
-    divided: tuple[str, ...] = ()  # axes of the index by whose sizes the output is divided first
+    divided: tuple[str, ...] = ()  # axes of the index: the output is divided by their sizes first
 
 
 @dataclass(frozen=True)

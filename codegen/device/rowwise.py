@@ -196,7 +196,7 @@ class Row:
 
     def load_shared(self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1) -> None:
         """Load, from an array that all rows share, this vector, or all vectors of this thread."""
-        by_column = isinstance(self.how, RowLaunch) and self.how.by_runs and self.how.vec == 1
+        by_column = isinstance(self.how, RowLaunch) and self.how.by_runs and not self.in_one_run
         if src is not None and self.c is not None and by_column:
             certain = self.how.exact or self.v < self.how.vectors - 1
             runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
@@ -206,9 +206,8 @@ class Row:
 
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
         if src is not None:
-            last = (
-                self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
-            )  # a thread's first that may have the row's end
+            # The first of a thread's vectors that may have the row's end
+            last = self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
             last = max(0, last if self.c is None else last - self.v)
             at: tuple[Any, ...] = (start_of(src, place), column, self.step, self.columns)
             if src.element_type.width < 8:  # two numbers are in a byte
@@ -360,9 +359,8 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector are inside the row."""
         how = self.how
-        if (
-            isinstance(how, Walk) and how.by_runs and how.vec == 1 and self.v < how.vectors - 1
-        ):  # then one mask serves all
+        short = isinstance(how, Walk) and how.by_runs and not self.in_one_run
+        if short and self.v < how.vectors - 1:  # then one mask serves all
             return cute.full((how.vec,), self.there, Boolean)
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 

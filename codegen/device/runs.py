@@ -236,15 +236,20 @@ def take_row(
 
 
 def send_row(run: Run, dst: cute.Tensor, end: Int32, how: RowLaunch | Walk) -> None:
-    """Write a row that ends at `end` of its run, once its threads have written theirs to that."""
+    """Write a row that ends at `end` of its run, once its threads have written theirs to that. A long row is where its memory begins."""
     meet(how)
     own, _, _ = cute.arch.thread_idx()
-    own = own % how.per_row
-    if how.vec == 1:
-        _copy_out(run.memory, dst, run.start, run.skip, end, own, how.per_row, run.vec)
+    start = run.start if how.vec == 1 else run.start + run.skip
+    _write(replace(run, start=start, end=end), dst, own % how.per_row, how.per_row, how.vec > 1)
+
+
+def _write(run: Run, dst: cute.Tensor, own: Int32, threads: int, long: bool) -> None:
+    """Write what is in a run, of which this is the `own` of so many threads: `long` rows from where their memory begins."""
+    if long:
+        length = cutlass.select_(run.end > 0, run.end - run.skip, Int32(0))
+        _shift_out(run.memory, dst, run.start, run.skip, length, own, threads, run.vec)
     else:
-        length = cutlass.select_(end > 0, end - run.skip, Int32(0))
-        _shift_out(run.memory, dst, run.start + run.skip, run.skip, length, own, how.per_row, run.vec)
+        _copy_out(run.memory, dst, run.start, run.skip, run.end, own, threads, run.vec)
 
 
 def arrive(how: RowLaunch) -> None:
@@ -261,11 +266,8 @@ def send(how: RowLaunch, *runs: tuple[Run | None, cute.Tensor]) -> None:
         cute.arch.sync_threads()
         own, _, _ = cute.arch.thread_idx()
         for run, tensor in runs:
-            if run is not None and how.vec == 1:
-                _copy_out(run.memory, tensor, run.start, run.skip, run.end, own, how.threads, run.vec)
-            elif run is not None:
-                length = cutlass.select_(run.end > 0, run.end - run.skip, Int32(0))
-                _shift_out(run.memory, tensor, run.start, run.skip, length, own, how.threads, run.vec)
+            if run is not None:
+                _write(run, tensor, own, how.threads, how.vec > 1)
 
 
 def take(

@@ -169,11 +169,16 @@ class Reads:
         return whole and "parts" not in access.tokens[: self.leading]
 
     @functools.cached_property
+    def along_own_rows(self) -> tuple[Access, ...]:
+        """The accesses in vectors of arrays of which each row has its own values."""
+        return tuple(a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
+
+    @functools.cached_property
     def by_runs(self) -> bool:
         """Whether there is a kernel whose rows are loaded and stored through shared memory: all arrays that are accessed along rows of their own
         are so at the row's own position."""
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
-        own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a) and a not in late]
+        own = [a for a in self.along_own_rows if a not in late]
         plain = bool(self.rows) and self.leading > 0 and not self.inner and not self.collapsed
         return plain and bool(own) and not any(a.index_of is not None or a.back for a in own)
 
@@ -181,9 +186,9 @@ class Reads:
     def in_whole_runs(self) -> bool:
         """Whether vectors of such rows can begin with the row: in each array, neighbouring rows are one run, and what is written of a row
         is one piece."""
-        own = [a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a)]
         return all(
-            self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts)) for a in own
+            self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts))
+            for a in self.along_own_rows
         )
 
     def of_row(self, access: Access) -> bool:

@@ -1,9 +1,10 @@
 """The plan of ops that reduce along axes before the innermost ones and then use the results for each element, in one kernel.
 
 It is the plan of a row kernel with the axes in another order: the axes that are kept make a row's position, and the reduced ones its
-elements; perhaps rows are reduced, too, to one value for each element. But a row's elements are not neighbours in memory; the same element of neighbouring rows is. So a thread's vectors lie along
-rows, each statistic is a vector, and a block has all elements of some rows, which registers or shared memory hold. Whether they have room depends on the
-sizes, so it is decided for each call; the other calls run the op's stages.
+elements. Rows may be reduced, too, to one value for each element. A row's elements are not neighbours in memory, but the same
+element of neighbouring rows is. So a thread's vectors lie along rows, and each statistic is a vector. A block has all elements of some
+rows, in registers or in shared memory. Whether they have room depends on the sizes, so it is decided for each call. Other calls run
+the op's stages.
 """
 
 from __future__ import annotations
@@ -209,8 +210,8 @@ def _lanes(vec: int, vector_bytes: int, piece: int, inner: int) -> int:
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
-    """The plan for a checked spec whose reductions are along some axes, before the innermost one, or over all others. Raises `SpecError` if no such
-    kernel can compute it."""
+    """The plan for a checked spec whose reductions are along some axes, before the innermost one, or over all others. Raises
+    `SpecError` if no such kernel can compute it."""
     planner = _Middle(spec, statements)
     if problems := planner.refusals():
         raise SpecError(problems)

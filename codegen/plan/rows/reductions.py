@@ -165,6 +165,11 @@ class Reduction(Reads):
         wanted = self.by_runs and (ragged or vec == 1) and bool(columns) and not packed
         return wanted and not schedule.keys() & {"cluster", "vector_bytes"}
 
+    def _run_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """The bytes of a column in all arrays whose rows go through shared memory."""
+        arrays = {a.array for a in self.along_own_rows if a.array is not None}
+        return sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in arrays)
+
     def _in_runs(
         self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]
     ) -> RowLaunch | None:
@@ -172,17 +177,14 @@ class Reduction(Reads):
         element; None if there is no such kernel, or no room for the rows."""
         if not self._wants_runs(vec, ragged, columns, dtypes, schedule):
             return None
-        own = {
-            a.array for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat" and self.of_row(a)
-        }
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
         threads = max(schedule.get("threads", LEAST_THREADS) // per_row, 1) * per_row
-        room = threads // per_row * columns * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in own)
+        room = threads // per_row * columns * self._run_bytes(dtypes)
         # A row of its own that is no part of its block's run is copied by a warp
-        together = all(self.in_run(a) for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
+        together = all(map(self.in_run, self.along_own_rows))
         if per_row > (MOST_IN_BLOCK if ragged and together else WARP):
             return None
         if vectors > 2 * most or room > RUN_BYTES:
@@ -201,13 +203,11 @@ class Reduction(Reads):
             return None
         if not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
             return None
-        own = [a for a in vectors if self.of_row(a)]
         rounded = replace(extents, columns=-(-columns // vec) * vec)
         found = self._along(vec, False, dtypes, rounded, schedule, arch)
         if found.threads != found.per_row >= LEAST_THREADS // 2:
             found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
-        arrays = {a.array for a in own if a.array is not None}
-        room = -(-columns // found.cluster) * sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in arrays)
+        room = -(-columns // found.cluster) * self._run_bytes(dtypes)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
         return replace(found, ragged=True, exact=False, by_runs=True)

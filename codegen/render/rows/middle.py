@@ -13,7 +13,7 @@ from codegen.plan.rows.middle import Middle
 from codegen.render.common import camel, full
 from codegen.render.records import Fragment, Function
 from codegen.render.rows.finishes import FinishContext
-from codegen.render.rows.records import ColumnStatistic, Final, Load, MiddleKernel, RowLoad, RowOutputs
+from codegen.render.rows.records import ColumnStatistic, Final, Load, MiddleKernel, RowLoad
 from codegen.render.rows.row import in_tuple
 
 
@@ -172,16 +172,9 @@ class MiddleContext(FinishContext):
     def store_lines(self, stores: list[Access]) -> list[str]:
         return [f"at.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in stores if a.array]
 
-    def row_outputs(self) -> RowOutputs | None:
-        function = self.row_function()
-        if function is None:
-            return None
-        rows = self.row_stores()
-        return RowOutputs(
-            function=function,
-            results=", ".join(a.name for a in rows),
-            arguments=self.arguments(function, "vec"),
-            stores=[
-                f"row.store({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)})" for a in rows if a.array
-            ],
-        )
+    @property
+    def of_rows(self) -> str:
+        return "vec"
+
+    def store_of_row(self, access: Access, tensor: str) -> str:
+        return f"row.store({self.value(access)}, {tensor}, {self.place(access)})"

@@ -391,13 +391,17 @@ class RowContext(RowAccess):
         return RowOutputs(
             function=function,
             results=", ".join(a.name for a in rows),
-            arguments=self.arguments(function, "1"),
-            stores=[
-                f"{self.record}.store_one({self.value(a)}, {self.tensors[a.array.name]}, {self.place(a)}{self.held(a)})"
-                for a in rows
-                if a.array is not None
-            ],
+            arguments=self.arguments(function, self.of_rows),
+            stores=[self.store_of_row(a, self.tensors[a.array.name]) for a in rows if a.array is not None],
         )
+
+    @property
+    def of_rows(self) -> str:
+        """How many rows a value of rows has."""
+        return "1"
+
+    def store_of_row(self, access: Access, tensor: str) -> str:
+        return f"{self.record}.store_one({self.value(access)}, {tensor}, {self.place(access)}{self.held(access)})"
 
     def kernel_settings(self) -> list[str]:
         lines = []

@@ -361,6 +361,7 @@ if TYPE_CHECKING:
     from .token_shift import token_shift as token_shift
     from .top1_gate import top1_gate as top1_gate
     from .top_k_gate import top_k_gate as top_k_gate
+    from .top_k_scores import top_k_scores as top_k_scores
     from .top_p import top_p as top_p
     from .total_variation import total_variation as total_variation
     from .total_variation_grad import total_variation_grad as total_variation_grad
@@ -656,6 +657,7 @@ __all__ = [
     "token_shift",
     "top1_gate",
     "top_k_gate",
+    "top_k_scores",
     "top_p",
     "total_variation",
     "total_variation_grad",

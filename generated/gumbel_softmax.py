@@ -31,6 +31,7 @@ y = softmax((x + noise) / temperature, axis=N)
 """,
     "reference": "jax.nn.softmax((x + jax.random.gumbel(key, x.shape, \"float32\")) / temperature, axis=-1)",
     "domain": {"temperature": [0.5, 2.0]},
+    "bench": [{"...": 8192, "N": 4096}],
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from codegen.fusing.graph import REDUCING, StepGraph, is_within_users, takes_written
+from codegen.fusing.graph import REDUCING, SHARDED, StepGraph, is_within_users, takes_written
 from codegen.tracing.steps import Atom, Value
 
 
@@ -64,7 +64,7 @@ def _is_within(graph: StepGraph, value: Value, written: Container[int]) -> bool:
     if _is_taken_written(graph, value):
         return False
     before = [v for v in graph.steps[maker].inputs if isinstance(v, Value)]
-    if graph.is_free(maker) or graph.steps[maker].name == "reshape":
+    if graph.is_free(maker) or graph.steps[maker].name in SHARDED | {"reshape"}:
         return _is_within(graph, before[0], written) if before else True
     return True
 

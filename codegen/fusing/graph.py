@@ -28,7 +28,8 @@ OTHER = -1  # what takes an array, where it is no side of a product
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
           "remat": ("jaxpr",), "remat2": ("jaxpr",), "jit": ("jaxpr",), "pjit": ("jaxpr",)}  # fmt: skip
 WITHIN = frozenset({"pad", "rev", "dynamic_slice", "shift_right_logical"})  # besides those that the language has
-APART = frozenset({"sharding_constraint", "device_put", "optimization_barrier", "own", "reduce_precision"})
+SHARDED = frozenset({"sharding_constraint", "reshard"})  # they give the same elements, as others may lay them out
+APART = SHARDED | {"device_put", "optimization_barrier", "own", "reduce_precision"}
 
 
 def elements(shape: Sequence[int]) -> int:

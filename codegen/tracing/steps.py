@@ -133,8 +133,8 @@ def _inline(
         if calls.get(name):
             inner, own = _jaxpr(params[calls[name]])
             there |= zip(equation.outvars, _inline(inner, own, given, steps, calls, place), strict=True)
-        elif name == "name":
-            there[equation.outvars[0]] = given[0]
+        elif name == "name" or (name == "reshard" and equation.invars[0].aval == equation.outvars[0].aval):
+            there[equation.outvars[0]] = given[0]  # under a mesh, JAX inserts reshards that change nothing
         elif (number := _computed(equation, given)) is not None:
             there[equation.outvars[0]] = number
         else:
@@ -160,7 +160,7 @@ def _computed(equation: Any, given: Sequence[Atom]) -> Number | None:
     numbers = [np.asarray(a.value, jax.numpy.dtype(a.dtype)) for a in given if isinstance(a, Number)]
     if len(numbers) < len(given):
         return None
-    with jax.ensure_compile_time_eval():
+    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):  # a NaN may be a constant
         result = equation.primitive.bind(*numbers, **equation.params)
     return Number(_python(np.asarray(result)), str(equation.outvars[0].aval.dtype))
 

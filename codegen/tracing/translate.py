@@ -30,7 +30,7 @@ REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "re
 JOINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "all": "and", "any": "or"}
 SCANS = {"cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cumlogsumexp": "cumlogsumexp"}
 UNCHANGED = frozenset({"copy", "copy_p", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "device_put",
-                       "optimization_barrier", "sharding_constraint", "reduce_precision", "pvary"})  # fmt: skip
+                       "optimization_barrier", "sharding_constraint", "reshard", "reduce_precision", "pvary"})  # fmt: skip
 LAYOUT = UNCHANGED | {"reshape"}
 KNOWN = frozenset(SAME) | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
     "convert_element_type", "select_n", "clamp", "integer_pow", "pow", "round", "not", "iota", "argmax", "argmin",

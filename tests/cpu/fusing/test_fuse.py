@@ -1,18 +1,22 @@
 """Fused functions give what the functions give, under JAX's transformations, and say what they replaced."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 import codegen
 from codegen.fusing import chains as growing
 from codegen.fusing.chains import Expressing
 from codegen.fusing.cost import cost
 from codegen.fusing.graph import StepGraph, spread
+from codegen.tracing.patterns import patterns
 from codegen.tracing.steps import traced
+from tests.meshes import AUTO, EXPLICIT, P, make_mesh
 
 KEYS = iter(jax.random.split(jax.random.key(0), 20))
 X, RESIDUAL, W, UP = (jax.random.normal(next(KEYS), shape) for shape in ((2, 6, 16), (2, 6, 16), (16,), (16, 24)))
@@ -97,6 +101,45 @@ def test_a_derivative_of_the_users_own_stays():
     fused = codegen.fuse(function)
     close(jax.grad(total(fused))(X, W), jax.grad(total(function))(X, W))
     assert sum(r.times for r in fused.report) == 2
+
+
+@pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
+def test_a_function_may_be_fused_under_a_mesh_first(kind):
+    """There, JAX inserts reshards in its own functions too. Functions of the language are recognised all the same."""
+
+    def function(x, w):
+        return jax.nn.elu(norm(x, w)) * jax.nn.gelu(x)
+
+    patterns.cache_clear()
+    fused = codegen.fuse(function)
+    with jax.set_mesh(make_mesh(kind)):
+        close(jax.jit(fused)(X, W), jax.jit(function)(X, W))
+    (found,) = fused.report
+    assert "elu(x0 * rsqrt(" in found.chain and "gelu_tanh(x0)" in found.chain
+
+
+@pytest.mark.parametrize("change", [jax.sharding.reshard, jax.lax.with_sharding_constraint])
+def test_a_change_of_sharding_stays_between_two_chains(change):
+    mesh = make_mesh(EXPLICIT if change is jax.sharding.reshard else AUTO)
+
+    def function(x, w):
+        return norm(change(norm(x, w), NamedSharding(mesh, P("b"))), w)
+
+    fused = codegen.fuse(function)
+    with jax.set_mesh(mesh):
+        got = jax.jit(fused)(X, W)
+        close(got, jax.jit(function)(X, W))
+        assert re.search(f"= {change.__name__.removeprefix('with_')}", str(jax.make_jaxpr(fused)(X, W)))
+    assert got.sharding.spec[0] == "b" and sum(r.times for r in fused.report) == 2
+
+
+def test_a_function_may_be_fused_while_jax_looks_for_nans():
+    """Functions of JAX have NaN as a constant."""
+    patterns.cache_clear()
+    fused = codegen.fuse(norm)
+    with jax.debug_nans(True):
+        close(jax.jit(fused)(X, W), jax.jit(norm)(X, W))
+    assert fused.report
 
 
 def test_only_arrays_are_traced():

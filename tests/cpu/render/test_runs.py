@@ -188,15 +188,18 @@ reference: |
 )
 
 
-# Rows that begin at every place of a vector, and none; the array's end lies within a vector
-@pytest.mark.parametrize(("rows", "columns"), [(17, 1501), (0, 1501), (1, 1039)])
-def test_long_rows_begin_a_vector(tmp_path, rows, columns):
+# Rows that begin at every place of a vector, and none; the array's end lies within a vector. A cluster's block has no one
+# piece of a row of halves
+@pytest.mark.parametrize(
+    ("rows", "columns", "by_runs"), [(17, 1501, True), (0, 1501, True), (1, 1039, True), (3, 6007, False)]
+)
+def test_long_rows_begin_a_vector(tmp_path, rows, columns, by_runs):
     op = make_op(tmp_path, LONG)
     x, weight = drawn(7, (rows, 2 * columns), (columns,), dtype="bfloat16")
     (scale,) = drawn(8, (rows,), dtype="float32")
     q = jnp.asarray(np.random.default_rng(9).integers(-128, 128, (rows, 2 * columns)), "int8")
     how = launch_of(op, "bfloat16", q=q, x=x, scale=scale, weight=weight)
-    assert how.by_runs and how.vec > 1
+    assert how.by_runs == by_runs == (how.cluster == 1) and how.vec > 1
     found = op(q, x, scale, weight, implementation="interpret")
     q, x, scale, weight = (np.asarray(a, np.float64) for a in (q, x, scale, weight))
     moved = q[:, ::2] * scale[:, None] + x[:, columns:] - x[:, :columns] * q[:, 1::2]

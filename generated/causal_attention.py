@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, attention as attend, flat, reduce, rowwise, turned
-from codegen.shared import AttentionLaunch, Launch, RowLaunch
+from codegen.device import access, attention as attend, reduce, rowwise
+from codegen.shared import AttentionLaunch, RowLaunch
 
 SPEC = {
     "op": "causal_attention",
@@ -209,141 +209,115 @@ def causal_attention_forward_launch(
     )
 
 
-def causal_attention_backward_stage1_row_sum_(do, o):
-    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+def causal_attention_backward_stage1_t0(do, o):
+    """The values to reduce into t0 (sum), from one vector of each operand."""
     return do * o
 
 
-def causal_attention_backward_stage1_row(row_sum, row_sum_):
+def causal_attention_backward_stage1_row(dlse, lse, row_max, row_sum, t0):
     """The row's own results, from its statistics."""
-    delta = row_sum_
+    delta = t0
     row_value2 = device.reciprocal(row_sum, False)
-    return delta, row_value2
+    row_value3 = delta - dlse * device.exp(row_max - lse, False) * row_sum
+    return delta, row_value2, row_value3
 
 
 @cute.kernel
 def causal_attention_backward_stage1_kernel(
-    mDo: cute.Tensor,  # (BQHG, E) T
-    mO: cute.Tensor,  # (BQHG, E) T
-    mRowSum: cute.Tensor,  # (BQHG) float32
-    mDelta: cute.Tensor,  # (BQHG) float32
-    mRowValue2: cute.Tensor,  # (BQHG) float32
-    how: cutlass.Constexpr[RowLaunch],
-):
-    BQHG, E = mDo.shape[0], mDo.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rDo = access.registers(mDo, (vec, vectors, at_once))
-    rO = access.registers(mO, (vec, vectors, at_once))
-    rRowSum = access.registers(mRowSum, (1, at_once))
-    rDelta = access.registers(mDelta, (1, at_once))
-    rRowValue2 = access.registers(mRowValue2, (1, at_once))
-    sRowSum_ = rowwise.shared(how, cutlass.Float32)
-    sDoRun = rowwise.fetch(how, mDo, BQHG, E)
-    sORun = rowwise.fetch(how, mO, BQHG, E)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2)
-    rowwise.load_together(mDo, first_row, rDo, place)
-    rowwise.load_together(mO, first_row, rO, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        iBQHG = index
-        row = rowwise.row(how, index, index < BQHG, E, shifts=True)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
-        row.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)
-        row.load_one(mRowSum, (iBQHG,), rRowSum[None, u])
-        reduce.meet([*sRowSum_], how.cluster)
-        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDo, (iBQHG, 0), rDo[None, None, u], run=sDoRun)
-            part.load(mO, (iBQHG, 0), rO[None, None, u], run=sORun)
-            for v in cutlass.range_constexpr(vectors):
-                values = causal_attention_backward_stage1_row_sum_(
-                    device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
-                )
-                reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
-        row_sum_, = row.reduce([rRowSum_], ("sum",), sRowSum_)
-
-        if row.writes():
-            delta, row_value2 = causal_attention_backward_stage1_row(
-                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, row_sum_),
-            )
-            row.store_one(delta.to(mDelta.element_type), mDelta, (iBQHG,), rDelta[None, u])
-            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBQHG,), rRowValue2[None, u])
-    rowwise.store_together(rDelta, mDelta, first_row, place)
-    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
-
-
-@cute.jit
-def causal_attention_backward_stage1_launch(
-    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor, mDelta: cute.Tensor,
-    mRowValue2: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
-):
-    BQHG = mDo.shape[0]
-    causal_attention_backward_stage1_kernel(
-        mDo, mO, mRowSum, mDelta, mRowValue2, how,
-    ).launch(**rowwise.grid(how, BQHG, stream))
-
-
-def causal_attention_backward_stage1_xla(do, o, row_sum):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    delta = jnp.sum(do * o, axis=-1, keepdims=True)
-    row_value2 = jnp.reciprocal(row_sum)
-    return delta, row_value2
-
-
-def causal_attention_backward_stage2_chain(dlse, lse, row_max, row_sum, delta):
-    """The chain, on one vector of each operand: a row of a thread's tile."""
-    row_value3 = delta - dlse * device.exp(row_max - lse, False) * row_sum
-    return row_value3
-
-
-@cute.kernel
-def causal_attention_backward_stage2_kernel(
+    mDo: cute.Tensor,  # (B, Q, HG, E) T
     mDlse: cute.Tensor,  # (B, HG, Q) float32
+    mO: cute.Tensor,  # (B, Q, HG, E) T
     mLse: cute.Tensor,  # (B, HG, Q) float32
     mRowMax: cute.Tensor,  # (B, Q, HG) float32
     mRowSum: cute.Tensor,  # (B, Q, HG) float32
     mDelta: cute.Tensor,  # (B, Q, HG) float32
+    mRowValue2: cute.Tensor,  # (B, Q, HG) float32
     mRowValue3: cute.Tensor,  # (B, Q, HG) float32
-    how: cutlass.Constexpr[Launch],
+    how: cutlass.Constexpr[RowLaunch],
 ):
-    at = turned.tile(how, mRowValue3.shape, 1)  # this thread's elements: several rows
-    iB, iQ, iHG = at.axes
-    if at.inside:
-        rows = at.load(
-            flat.read(mDlse, (iB, iHG, iQ)), flat.read(mLse, (iB, iHG, iQ)), flat.read(mRowMax, (iB, iQ, iHG)),
-            flat.read(mRowSum, (iB, iQ, iHG)), flat.read(mDelta, (iB, iQ, iHG)),
-        )
-        for i in cutlass.range_constexpr(how.vec):
-            rDlse, rLse, rRowMax, rRowSum, rDelta = rows[i]
-            row_value3 = causal_attention_backward_stage2_chain(
-                device.floats(rDlse), device.floats(rLse), device.floats(rRowMax), device.floats(rRowSum),
-                device.floats(rDelta),
+    B, Q, HG, E = mDo.shape[0], mDo.shape[1], mDo.shape[2], mDo.shape[3]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDo = access.registers(mDo, (vec, vectors, at_once))
+    rO = access.registers(mO, (vec, vectors, at_once))
+    rDlse = access.registers(mDlse, (1, at_once))
+    rLse = access.registers(mLse, (1, at_once))
+    rRowMax = access.registers(mRowMax, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    rDelta = access.registers(mDelta, (1, at_once))
+    rRowValue2 = access.registers(mRowValue2, (1, at_once))
+    rRowValue3 = access.registers(mRowValue3, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32)
+    sDoRun = rowwise.fetch(how, mDo, B * Q * HG, E)
+    sORun = rowwise.fetch(how, mO, B * Q * HG, E)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2, rRowValue3)
+    rowwise.load_together(mDo, first_row, rDo, place)
+    rowwise.load_together(mO, first_row, rO, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        iHG = index % HG
+        iQ = (index // HG) % Q
+        iB = ((index // HG) // Q)
+        row = rowwise.row(how, index, index < B * Q * HG, E, shifts=True)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDo, (iB, iQ, iHG, 0), rDo[None, None, u], run=sDoRun)
+        row.load(mO, (iB, iQ, iHG, 0), rO[None, None, u], run=sORun)
+        row.load_one(mDlse, (iB, iHG, iQ), rDlse[None, u])
+        row.load_one(mLse, (iB, iHG, iQ), rLse[None, u])
+        row.load_one(mRowMax, (iB, iQ, iHG), rRowMax[None, u])
+        row.load_one(mRowSum, (iB, iQ, iHG), rRowSum[None, u])
+        reduce.meet([*sT0], how.cluster)
+        rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDo, (iB, iQ, iHG, 0), rDo[None, None, u], run=sDoRun)
+            part.load(mO, (iB, iQ, iHG, 0), rO[None, None, u], run=sORun)
+            for v in cutlass.range_constexpr(vectors):
+                values = causal_attention_backward_stage1_t0(
+                    device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
+                )
+                reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
+        t0, = row.reduce([rT0], ("sum",), sT0)
+
+        if row.writes():
+            delta, row_value2, row_value3 = causal_attention_backward_stage1_row(
+                device.floats(device.full(1, rDlse[0, u], rDlse.element_type)),
+                device.floats(device.full(1, rLse[0, u], rLse.element_type)),
+                device.floats(device.full(1, rRowMax[0, u], rRowMax.element_type)),
+                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, t0),
             )
-            at.store(i, row_value3.to(mRowValue3.element_type), mRowValue3, (iB, iQ, iHG))
+            row.store_one(delta.to(mDelta.element_type), mDelta, (iB, iQ, iHG), rDelta[None, u])
+            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iB, iQ, iHG), rRowValue2[None, u])
+            row.store_one(row_value3.to(mRowValue3.element_type), mRowValue3, (iB, iQ, iHG), rRowValue3[None, u])
+    rowwise.store_together(rDelta, mDelta, first_row, place)
+    rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
+    rowwise.store_together(rRowValue3, mRowValue3, first_row, place)
 
 
 @cute.jit
-def causal_attention_backward_stage2_launch(
-    stream: cuda.CUstream, mDlse: cute.Tensor, mLse: cute.Tensor, mRowMax: cute.Tensor, mRowSum: cute.Tensor,
-    mDelta: cute.Tensor, mRowValue3: cute.Tensor, how: cutlass.Constexpr[Launch],
+def causal_attention_backward_stage1_launch(
+    stream: cuda.CUstream, mDo: cute.Tensor, mDlse: cute.Tensor, mO: cute.Tensor, mLse: cute.Tensor,
+    mRowMax: cute.Tensor, mRowSum: cute.Tensor, mDelta: cute.Tensor, mRowValue2: cute.Tensor, mRowValue3: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
 ):
-    causal_attention_backward_stage2_kernel(
-        mDlse, mLse, mRowMax, mRowSum, mDelta, mRowValue3, how,
-    ).launch(**turned.grid(how, mRowValue3.shape, 1, stream))
+    B, Q, HG = mDo.shape[0], mDo.shape[1], mDo.shape[2]
+    causal_attention_backward_stage1_kernel(
+        mDo, mDlse, mO, mLse, mRowMax, mRowSum, mDelta, mRowValue2, mRowValue3, how,
+    ).launch(**rowwise.grid(how, B * Q * HG, stream))
 
 
-def causal_attention_backward_stage2_xla(dlse, lse, row_max, row_sum, delta):
+def causal_attention_backward_stage1_xla(do, dlse, o, lse, row_max, row_sum):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.sum(do * o, axis=-1, keepdims=True)
+    delta = t0
+    row_value2 = jnp.reciprocal(row_sum)
     row_value3 = delta - dlse * jnp.exp(row_max - lse) * row_sum
-    return row_value3
+    return delta, row_value2, row_value3
 
 
-def causal_attention_backward_stage3_slope_chain(acc, dp, row_max, row_value2, row_value3, index_s, index_q, scale):
+def causal_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value2, row_value3, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
     t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - row_max, True) * row_value2
@@ -352,7 +326,7 @@ def causal_attention_backward_stage3_slope_chain(acc, dp, row_max, row_value2, r
     return weights, slopes
 
 
-def causal_attention_backward_stage3_full_chain(acc, dp, row_max, row_value2, row_value3, scale):
+def causal_attention_backward_stage2_full_chain(acc, dp, row_max, row_value2, row_value3, scale):
     """The chain, on one vector of each operand."""
     t0 = device.exp(acc * scale - row_max, True) * row_value2
     weights = t0
@@ -360,7 +334,7 @@ def causal_attention_backward_stage3_full_chain(acc, dp, row_max, row_value2, ro
     return weights, slopes
 
 
-def causal_attention_backward_stage3_slope(
+def causal_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
     """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
@@ -371,22 +345,22 @@ def causal_attention_backward_stage3_slope(
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
-        return causal_attention_backward_stage3_full_chain(
+        return causal_attention_backward_stage2_full_chain(
             acc, dp, rRowMax, rRowValue2, rRowValue3, device.full(at.vec, scale),
         )
-    return causal_attention_backward_stage3_slope_chain(
+    return causal_attention_backward_stage2_slope_chain(
         acc, dp, rRowMax, rRowValue2, rRowValue3, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
         device.full(at.vec, scale),
     )
 
 
-def causal_attention_backward_stage3_tiles(at: attend.Tile, tensors: tuple, scale: float):
+def causal_attention_backward_stage2_tiles(at: attend.Tile, tensors: tuple, scale: float):
     """Whether the mask holds for some, and for every, of a tile's elements: from the bounds of its condition."""
     return attend.bounds.le(at.columns, at.rows)
 
 
 @cute.jit
-def causal_attention_backward_stage3_launch(
+def causal_attention_backward_stage2_launch(
     stream: cuda.CUstream,
     mDo: cute.Tensor,  # (B, Q, H, G, E) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
@@ -420,8 +394,8 @@ def causal_attention_backward_stage3_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
-        functools.partial(causal_attention_backward_stage3_slope, scale=scale),
-        functools.partial(causal_attention_backward_stage3_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(causal_attention_backward_stage2_slope, scale=scale),
+        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
     )
 
 
@@ -434,9 +408,7 @@ def causal_attention_backward_stage3_launch(
     backward_stage1_launch=causal_attention_backward_stage1_launch,
     backward_stage1_xla=causal_attention_backward_stage1_xla,
     backward_stage2_launch=causal_attention_backward_stage2_launch,
-    backward_stage2_xla=causal_attention_backward_stage2_xla,
-    backward_stage3_launch=causal_attention_backward_stage3_launch,
-    backward_stage3_kind="attention",
+    backward_stage2_kind="attention",
     result=CausalAttentionOutputs,
 )
 def causal_attention(

@@ -54,6 +54,12 @@ class Planner:
         """Axes in the spec's order."""
         return tuple(axis for axis in self.spec.axes if axis in set(axes))
 
+    def are_last(self, columns: Iterable[str]) -> bool:
+        """Whether these axes are the last ones of every array, in one order, as a row's columns must be; its position is found by the
+        coordinates of the other axes, which are in any order."""
+        own = {a: self.in_order({*columns} & {*a.axes}) for a in self.spec.arrays}
+        return all(a.axes[len(a.axes) - len(axes) :] == axes for a, axes in own.items())
+
     @property
     def shifted_axes(self) -> set[str]:
         """The axes along which neighbours are read."""

@@ -209,7 +209,7 @@ class Reductions(Planner):
         return None
 
     def refuse_orders(self) -> Diagnostic | None:
-        if arrays := self.spec.disagreeing:
+        if (arrays := self.spec.disagreeing) and not self.are_last(self.axes[self.place :]):
             words = [f"{a.name!r}, {a}" for a in arrays]
             message = f"no order of the axes fits {', '.join(words[:-1])} and {words[-1]}"
             return self.error(message, "a kernel that reduces does not transpose: give all the same order", arrays[-1])
@@ -315,10 +315,10 @@ class Reductions(Planner):
             if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
                 message = f"{output.name!r} takes from a table after a reduction over rows"
                 return self.error(message, "take before it, or make it an op of its own", output)
-            if output.axes not in wanted:
+            if self.in_order(output.axes) not in wanted:
                 what = f"{'column' if found else 'row'} reductions here give {' or '.join(texts)}"
                 return self.error(f"{output.name!r} is {output}, but {what}", "make it an op of its own", output)
-            if found and not set(wanted) <= {output.axes, ()}:
+            if found and not set(wanted) <= {self.in_order(output.axes), ()}:
                 message = f"{output.name!r} needs column reductions of different axes: they give {' and '.join(texts)}"
                 return self.error(message, "make each an output, and join them in an op of its own", output)
         for axis in dict.fromkeys(a for n in (*self.along, *self.over) for a in lost_axes(n)):

@@ -1,4 +1,4 @@
-"""Element-wise ops whose arrays have their axes in different orders: values, gradients, and JAX's transformations."""
+"""Ops whose arrays have their axes in different orders: values, gradients, and JAX's transformations."""
 
 import jax
 import jax.numpy as jnp
@@ -56,3 +56,39 @@ def test_a_mapped_axis_joins_the_rows():
     x = normal(2, 5, 6).astype(jnp.bfloat16)
     got = jax.vmap(lambda x: QUANTIZE(x, 0.5, implementation="interpret").q_transposed)(x)
     np.testing.assert_array_equal(got, jnp.swapaxes(QUANTIZE.reference(x, 0.5).q, 1, 2))
+
+
+# Rows are found by their coordinates: their axes may be in any order, where the columns are last in each array
+REDUCED = {
+    "heads that move": (
+        "x: T[B, S, H, D]; w: T[D]; b: float32[H, S]", "y: T[B, H, S, D]",
+        "y = x * rsqrt(mean(square(x), axis=D) + 1) * w + b",
+        "y = jnp.moveaxis(x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1) * w + b.T[..., None], 1, 2)",
+    ),
+    "transposed results of rows": (
+        "x: T[M, (2 B G=32)]", "y: T[M, (B G=32)]; scale: float32[B, M]",
+        "z = x[0] * x[1]; s = max(abs(z), axis=G); y = z / (s + 1); scale = s",
+        "a, b = jnp.split(x, 2, axis=-1); z = (a * b).reshape(x.shape[0], a.shape[1] // 32, 32); "
+        "s = jnp.max(jnp.abs(z), axis=-1); y = (z / (s[..., None] + 1)).reshape(a.shape); scale = s.T",
+    ),
+    "sums over rows": (
+        "x: T[P, Q, R, N]; z: T[Q, P, R, N]", "y: float32[R, N]", "y = sum(x * z, axis=(P, Q))",
+        "y = jnp.sum(x * jnp.swapaxes(z, 0, 1), axis=(0, 1))",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_one_kernel_reduces_arrays_whose_rows_are_in_different_orders(tmp_path, name):
+    op = make_op(tmp_path, spec_text(*REDUCED[name], types="{T: [float32, bfloat16]}"))
+    assert op.plan.kind in ("row", "column")
+    for implementation in ("interpret", "xla"):
+        testing.check_op(op, implementation, examples=3)
+    testing.check_gradient(op, "interpret", examples=1)
+
+
+def test_a_mapped_axis_joins_rows_in_another_order(tmp_path):
+    op = make_op(tmp_path, spec_text(*REDUCED["heads that move"], types="{T: [float32, bfloat16]}"))
+    x, w, b = normal(3, 2, 5, 2, 16), normal(16), normal(2, 5)
+    got = jax.vmap(lambda x: op(x, w, b, implementation="interpret"))(x)
+    np.testing.assert_allclose(got, [op.reference(row, w, b) for row in x], rtol=1e-5)

@@ -172,12 +172,13 @@ class _Growing:
         return is_recomputed(step) and step.outputs[0] not in self.graph.results and bool(users)
 
     def take_products(self) -> None:
-        """Join each product with the chain that uses it."""
+        """Join each product with a chain that uses it: with the first one that is better so, where there are several, as of a
+        forward and of its backward. The others then read the product's result, which the op writes too."""
         for place in sorted(self.group, reverse=True):
             if self.graph.steps[place].name == "dot_general":
-                users = [u for u in self.after.get(place, ()) if u in self.group]
-                if len({id(self.group[u]) for u in users}) == 1 and len(users) == len(self.after[place]):
-                    self.take(place, self.group[users[0]])
+                for user in sorted(self.after.get(place, ())):
+                    if user in self.group and len(self.group[place]) == 1:
+                        self.take(place, self.group[user])
 
     def take(self, place: int, users: frozenset[int]) -> None:
         """Join a product to a chain, together with the other products that the chain uses, or else alone."""
@@ -254,5 +255,5 @@ class _Growing:
 
 
 PARTS = frozenset(
-    {"dot_general", "gather", "split", "slice", "concatenate", "stack", "select_n", "transpose", "reshape"}
+    {"dot_general", "gather", "split", "slice", "concatenate", "stack", "select_n", "transpose", "reshape", "scatter-add"}
 )

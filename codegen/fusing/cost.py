@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from codegen.fusing.graph import REDUCING, SHARDED, StepGraph, is_within_users, takes_written
+from codegen.fusing.graph import OWN_KERNEL, REDUCING, SHARDED, StepGraph, is_within_users, takes_written
 from codegen.tracing.steps import Atom, Value
 
 
@@ -38,7 +38,7 @@ def cost(graph: StepGraph, places: Iterable[int]) -> Cost:
     ends: set[Value] = set()  # the values that are in memory before others are computed of them
     for place in inside:
         step = graph.steps[place]
-        if step.name in REDUCING or step.name == "dot_general":
+        if step.name in REDUCING or step.name in OWN_KERNEL:
             ends.update(step.outputs)
         if step.name == "dot_general":  # what is computed of a factor is written before the product
             ends.update(v for v in step.inputs if isinstance(v, Value) and graph.maker.get(v) in inside)

@@ -23,6 +23,7 @@ RECOMPUTED = frozenset(
     {"convert_element_type", "integer_pow", "pow", "not", "round", "clamp"}
 )  # besides those of one name
 FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do
+OWN_KERNEL = frozenset({"dot_general", "scatter-add"})  # in XLA, of the steps that the language has
 OTHER = -1  # what takes an array, where it is no side of a product
 # Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
@@ -47,7 +48,7 @@ def is_within_users(step: Step) -> bool:
 
 def takes_written(step: Step) -> bool:
     """Whether XLA writes what a step takes before it: for a product, and for a step of a kernel of its own."""
-    return step.name == "dot_general" or not (step.name in KNOWN or step.name in WITHIN or step.inner)
+    return step.name in OWN_KERNEL or not (step.name in KNOWN or step.name in WITHIN or step.inner)
 
 
 def is_recomputed(step: Step) -> bool:
@@ -65,9 +66,21 @@ def is_recomputed(step: Step) -> bool:
 
 
 def prepared(flat: Flat) -> Flat:
-    """The same function in the form in which chains are searched: equal steps are one step, each use of a recomputed
-    step has one of its own, and factors are separate."""
-    return _factors_apart(spread(_once(flat)))
+    """The same function in the form in which chains are searched: steps that nothing needs are gone, equal steps are one step, each
+    use of a recomputed step has one of its own, and factors are separate."""
+    return _factors_apart(spread(_once(_needed(flat))))
+
+
+def _needed(flat: Flat) -> Flat:
+    """The same function without steps that no result needs. A derivative that JAX has taken has such steps, as the mask of the
+    maximum that a softmax subtracts."""
+    needed = {v for v in flat.outputs if isinstance(v, Value)}
+    steps = []
+    for step in reversed(flat.steps):
+        if needed.intersection(step.outputs) or not step.outputs or getattr(step.equation, "effects", None):
+            steps.append(step)
+            needed.update(v for v in step.inputs if isinstance(v, Value))
+    return Flat(flat.inputs, tuple(reversed(steps)), flat.outputs)
 
 
 def _once(flat: Flat) -> Flat:

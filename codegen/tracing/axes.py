@@ -8,6 +8,7 @@ along them by name.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -98,7 +99,7 @@ class Axes:
 
     def see(self, step: Step) -> None:
         """Unite the dimensions that a step combines."""
-        own = getattr(self, f"_{step.name}", None)
+        own = getattr(self, f"_{step.name.replace('-', '_')}", None)
         if own is not None:
             own(step)
         elif step.outputs:
@@ -234,7 +235,19 @@ class Axes:
                 self.union(other, own)
 
 
+    def _scatter_add(self, step: Step) -> None:
+        axis = added(step)
+        if axis is None:
+            raise UserError("a scatter-add of this form", SCATTER)
+        self.together([step.inputs[0], step.outputs[0]])
+        rows = [a for place, a in enumerate(self.raw(step.inputs[0])) if place != axis and a]
+        for dims in (self.raw(step.inputs[1])[:-1], self.raw(step.inputs[2])):
+            for a, b in zip(rows, [b for b in dims if b], strict=True):
+                self.union(a, b)
+
+
 RESHAPE = "the language names axes: reshape the argument before the call, and the result after it"
+SCATTER = "leave it to XLA: take(table, i, axis=P) in a spec has a gradient that adds up rows with equal indices"
 GATHER = "jnp.take(x, i, axis) and jnp.take_along_axis with one index along the axis can be expressed"
 
 
@@ -260,6 +273,18 @@ def taken(step: Step) -> Taken | None:
         return Taken(axis, True)
     whole = all(sizes[i] == table.shape[i] for i in others) and not numbers.operand_batching_dims
     return Taken(axis, False) if whole else None
+
+
+def added(step: Step) -> int | None:
+    """The axis along which a scatter-add adds one element to each row, as the gradient of take_along_axis with one index does; None
+    for other forms."""
+    numbers, (table, index, value) = step.params["dimension_numbers"], step.inputs
+    axis = numbers.scatter_dims_to_operand_dims[0]
+    others = tuple(i for i in range(len(table.shape)) if i != axis)
+    if numbers.operand_batching_dims != others or numbers.inserted_window_dims != (axis,) or numbers.update_window_dims:
+        return None
+    rows = math.prod(table.shape) // table.shape[axis]
+    return axis if math.prod(index.shape) == math.prod(value.shape) == rows else None
 
 
 def sliced(step: Step, place: int) -> tuple[int, int, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.axes import Axes, Axis, Dims, sliced, taken
+from codegen.tracing.axes import Axes, Axis, Dims, added, sliced, taken
 from codegen.tracing.formulas import Formula, Formulas
 from codegen.tracing.steps import Atom, Number, Step, Value, plain
 
@@ -34,7 +34,7 @@ UNCHANGED = frozenset({"copy", "copy_p", "broadcast_in_dim", "transpose", "squee
 LAYOUT = UNCHANGED | {"reshape"}
 KNOWN = frozenset(SAME) | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
     "convert_element_type", "select_n", "clamp", "integer_pow", "pow", "round", "not", "iota", "argmax", "argmin",
-    "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own", "shift_left",
+    "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own", "shift_left", "scatter-add",
     "shift_right_arithmetic",
 })  # fmt: skip
 HELP = {
@@ -46,7 +46,6 @@ HELP = {
     "random_bits": "write uniform(key) or bernoulli(key, p) in a spec",
     "threefry2x32": "write uniform(key) or bernoulli(key, p) in a spec",
     "scatter": "write put(table, value, i, axis=P) in a spec",
-    "scatter-add": "leave it to XLA: sums at equal indices need atomics",
     "dynamic_slice": "slice before the call, or use jnp.take",
     "pallas_call": "a kernel cannot be part of another: trace what is around it",
 }  # fmt: skip
@@ -123,8 +122,8 @@ class Translator:
 
     def _step(self, step: Step) -> Sequence[Parts]:
         name = step.name
-        if name in ("split", "slice", "concatenate", "stack", "iota", "dot_general", "gather", "reshape", *SCANS):
-            return getattr(self, f"_{'scanned' if name in SCANS else name}")(step)
+        if name in ("split", "slice", "concatenate", "stack", "iota", "dot_general", "gather", "reshape", "scatter-add", *SCANS):
+            return getattr(self, f"_{'scanned' if name in SCANS else name.replace('-', '_')}")(step)
         given = [self.parts(i) for i in step.inputs]
         if name in UNCHANGED:
             return [given[0]]
@@ -312,6 +311,18 @@ class Translator:
         if any(t.op != "input" for t in table):
             raise UserError("a gather from a computed value", "gather first, then compute")
         return [tuple(make("take", (t, place), t.kind, axis) for t in table)]
+
+
+    def _scatter_add(self, step: Step) -> Sequence[Parts]:
+        place = added(step)
+        axis = self.axes.dims(step.inputs[0])[place] if place is not None else None
+        table, index, value = (self.parts(i) for i in step.inputs)
+        if axis is None or axis.parts is not None or len(index) > 1 or len(value) > 1:
+            raise UserError("a scatter-add along an axis of one element, or one that is cut", "")
+        make, kind = self.formulas.make, table[0].kind
+        here = make("eq", (make("index", (), "int", axis), unwrapped(index[0], axis.size)), "bool")
+        added_up = make("where", (here, value[0], self.formulas.number(0, kind)), kind)
+        return [tuple(added_up if t.is_number and t.attr == 0 else make("add", (t, added_up), kind) for t in table)]
 
 
 def unwrapped(index: Formula, size: int) -> Formula:

@@ -174,3 +174,41 @@ def test_a_chain_is_no_part_of_a_cycle():
     fused = codegen.fuse(function)
     close(jax.jit(fused)(X, RESIDUAL), jax.jit(function)(X, RESIDUAL))
     assert [r.chain for r in fused.report] == ["y = softmax(x0 + x1, axis=N)"]
+
+
+def capped(logits, label):
+    capped = 15 * jnp.tanh(logits / 15)
+    picked = jnp.take_along_axis(capped, label[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(capped, axis=-1) - picked)
+
+
+def test_a_loss_and_its_gradient_are_one_chain():
+    """The label's gradient is a scatter in JAX, and what JAX's derivative computes for nothing is left out."""
+    both = jax.value_and_grad(capped)
+    fused = codegen.fuse(both)
+    logits, label = 20 * X, jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+    close(jax.jit(fused)(logits, label), jax.jit(both)(logits, label))
+    (chain,) = (r.chain for r in fused.report)
+    assert chain.count("index(N) == x1") == 1 and "==" not in chain.replace("index(N) == x1", "")
+
+
+def test_other_scatters_stay():
+    """Rows that are added to a table, and two elements of a row."""
+    rows, two = jnp.asarray([3, 1, 3]), jnp.zeros((2, 6, 2), jnp.int32)
+
+    def function(x, w):
+        y = norm(x, w)
+        table = jnp.zeros((5, 16)).at[rows].add(y[0, :3])
+        return norm(table, w), norm(jax.grad(lambda y: jnp.sum(jnp.take_along_axis(y, two, -1)))(y) + y, w)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, W), jax.jit(function)(X, W))
+    assert not [r.chain for r in fused.report if "index(" in r.chain]
+
+
+def test_a_product_whose_result_a_backward_takes_too_has_its_epilogue():
+    """JAX's derivative of a squared ReLU takes the product's result, and so does the forward."""
+    gradients = jax.grad(lambda x, up, down: jnp.sum(jnp.sin(jnp.square(jax.nn.relu(x @ up)) @ down)), argnums=(0, 1))
+    fused = codegen.fuse(gradients)
+    close(jax.jit(fused)(X, UP, UP.T), jax.jit(gradients)(X, UP, UP.T))
+    assert "y = x0 @ x1; y2 = squared_relu(y)" in [r.chain for r in fused.report]

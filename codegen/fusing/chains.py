@@ -255,5 +255,16 @@ class _Growing:
 
 
 PARTS = frozenset(
-    {"dot_general", "gather", "split", "slice", "concatenate", "stack", "select_n", "transpose", "reshape", "scatter-add"}
+    {
+        "dot_general",
+        "gather",
+        "split",
+        "slice",
+        "concatenate",
+        "stack",
+        "select_n",
+        "transpose",
+        "reshape",
+        "scatter-add",
+    }
 )

@@ -234,7 +234,6 @@ class Axes:
             for other, own in zip(index, others, strict=True):
                 self.union(other, own)
 
-
     def _scatter_add(self, step: Step) -> None:
         axis = added(step)
         if axis is None:

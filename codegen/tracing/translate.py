@@ -122,7 +122,18 @@ class Translator:
 
     def _step(self, step: Step) -> Sequence[Parts]:
         name = step.name
-        if name in ("split", "slice", "concatenate", "stack", "iota", "dot_general", "gather", "reshape", "scatter-add", *SCANS):
+        if name in (
+            "split",
+            "slice",
+            "concatenate",
+            "stack",
+            "iota",
+            "dot_general",
+            "gather",
+            "reshape",
+            "scatter-add",
+            *SCANS,
+        ):
             return getattr(self, f"_{'scanned' if name in SCANS else name.replace('-', '_')}")(step)
         given = [self.parts(i) for i in step.inputs]
         if name in UNCHANGED:
@@ -311,7 +322,6 @@ class Translator:
         if any(t.op != "input" for t in table):
             raise UserError("a gather from a computed value", "gather first, then compute")
         return [tuple(make("take", (t, place), t.kind, axis) for t in table)]
-
 
     def _scatter_add(self, step: Step) -> Sequence[Parts]:
         place = added(step)

@@ -17,13 +17,7 @@ from codegen.autodiff.scans import pulled_scan
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import (
-    Leaf,
-    Node,
-    Put,
-    Selected,
-    topological,
-)
+from codegen.graph.nodes import Leaf, Node, Put, Selected, nodes_of, topological
 from codegen.graph.ops import NUCLEUS, OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
 from codegen.graph.shifting import evaluated_at, positions_back, shift
 from codegen.language.formula.reader import Reader
@@ -75,7 +69,7 @@ class Adjoints:
         self.statements = spec.read.statements
         if len(self.statements) > MAX_STATEMENTS // 2:
             raise UserError(f"the backward of {len(self.statements)} statements would have more than {MAX_STATEMENTS}")
-        operations = sum(1 for _ in topological(s.value for s in self.statements))
+        operations = sum(1 for _ in nodes_of(self.statements))
         if operations > MOST_OPERATIONS:
             raise UserError(
                 f"the backward of {operations} operations; one of more than {MOST_OPERATIONS} is left to jnp"
@@ -90,7 +84,7 @@ class Adjoints:
             for a in spec.outputs
             if spec.kind(a) == "float"
         }
-        nodes = topological(s.value for s in self.statements)
+        nodes = nodes_of(self.statements)
         self.of_products = {id(n): n for n in of_products(nodes, lambda n: False)}
         self.algebra = Algebra(self.graph, [s.value for s in self.statements])
         self.formulas = dict(spec.grad) if not isinstance(spec.grad, str) else {}
@@ -116,7 +110,7 @@ class Adjoints:
     def find_active(self) -> set[int]:
         """The identities of the values that depend on a leaf that needs a gradient."""
         active: set[int] = set()
-        for node in topological(s.value for s in self.statements):
+        for node in nodes_of(self.statements):
             varies = node.kind == "float" and any(id(a) in active for a in node.args)
             if self.wanted(node) or (varies and id(node) not in self.constant):
                 active.add(id(node))

@@ -21,7 +21,7 @@ from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
@@ -56,7 +56,7 @@ class _Cut:
 
     def __init__(self, op: Op, plan: Attention):
         self.op, self.spec, self.plan = op, op.spec, plan
-        contracts = [n for n in topological(s.value for s in op.statements) if n.op == "contract"]
+        contracts = [n for n in nodes_of(op.statements) if n.op == "contract"]
         self.first, second = contracts
         (cast,) = [n for n in second.args if any(x is self.first for x in topological([n]))]
         self.weights = cast.args[0]

@@ -16,16 +16,7 @@ from codegen.autodiff.scans import with_states_before
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
 from codegen.graph.names import fresh
-from codegen.graph.nodes import (
-    DTYPES,
-    ROWS,
-    Leaf,
-    Node,
-    Statement,
-    lost_axes,
-    put_inputs,
-    topological,
-)
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, nodes_of, put_inputs, topological
 from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import output_parts
@@ -305,7 +296,7 @@ class Reverse(Adjoints):
         if self.dtype != "float32":
             return {}
         leaves = {id(v) for v in saved.values()}
-        forward = list(topological(s.value for s in self.statements))
+        forward = nodes_of(self.statements)
         widest = max((n.dims for n in forward), key=len)
         reduced: set[int] = set()  # the values that depend on a reduction along a row
         for node in forward:
@@ -334,7 +325,7 @@ class Reverse(Adjoints):
     def column_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
         """The reductions over rows that the forward saves as well, since no row of the backward can wait for all rows."""
         leaves = {id(v) for v in saved.values()}
-        forward = {id(n) for n in topological(s.value for s in self.statements)}
+        forward = {id(n) for n in nodes_of(self.statements)}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         compared = {id(a) for a in _compared(nodes)}
         found = {}

@@ -16,7 +16,7 @@ import numpy as np
 from codegen.checking.agreement import BrokenReference
 from codegen.checking.draw import Case
 from codegen.checking.errorbound import Analysis, Bound, Terms
-from codegen.graph.nodes import DTYPES, topological
+from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.access import Access, access_key
 from codegen.runtime.call import arguments, views
@@ -117,7 +117,7 @@ def approximate_nodes(op: AnyOp, types: Types, factors: dict[str, str]) -> set[i
     """The operations of a chain that may be approximate in a call, by identity. `factors` has the factors' type for each product."""
     spec = op.spec
     if spec.math != "auto":
-        return {id(n) for n in topological(s.value for s in op.statements)} if spec.math == "fast" else set()
+        return {id(n) for n in nodes_of(op.statements)} if spec.math == "fast" else set()
     outputs, read = ({a.name: types.dtype(a) for a in arrays} for arrays in (spec.outputs, spec.inputs))
     read = {name: dtype for name, dtype in read.items() if DTYPES[dtype].kind == "float"} | factors
     found = deciding_types(op.statements, outputs, read, {})

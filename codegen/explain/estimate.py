@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from codegen.explain.work import OPERATIONS
 from codegen.graph.emit import PAIR
-from codegen.graph.nodes import DTYPES, Node, dtype_of, topological
+from codegen.graph.nodes import DTYPES, Node, dtype_of, nodes_of
 from codegen.graph.ops import OPS, PINNED, REDUCTIONS
 from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.op import Op
@@ -26,7 +26,7 @@ def work(op: Op, types: dict[str, str], vector: int) -> Work:
     """The instructions for each element of a call with these dtypes of type variables, of an op that is one kernel and does not
     contract."""
     spec, last = op.spec, op.spec.axes[-1] if op.spec.axes else ""
-    nodes = [n for n in topological(s.value for s in op.statements) if last in n.dims or n.op in REDUCTIONS]
+    nodes = [n for n in nodes_of(op.statements) if last in n.dims or n.op in REDUCTIONS]
     approximate = _approximate(op, types)
     fused = _fused(nodes)
     total = OVERHEAD.times(1 / vector)
@@ -84,7 +84,7 @@ def _approximate(op: Op, types: dict[str, str]) -> set[int]:
     """The operations that are approximate with these dtypes, by identity."""
     spec = op.spec
     if spec.math != "auto":
-        return {id(n) for n in topological(s.value for s in op.statements) if spec.math == "fast"}
+        return {id(n) for n in nodes_of(op.statements) if spec.math == "fast"}
     found = deciding_types(op.statements, spec.asked_types, spec.float_types(spec.inputs), dict(spec.types))
     return {i for i, decide in found.items() if all(is_narrow(dtype_of(t, types)) for t in decide)}
 

@@ -11,7 +11,7 @@ from typing import Any
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
-from codegen.graph.nodes import topological
+from codegen.graph.nodes import nodes_of
 from codegen.plan.op import Gemm, Staged
 from codegen.tracing.naming import unique
 from codegen.tracing.specs import Made, Request, spec_of
@@ -70,7 +70,7 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
     except (NotExpressed, SpecError, UserError):
         return None
     plan = made.planned.plan
-    if {n.op for n in topological(s.value for s in made.planned.statements)} <= MOVING:
+    if {n.op for n in nodes_of(made.planned.statements)} <= MOVING:
         return None
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None

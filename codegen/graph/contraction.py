@@ -122,9 +122,12 @@ def pin_types(node: Node) -> tuple[str, ...]:
     return node.attr if isinstance(node.attr, tuple) else ()
 
 
+_APPROXIMABLE = frozenset(name for name, op in OPS.items() if "{approx}" in op.cute)
+
+
 def is_approximable(node: Node) -> bool:
     """Whether kernels have an approximate form of an operation."""
-    return node.op in OPS and "{approx}" in OPS[node.op].cute
+    return node.op in _APPROXIMABLE
 
 
 def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:

@@ -103,19 +103,24 @@ class _Emitter:
         roots: Sequence[Node],
     ):
         self.names, self.dialect, self.roots = names, dialect, roots
-        self.uses: Counter[int] = Counter()
+        self.uses = Counter(map(id, roots))
         self.leaves: dict[int, bool] = {}  # whether a node is one, by identity
-        reached = set()
+        self.taken: dict[int, tuple[Node, ...]] = {}  # the arguments of the reached nodes, by identity: a leaf has none
+        self.once: set[int] = set()
         pairs: dict[tuple[int, str], dict[int, Node]] = defaultdict(dict)
         for node in topological(roots, self.is_leaf, self.arguments):
-            reached.add(id(node))
-            if (found := place_in_pair(node)) and not self.is_leaf(node):
+            if self.is_leaf(node):
+                self.taken[id(node)] = ()
+                continue
+            taken = self.taken[id(node)] = self.arguments(node)
+            if found := place_in_pair(node):
                 argument, first, place = found
                 pairs[id(argument), first][place] = node
-            if not self.is_leaf(node):
-                self.uses.update(id(arg) for arg in self.arguments(node))
-        self.uses.update(id(root) for root in roots)
-        self.statements = [s for s in statements if id(s.value) in reached]
+            for argument in taken:
+                self.uses[id(argument)] += 1
+            if dialect.name == "jnp":
+                self.once.update(map(id, compared(node)))
+        self.statements = [s for s in statements if id(s.value) in self.taken]
         self.own = {id(s.value): names[(s.name, s.part)] for s in reversed(self.statements)}
         self.temporaries = temporaries({*names.values(), *dialect.leaves.values(), *dialect.given.values()})
         self.text: dict[int, str] = {}
@@ -124,8 +129,6 @@ class _Emitter:
         self.aliases: set[str] = set()
         both = [(found[0], found[1]) for found in pairs.values() if len(found) == 2]
         self.together = {id(node): pair for pair in both if self.alike(pair) for node in pair}
-        nodes = topological(roots, self.is_leaf, self.arguments) if dialect.name == "jnp" else ()
-        self.once = {id(value) for node in nodes for value in compared(node)}
 
     def alike(self, pair: Sequence[Node]) -> bool:
         """Whether a pair is made by one function of a kernel."""
@@ -161,31 +164,28 @@ class _Emitter:
             self.leaves[id(node)] = found
         return found
 
-    def is_met(self, node: Node) -> bool:
-        """Whether everything behind a node is written already."""
-        return id(node) in self.text or self.is_leaf(node)
-
     def lines(self) -> list[str]:
+        roots = [*(s.value for s in self.statements), *self.roots]
+        nodes = topological(roots, arguments=lambda node: self.taken[id(node)])
         # A value that a statement names is written under that name
         for statement in self.statements:
-            name = self.names[(statement.name, statement.part)]
-            for node in topological([statement.value], self.is_met, self.arguments):
-                if id(node) not in self.text:
-                    self.visit(node, name if node is statement.value else None)
-            node = statement.value
-            text = self.text[id(node)]
+            name, value = self.names[(statement.name, statement.part)], statement.value
+            while id(value) not in self.text:
+                node = next(nodes)
+                if id(node) not in self.text:  # as one of a pair
+                    self.visit(node, name if node is value else None)
+            text = self.text[id(value)]
             if text != name:
-                if node.is_const:
-                    text = self.constant_output(node)
+                if value.is_const:
+                    text = self.constant_output(value)
                 self.out.append(f"{name} = {text}")
-                if node.is_const or self.is_leaf(node):
+                if value.is_const or self.is_leaf(value):
                     self.aliases.add(name)
-            if not node.is_const:
-                self.text[id(node)], self.binding[id(node)] = name, ATOM
-        for root in self.roots:
-            for node in topological([root], self.is_met, self.arguments):
-                if id(node) not in self.text:
-                    self.visit(node, None)
+            if not value.is_const:
+                self.text[id(value)], self.binding[id(value)] = name, ATOM
+        for node in nodes:
+            if id(node) not in self.text:
+                self.visit(node, None)
         return self.out
 
     def result(self, node: Node) -> str:

@@ -236,9 +236,9 @@ class Chain:
     graph: Graph
 
     @property
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> tuple[Node, ...]:
         """Every node, arguments before their users."""
-        return topological(s.value for s in self.statements)
+        return nodes_of(self.statements)
 
     @functools.cached_property
     def ops(self) -> frozenset[str]:
@@ -321,6 +321,12 @@ def topological(
                 stack += args[::-1]
                 continue
         yield node
+
+
+@functools.lru_cache(maxsize=64)
+def nodes_of(statements: tuple[Statement, ...]) -> tuple[Node, ...]:
+    """Every node of some statements, arguments before their users. A plan and its text ask for those of a chain a dozen times."""
+    return tuple(topological(s.value for s in statements))
 
 
 def picked_axes(node: Node) -> tuple[str, ...]:

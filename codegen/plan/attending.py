@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.graph.names import fresh
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Pages, Part, Scale
@@ -41,7 +41,7 @@ class _Matcher:
     def __init__(self, spec: Spec):
         self.spec, self.statements = spec, spec.read.statements
         self.graph = spec.read.graph.fork()
-        self.nodes = list(topological(s.value for s in self.statements))
+        self.nodes = nodes_of(self.statements)
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.given: dict[str, str] = {}
         self.multiplied = ""  # the type of the weights

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from codegen.errors import Diagnostic
-from codegen.graph.nodes import DTYPES, Statement, topological
+from codegen.graph.nodes import DTYPES, Statement, nodes_of
 from codegen.plan.access import BoundTypes
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
@@ -38,7 +38,7 @@ class Described(Protocol):
 def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
     """Why an architecture, such as sm_90a, has no kernel for these dtypes; None if it has one."""
     number = re.match(r"sm_(\d+)", arch)
-    nodes = topological(statement.value for statement in op.statements)
+    nodes = nodes_of(op.statements)
     casts = dict.fromkeys(str(node.attr) for node in nodes if node.op == "cast")
     used = [(f"{a.name!r} is", types.dtype(a)) for a in op.spec.arrays]
     used += [("the chain casts to", types.dtype(name)) for name in casts]

@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen.errors import Diagnostic, UserError
 from codegen.graph.names import LOCAL_NAMES
-from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, topological
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, nodes_of
 from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
@@ -36,7 +36,7 @@ class Planner:
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         self.spec, self.statements = spec, statements
-        self.nodes = list(topological(s.value for s in statements))
+        self.nodes = nodes_of(statements)
         self.puts = {s.name: s.at for s in statements if s.at}
         self.written_to = {o.name: written_axes(spec, o, self.puts.get(o.name)) for o in spec.outputs}
         self.axes = tuple(a for a in spec.axes if any(a in axes for axes in self.written_to.values()))
@@ -273,12 +273,12 @@ class Whole(Planner):
 
 
 def unheld_types(
-    spec: Spec, statements: Iterable[Statement], in_registers: Container[str] = frozenset()
+    spec: Spec, statements: tuple[Statement, ...], in_registers: Container[str] = frozenset()
 ) -> tuple[str, ...]:
     """The type variables that a chain rounds to and that no tensor of its kernel has in every call. Arrays that may be
     left out do not count, nor those that are `in_registers`. The launcher takes the dtypes of these types."""
     held = {a.dtype for a in spec.arrays if a.default is None and a.name not in in_registers}
-    cast = {n.attr for n in topological(s.value for s in statements) if n.op == "cast"}
+    cast = {n.attr for n in nodes_of(statements) if n.op == "cast"}
     return tuple(name for name, dtypes in spec.types if len(dtypes) > 1 and name in cast and name not in held)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from codegen.graph import emit, online, ranges
 from codegen.graph.contraction import is_approximable, pin_types, rounding
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, topological
+from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
@@ -53,7 +53,7 @@ class Context:
         self.op, self.spec = op, op.spec
         self.plan = self.planned(op)
         self.statements = op.statements
-        self.nodes = list(topological(s.value for s in op.statements))
+        self.nodes = nodes_of(op.statements)
         self.rounding = rounding(self.nodes)
         dtypes = {d for a in self.spec.inputs for d in self.spec.dtypes(a)}
         self.wide = "float64" in dtypes

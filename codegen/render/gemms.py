@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from codegen.errors import UserError
 from codegen.graph.contraction import rounding
 from codegen.graph.names import fresh
-from codegen.graph.nodes import ROWS, topological
+from codegen.graph.nodes import ROWS, nodes_of
 from codegen.plan.access import Access, access_key
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.folds import Fold
@@ -73,7 +73,7 @@ class TileContext(ElementwiseContext):
         super().__init__(replace(op.plan.epilogue, spec=self.tile_plan.spec, statements=self.tile_plan.statements))
         # The tile's own statements end with the reduced values: the epilogue knows whether these are used with the
         # result
-        self.rounding = rounding(list(topological(s.value for s in op.plan.epilogue.statements)))
+        self.rounding = rounding(nodes_of(op.plan.epilogue.statements))
         self.accs = [a for a in self.tile_plan.plan.loads if self.is_given(a)]
         self.leaf_names |= {access_key(self.tile_plan.plan, a): a.name for a in self.accs}
 

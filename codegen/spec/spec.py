@@ -186,7 +186,11 @@ class Spec:
     def dtypes(self, array: Array | str) -> tuple[str, ...]:
         """The dtypes an array may have."""
         name = array if isinstance(array, str) else array.dtype
-        return dtypes_of(name, dict(self.types))
+        return dtypes_of(name, self._variables)
+
+    @functools.cached_property
+    def _variables(self) -> dict[str, tuple[str, ...]]:
+        return dict(self.types)
 
     def kind(self, array: Array) -> str:
         return DTYPES[self.dtypes(array)[0]].kind

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Selected, Statement, topological
+from codegen.graph.nodes import Leaf, Node, Selected, Statement, nodes_of, topological
 from codegen.graph.ops import ALONE, IN_STAGES, PINNED, PLACED, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
@@ -43,7 +43,7 @@ class Stages:
 def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> Stages | None:
     """The stages of an op. None if no part of the op has a `kernel`, or if the op is too large to search for parts. `more` values
     are written for later stages as reductions are, each with a word for its name. Raises `SpecError` if some part has none."""
-    nodes = list(topological(s.value for s in spec.read.statements))
+    nodes = nodes_of(spec.read.statements)
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
     made = Cutting(spec, kernel, more)
@@ -57,7 +57,7 @@ class Cutting:
         self.words = {id(n): word for n, word in more}
         self.statements = spec.read.statements
         self.outputs = {a.name: a for a in spec.outputs}
-        nodes = list(topological(s.value for s in self.statements))
+        nodes = nodes_of(self.statements)
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
         self.last = {i: axis for n in nodes if n.op in ALONE for i, axis in _last_axes(n)}
         chosen = [n.args[0] for n in nodes if n.op == "shift" and n.args[0].op != "input"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph.nodes import Call, Chain, Node, lost_axes, topological
+from codegen.graph.nodes import Call, Chain, Node, lost_axes, nodes_of, topological
 from codegen.graph.ops import OPS
 from codegen.language.unparse import unparse
 from codegen.plan.op import Op
@@ -35,7 +35,7 @@ class Centred:
 
 def centred(spec: Spec) -> Centred | None:
     """The op with its variances about centres; None if it has no mean with a variance about it."""
-    nodes = list(topological(s.value for s in spec.read.statements))
+    nodes = nodes_of(spec.read.statements)
     pairs = {id(v): m for v in nodes if (m := _mean_of(v)) is not None}
     if not pairs:
         return None

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from codegen.errors import SpecError, UserError
-from codegen.graph.nodes import Node, as_multiplied, topological
+from codegen.graph.nodes import Node, as_multiplied, nodes_of, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.gemms.tiles import Tile
@@ -30,7 +30,7 @@ def cut_around(
     """The stages of an op with products. `rest` gives the op of a part without products, and values `before` are written by a
     stage before what uses them. Factors that are `given`, by identity, a product's kernel computes itself. None if the op is too
     large to search for parts. Raises `SpecError` if some part has no kernel."""
-    nodes = list(topological(s.value for s in spec.read.statements))
+    nodes = nodes_of(spec.read.statements)
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None
     if sum(n.op == "contract" for n in nodes) > MOST_PRODUCTS:
@@ -85,7 +85,7 @@ class _Around(Cutting):
     def __init__(self, spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node], given: Container[int]):
         super().__init__(spec, self.one_or_more)
         self.one, self.rest = kernel, rest
-        nodes = list(topological(s.value for s in self.statements))
+        nodes = nodes_of(self.statements)
         self.products = [n for n in nodes if n.op == "contract"]
         self.own = given
         self.factors = list({id(f): f for p in self.products for f in self.factors_of(p)}.values())

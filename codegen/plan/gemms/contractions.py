@@ -13,7 +13,17 @@ from dataclasses import replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, as_multiplied, lost_axes, put_inputs, topological
+from codegen.graph.nodes import (
+    DTYPES,
+    Leaf,
+    Node,
+    Statement,
+    as_multiplied,
+    lost_axes,
+    nodes_of,
+    put_inputs,
+    topological,
+)
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
@@ -49,7 +59,7 @@ class _Splitter:
 
     @property
     def products(self) -> list[Node]:
-        return [n for n in topological(s.value for s in self.statements) if n.op == "contract"]
+        return [n for n in nodes_of(self.statements) if n.op == "contract"]
 
     def check(self) -> None:
         spec, problems = self.spec, list[Diagnostic]()
@@ -86,7 +96,7 @@ class _Splitter:
             raise SpecError(problems)
         contracted = {axis for n in self.products for axis in lost_axes(n)}
         contracted -= {axis for a in spec.outputs for axis in a.axes}
-        sizes = [n for n in topological(s.value for s in self.statements) if n.op == "size" and n.attr in contracted]
+        sizes = [n for n in nodes_of(self.statements) if n.op == "size" and n.attr in contracted]
         held = {str(n.attr): fresh(self.taken, f"size_of_{str(n.attr).lower()}") for n in sizes}
         leaves |= {id(n): Leaf(held[str(n.attr)]) for n in sizes}
         own = {key: replace(p, sizes=tuple((held[a], a) for a in p.axes if a in held)) for key, p in self.found.items()}

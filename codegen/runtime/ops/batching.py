@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.graph.nodes import ROWS, lost_axes, topological
+from codegen.graph.nodes import ROWS, lost_axes, nodes_of
 from codegen.graph.ops import REDUCTIONS
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding.partition import asked_axes, whole_axes
@@ -58,7 +58,7 @@ def joined_axis(op: CalledOp, mapped: Sequence[Array | None]) -> str | None:
     if axis is None or any(other != axis for other in first):
         return None
     apart = axis != ROWS and any(axis in a.axes and _first(a) != axis for a in op.spec.inputs)
-    reduced = {a for n in topological(s.value for s in op.statements) if n.op in REDUCTIONS for a in lost_axes(n)}
+    reduced = {a for n in nodes_of(op.statements) if n.op in REDUCTIONS for a in lost_axes(n)}
     return None if apart or axis in whole_axes(op) | asked_axes(op) | reduced else axis
 
 

@@ -37,7 +37,7 @@ from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from codegen.graph.nodes import ROWS, Along, Selected, topological
+from codegen.graph.nodes import ROWS, Along, Selected, nodes_of
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.op import Staged, contracted_axes
 from codegen.runtime.call import arguments, views
@@ -52,22 +52,22 @@ from codegen.spec.spec import Array
 def whole_axes(op: CalledOp) -> set[str]:
     """The axes of which each device needs all elements: among others, those of a fixed size, and those along which it
     scans."""
-    takes = {n for n in topological(s.value for s in op.statements) if n.op == "take"}
-    chosen = [n.attr for s in op.statements for n in topological([s.value]) if isinstance(n.attr, Selected)]
+    takes = {n for n in nodes_of(op.statements) if n.op == "take"}
+    chosen = [n.attr for n in nodes_of(op.statements) if isinstance(n.attr, Selected)]
     fixed = {axis for how in chosen for axis in (how.axis, how.into)} | {*op.spec.extents}
     found = fixed | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
-    picks = {n for n in topological(s.value for s in op.statements) if n.op == "pick"}
+    picks = {n for n in nodes_of(op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}
-    shifts = [n.attr for s in op.statements for n in topological([s.value]) if n.op == "shift"]
+    shifts = [n.attr for n in nodes_of(op.statements) if n.op == "shift"]
     found |= {axis for places in shifts for axis, _ in places}  # type: ignore[attr-defined]
-    found |= {n.attr.axis for n in topological(s.value for s in op.statements) if isinstance(n.attr, Along)}
-    positions = {n.attr for n in topological(s.value for s in op.statements) if n.op == "index"}
+    found |= {n.attr.axis for n in nodes_of(op.statements) if isinstance(n.attr, Along)}
+    positions = {n.attr for n in nodes_of(op.statements) if n.op == "index"}
     found |= contracted_axes(op.plan) & {str(axis) for axis in positions}  # other arrays have other parts of these
     for at in (s.at for s in op.statements if s.at):  # each device would write what is not its own
         found |= {at.axis, *op.spec.array(at.index).axes} - {*op.spec.array(at.table).axes} | {at.axis}
     if isinstance(op.plan, AttentionPlan):
         found |= op.plan.whole
-        found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size")}
+        found |= {str(n.attr) for n in nodes_of(op.statements) if n.op in ("index", "size")}
     for array in op.spec.arrays:
         for dim in array.dims:
             if dim.parts is not None and dim.parts_first:
@@ -80,7 +80,7 @@ def asked_axes(op: CalledOp) -> set[str]:
     """The axes of which a kernel needs all elements: those along which it reduces rows, those whose positions or sizes
     the chain uses, and those from which it picks one element for each row."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
-    found |= {str(n.attr) for n in topological(s.value for s in op.statements) if n.op in ("index", "size", "take")}
+    found |= {str(n.attr) for n in nodes_of(op.statements) if n.op in ("index", "size", "take")}
     return found - whole_axes(op)
 
 

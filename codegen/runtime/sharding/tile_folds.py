@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from codegen.graph.nodes import lost_axes, topological
+from codegen.graph.nodes import lost_axes, nodes_of
 from codegen.plan.gemms.folds import Fold
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import GemmLaunch
@@ -44,7 +44,7 @@ def finished(
     params = op.parameters(key, operands)
     with wide(epilogue.spec):
         known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
-        nodes = list(topological(s.value for s in epilogue.statements))
+        nodes = nodes_of(epilogue.statements)
         known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
         outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
     return tuple(outputs[array] for array in epilogue.spec.outputs)

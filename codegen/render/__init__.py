@@ -138,6 +138,6 @@ def kernel_text(context: Context) -> str:
     kernel = context.kernel()
     if kernel is None:
         return ""
-    text = environment().get_template(context.template).render(vars(context.head()) | vars(kernel)).rstrip("\n")
+    text = environment().get_template(context.template).render(vars(context.head) | vars(kernel)).rstrip("\n")
     first = context.first() if isinstance(context, WalkContext) else None
     return text if first is None else f"{kernel_text(first)}\n\n\n{text}"

@@ -33,10 +33,11 @@ def camel(name: str) -> str:
     return re.sub(r"(?:^|_)([a-z])", lambda match: match[1].upper(), name)
 
 
-def doc_lines(text: str, indent: int) -> list[str]:
+@functools.cache  # most are of functions that many kernels have
+def doc_lines(text: str, indent: int) -> tuple[str, ...]:
     """The lines of a docstring's first sentence, at an indent: the first stands behind the quotes, the last before them."""
     width = WIDTH - indent - 6
-    return [quoted(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)]
+    return tuple(quoted(line) for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
 
 def quoted(text: str) -> str:
@@ -79,6 +80,7 @@ class Context:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
+    @functools.cached_property
     def head(self) -> Head:
         """The other values of the kernel's template."""
         return Head(
@@ -92,7 +94,7 @@ class Context:
         """The values of the module's parts that describe the op."""
         spec = self.spec
         return Described(
-            **vars(self.head()),
+            **vars(self.head),
             path=f"specs/{spec.op}.yaml",
             template=self.template,
             summary="\n".join(doc_lines(spec.summary, 0)),
@@ -244,7 +246,7 @@ class Context:
 
     @staticmethod
     def mentions(lines: list[str], name: str) -> bool:
-        return any(re.search(rf"\b{name}\b", line) for line in lines)
+        return any(name in line and re.search(rf"\b{name}\b", line) for line in lines)
 
     def extra_argument(self, name: str) -> str:
         if name == "compute" or name in self.flags:

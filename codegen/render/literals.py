@@ -9,6 +9,7 @@ from typing import Any
 from codegen.render.wrapping import WIDTH
 
 INDENT = 4
+_TEXT = json.JSONEncoder(ensure_ascii=False)
 
 
 def dict_literal(data: dict[str, Any]) -> str:
@@ -64,7 +65,7 @@ def _line(text: str, indent: int, before: int) -> str:
 def _scalar(value: object) -> str:
     if not isinstance(value, str):
         return repr(value)
-    return _block(value) if "\n" in value else json.dumps(value, ensure_ascii=False)
+    return _block(value) if "\n" in value else _TEXT.encode(value)
 
 
 def _block(text: str) -> str:

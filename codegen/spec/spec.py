@@ -166,7 +166,7 @@ class Spec:
         """The types of the floating arrays among these, by name."""
         return types_of(a for a in arrays if self.kind(a) == "float")
 
-    @property
+    @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
         return self.inputs + self.outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ def mapping(items: int) -> Iterator[Callable[[Callable[[A], B], Sequence[A]], It
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(processes, get_context("fork"), initializer=_leave_interrupts) as pool:
+    with ProcessPoolExecutor(processes, get_context("fork"), initializer=_begin) as pool:
         yield lambda function, given: pool.map(function, given, chunksize=AT_ONCE)
 
 
@@ -41,6 +42,7 @@ def _forks() -> bool:
     return sys.platform == "linux" and threading.active_count() == 1 and "jax" not in sys.modules
 
 
-def _leave_interrupts() -> None:
-    """Leaves Ctrl-C to the process that started this one."""
+def _begin() -> None:
+    """Leaves Ctrl-C to the process that started this one, and cycles of objects to this one's end: a spec makes few."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()

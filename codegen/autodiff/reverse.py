@@ -111,7 +111,8 @@ class Reverse(Adjoints):
         more = self.extra_outputs(saved)
         kept = [a for a in self.spec.outputs if a.name in used] + more
         inputs += kept
-        inputs += self.spec.inputs_for(used, inputs, {axis for _, output, _ in outputs for axis in output.axes})
+        axes = {axis for _, output, _ in outputs for axis in output.axes}
+        inputs += self.spec.inputs_for(used, inputs, axes | {str(n.attr) for n in nodes if n.op == "size"})
         pinned = self.pinned(assigned, saved, [output for _, output, _ in outputs])
         values = Values(tuple(assigned), self.calls, self.named, leaves, pinned=pinned)
         spec = replace(

@@ -175,8 +175,6 @@ class PlannedElements(Planner):
                 message = f"{output.name!r} is {output} but {first.name!r} is {first}"
                 hint = "the outputs of an element-wise op share their axes: make it an op of its own"
                 return [self.error(message, hint, output)]
-        if unknown := self.refuse_sizes("no output has"):
-            return [unknown]
         read = {n.attr.name for n in self.nodes if isinstance(n.attr, Leaf)}
         for name, at in self.puts.items():
             if at.table in read:

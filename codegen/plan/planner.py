@@ -77,21 +77,6 @@ class Planner:
             found = [n for n in found if _axes_named(n) == {*node.attr}]
         return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, UserError(message, hint)))
 
-    def refuse_sizes(self, why: str) -> Diagnostic | None:
-        """An error for the size of an axis that the kernel does not run over, since none of its coordinates counts it."""
-        for node in self.nodes:
-            if node.op == "size" and node.attr not in self.axes and not self.counts(str(node.attr)):
-                message = f"no kernel for the size of {node.attr} yet, an axis that {why}"
-                return self.error_in_chain(node, message, "pass it as a parameter")
-        return None
-
-    def counts(self, axis: str) -> bool:
-        """Whether an index reaches some input along an axis that is always there: a kernel knows the size of that."""
-        reached = [(str(n.attr), n.args[0].attr) for n in self.nodes if n.op in TAKES]
-        names = {leaf.name for along, leaf in reached if along == axis and isinstance(leaf, Leaf)}
-        names |= {at.table for at in self.puts.values() if at.axis == axis}
-        return any(a.name in names and a.default is None for a in self.spec.inputs)
-
     def refuse_names(self) -> Diagnostic | None:
         """An error for two parameters that would have one name in the kernel."""
         for param in self.spec.params:

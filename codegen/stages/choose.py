@@ -290,7 +290,7 @@ class _Whole(Whole):
 
     def refused(self) -> bool:
         """Whether a kernel would lack something that its stages lack too."""
-        return bool(self.refuse_names() or self.refuse_sizes(""))
+        return self.refuse_names() is not None
 
     def plan(self, stages: Stages) -> Staged:
         return Staged(

@@ -136,6 +136,8 @@ EXCEPTIONS = {
     "make two ops": "the hint of these",
     "no kernel that reduces puts": "a stage of its own",
     "no kernel that reduces takes": "the same",
+    "no kernel for the size of": "the same",
+    "pass it as a parameter": "the hint of this",
     "no kernel that reduces over rows reads neighbours": "the same",
     "no kernel reduces {what}": "the same",
     "groups of the row": "the same",

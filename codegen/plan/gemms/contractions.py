@@ -94,13 +94,18 @@ class _Splitter:
                 problems.append(self.place(node, error))
         if problems:
             raise SpecError(problems)
-        contracted = {axis for n in self.products for axis in lost_axes(n)}
-        contracted -= {axis for a in spec.outputs for axis in a.axes}
-        sizes = [n for n in nodes_of(self.statements) if n.op == "size" and n.attr in contracted]
-        held = {str(n.attr): fresh(self.taken, f"size_of_{str(n.attr).lower()}") for n in sizes}
-        leaves |= {id(n): Leaf(held[str(n.attr)]) for n in sizes}
-        own = {key: replace(p, sizes=tuple((held[a], a) for a in p.axes if a in held)) for key, p in self.found.items()}
-        return tuple(own.values()), self.epilogue(leaves, [Array(name, "int32", ()) for name in held.values()])
+        made = {a.name for a in spec.outputs}
+        nodes = list(topological((s.value for s in self.statements if s.name in made), lambda n: id(n) in leaves))
+        read = [spec.array(n.attr.name) for n in nodes if isinstance(n.attr, Leaf)]
+        there = {axis for a in (*spec.outputs, *read, *(p.acc for p in self.found.values())) for axis in a.axes}
+        axes = dict.fromkeys(str(n.attr) for n in nodes if n.op == "size" and n.attr not in there)
+        held = {axis: fresh(self.taken, f"size_of_{axis.lower()}") for axis in axes}
+        leaves |= {id(n): Leaf(held[str(n.attr)]) for n in nodes if n.op == "size" and n.attr in held}
+        first, *others = self.found.values()  # the first one has the sizes that none contracts
+        contracted = {axis for p in others for axis in p.axes}
+        own = [replace(p, sizes=tuple((held[a], a) for a in held if a in p.axes)) for p in others]
+        own = [replace(first, sizes=tuple((held[a], a) for a in held if a not in contracted)), *own]
+        return tuple(own), self.epilogue(leaves, [Array(name, "int32", ()) for name in held.values()])
 
     def place(self, node: Node, error: UserError) -> Diagnostic:
         line = line_with(self.spec, self.statements, node)

@@ -35,7 +35,7 @@ class Product:
     axes: tuple[str, ...]
     acc: Array
     loaded: Loaded | None = None  # how b is made from narrow elements, in the type of a, before it is multiplied
-    # The epilogue's inputs that hold sizes of contracted axes, which it has no array with, and the axes
+    # The epilogue's inputs that hold sizes of axes that it has no array with, such as contracted ones, and the axes
     sizes: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -49,7 +49,6 @@ class Reductions(Planner):
             self.refuse_picks,
             self.refuse_stages,
             self.refuse_names,
-            lambda: self.refuse_sizes("no value of the chain has"),
             self.refuse_axes,
             self.refuse_orders,
             self.refuse_waiting,

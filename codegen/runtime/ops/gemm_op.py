@@ -68,7 +68,7 @@ class GemmOp(Op[P, R]):
         return frozenset(x.name for p in self.plan.products for x in (p.a, *p.inputs))
 
     def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
-        """The present inputs, by name, and the sizes of contracted axes that the epilogue reads."""
+        """The present inputs, by name, and the sizes that the epilogue reads of axes that it has no array with."""
         found = super().arrays(key, operands)
         if held := [held for p in self.plan.products for held in p.sizes]:
             axes = arguments.bind_axes(self.spec, found)

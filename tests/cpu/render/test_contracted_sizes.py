@@ -1,4 +1,4 @@
-"""Sizes of contracted axes after a product: the epilogue's kernel takes them as numbers."""
+"""Sizes of axes that no array of an epilogue has, such as contracted ones: its kernel takes them as numbers."""
 
 from codegen.checking import testing
 from tests.making import make_op, spec_text
@@ -11,6 +11,17 @@ def test_values_and_gradients(tmp_path):
         tmp_path,
         spec_text("x: T[..., K]; w: T[K, N]; v: T[N, M]", "y: T[..., M]", chain, reference, types="{T: [bfloat16]}"),
     )
+    for implementation in ("interpret", "xla"):
+        testing.check_op(op, implementation, examples=1)
+    testing.check_gradient(op, "interpret", examples=1)
+
+
+def test_of_an_array_that_only_another_output_reads(tmp_path):
+    spec = spec_text(
+        "x: T[B, K]; w: T[K, N]; t: T[P, N]", "y: T[B, N]; z: T[N]", "y = (x @ w) / size(P); z = sum(t, axis=P)",
+        "y = x @ w / t.shape[0]; z = t.sum(0)", types="{T: [bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, spec)
     for implementation in ("interpret", "xla"):
         testing.check_op(op, implementation, examples=1)
     testing.check_gradient(op, "interpret", examples=1)

@@ -40,6 +40,12 @@ GRADIENTS = {  # inputs, output, chain, reference
         "x * jnp.take(t, jnp.floor(x).astype(jnp.int32), mode='clip')"),
     "twice": ("x: T[..., N]; c: int32[..., N]; t: T[(2 K)]", "T[..., N]", "take(t[0], c + 1, axis=K) * x + take(t[1], c * 2, axis=K)",
         "jnp.take(t[: t.shape[0] // 2], c + 1, mode='clip') * x + jnp.take(t[t.shape[0] // 2 :], c * 2, mode='clip')"),
+    "hashed": ("c: int32[B]; t: T[K, N]", "T[B, N]", "take(t, c * 40503 % size(K), axis=K) * size(K)",
+        "t[c * 40503 % t.shape[0]] * t.shape[0]"),
+    "hashed_and_reduced": ("c: int32[B]; t: T[K, N]", "T[B, N]", "softmax(take(t, c * 40503 % size(K), axis=K), axis=N)",
+        "jax.nn.softmax(t[c * 40503 % t.shape[0]], axis=-1)"),
+    "divided_by_its_size": ("x: T[..., N]; i: int32[N]; t: T[K]", "T[...]", "sum(x * take(t, i, axis=K), axis=N) / size(K)",
+        "(x * jnp.take(t, i, mode='clip')).sum(-1) / t.shape[0]"),
 }  # fmt: skip
 
 
@@ -51,4 +57,5 @@ def test_a_tables_gradient_is_added_up_at_computed_indices(name, tmp_path):
         spec_text(inputs, f"y: {output}", f"y = {chain}", f"y = {reference}", types="{T: [float32, bfloat16]}"),
     )
     assert isinstance(op.backward, Derived), op.backward
+    testing.check_op(op, "interpret", examples=1)
     check_gradient(op, "interpret")

@@ -129,7 +129,8 @@ def _arrays(report: dict[str, Any]) -> Table:
             *map(escape, (name, "read", arrays[name]["type"], shape, "in tiles, for the tensor cores", "the same"))
         )
     for a in report["accesses"]:
-        shape = " x ".join(map(str, arrays[a["array"]]["shape"])) if a["array"] else ""
+        known = arrays.get(a["array"], {"shape": []})  # a call makes a size that an epilogue reads
+        shape = " x ".join(map(str, known["shape"]))
         verb = ("write" if a["stored"] else "read") if a["array"] else ""
         verb = "" if a["array"] in report["products"] else verb
         how = f"stage {a['stage']}: {a['how']}" if "stage" in a else a["how"]

@@ -504,6 +504,12 @@ def printed(op) -> str:
     return shown.get()
 
 
+def test_a_size_that_an_epilogue_reads_is_listed():
+    inputs = "a: bfloat16[N, D]; b: bfloat16[N, E]"
+    text = printed(made("n = b * 2; y = dot(a, n, axis=N) / size(N)", inputs, "y: float32[D, E]"))
+    assert "size_of_n" in text
+
+
 def test_what_is_added_to_a_table_by_index():
     """A cotangent as it is, for which no kernel runs; or what a kernel writes."""
     inputs = "t: float32[V, N]; i: int32[...]"

@@ -24,8 +24,7 @@ Operand: TypeAlias = Any  # a Vector, or a Python number used with one
 
 def compute_type(*tensors: cute.Tensor | None) -> type[Numeric]:
     """The type in which floats are computed: float64 where an operand is float64, else float32."""
-    wide = any(t is not None and t.element_type is Float64 for t in tensors)
-    return Float64 if wide else Float32
+    return Float64 if any(t is not None and t.element_type is Float64 for t in tensors) else Float32
 
 
 def narrow(*arrays: cute.Tensor | None) -> bool:
@@ -64,20 +63,17 @@ def unseen(word: cutlass.Int32) -> cutlass.Int32:
     return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
 
 
-def next_coordinates(
-    coordinates: tuple[cutlass.Int32, ...], extents: tuple[cutlass.Int32, ...]
-) -> tuple[cutlass.Int32, ...]:
+def next_coordinates(at: tuple[Int32, ...], extents: tuple[Int32, ...]) -> tuple[Int32, ...]:
     """The coordinates of the next element, in memory order. `extents` are the sizes of the last coordinates; a coordinate without
     one never wraps."""
-    found, carry = list(coordinates), cutlass.Int32(1)
+    found, carry = list(at), Int32(1)
     for i in reversed(range(len(found))):
-        value = found[i] + carry
+        found[i] += carry
         place = i - (len(found) - len(extents))
         if place < 0:
-            found[i] = value
             break
-        wraps = value == extents[place]
-        found[i] = cutlass.select_(wraps, Int32(0), value)
+        wraps = found[i] == extents[place]
+        found[i] = cutlass.select_(wraps, Int32(0), found[i])
         carry = Int32(wraps)
     return tuple(found)
 
@@ -420,7 +416,8 @@ def cast(x: Vector, dtype: type[Numeric]) -> Vector:
         # No instruction converts integers, which the compiler ignores where it merges two conversions
         x = minimum(x.to(Float32), 2.0**20)
     if x.dtype is Boolean or dtype.is_float:
-        return x.to(dtype)
+        words = dtype.is_float and dtype.width == 8 and cute.size(x.shape) % 4 == 0
+        return _words_of_pairs(x.to(dtype)) if words else x.to(dtype)
     low, high = limits(dtype)
     if not x.dtype.is_float:
         if dtype.width < x.dtype.width or limits(x.dtype)[0] < low or limits(x.dtype)[1] > high:
@@ -444,9 +441,8 @@ def full(count: int, value: Operand, dtype: type[Numeric] = Float32) -> Vector:
     return cute.full((count,), value, dtype)
 
 
-_UNITS = (
-    1.5 * 2.0**23
-)  # floats near it are one apart: adding it to a number rounds that to a whole number, ties to even
+# Floats near it are one apart: adding it to a number rounds that to a whole number, ties to even
+_UNITS = 1.5 * 2.0**23
 
 
 def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
@@ -460,6 +456,16 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
     # The subtraction is left out, since it does not change the low bits. ptxas converts the float where the low bits of a
     # register are stored that a float instruction wrote: a move between them, which costs nothing, prevents that
     return (each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
+
+
+def _words_of_pairs(x: Vector) -> Vector:
+    """The same float8 numbers. ptxas merges the conversion of a word's second pair with the first one, wrongly where the two are the
+    same values; a permutation between them, which it does not read, prevents that."""
+    pairs, words = x.bitcast(Int16).to(Int32), cute.make_rmem_tensor((cute.size(x.shape) // 4,), Int32)
+    for i in range(cute.size(words)):
+        both = [pairs[k].ir_value() for k in (2 * i, 2 * i + 1)]
+        words[i] = Int32(llvm.inline_asm(Int32.mlir_type, both, "prmt.b32 $0, $1, $2, 0x5410;", "=r,r,r"))
+    return words.load().bitcast(x.dtype).reshape(x.shape)
 
 
 def _widened(x: Vector) -> Vector:

@@ -1,12 +1,17 @@
 """Conversions and remainders at the ends of their ranges, and kernels that did not compile or import in the past."""
 
+import io
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from codegen.autodiff.backward import Derived
+from codegen.measuring.compiled.compile import cubins_of_call
+from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 
 FLOATS = np.array([-1.0, 1, -0.3, 0.1, 2, -4, 0, np.nan], np.float32)
@@ -157,3 +162,23 @@ def test_quotients_are_rounded_to_the_type_of_a_call(tmp_path, dtype):
         q = op(x, s, Q=dtype, implementation=implementation).q
         assert q.dtype == dtype
         np.testing.assert_array_equal(q, np.clip(np.rint(x / s[:, None]), low, high))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("value", ["max(x, axis=N)", "tanh(5.0)"])
+def test_words_of_equal_float8_numbers(tmp_path, dtype, value):
+    """ptxas converted two of the four, and put them beside what some register held. The interpreter, which reads PTX, cannot see that:
+    no conversion of Hopper's machine code (opcode 0x23e) may have a third register, which it would merge."""
+    text = spec_text(
+        "x: float32[..., N]", f"y: {dtype}[..., N]; z: float32[..., N]", f"y = {value}; z = x + 1", "", "grad: none"
+    )
+    op = make_op(tmp_path, text)
+    (cubin,) = cubins_of_call(op, Types(()), {"...": 16, "N": 64}, "sm_90a")
+    words = np.frombuffer(_machine_code(cubin), "<u8").reshape(-1, 2)
+    merged = words[(words[:, 0] & 0xFFF) == 0x23E, 1] & 0xFF
+    assert len(merged) and (merged == 0xFF).all()
+
+
+def _machine_code(cubin: bytes) -> bytes:
+    (text,) = [s for s in ELFFile(io.BytesIO(cubin)).iter_sections() if s.name.startswith(".text")]
+    return text.data()

@@ -16,11 +16,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
-from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, most_alive, topological
-from codegen.graph.ops import ALONE, COSTLY, SCANS, TAKES
-from codegen.plan.access import INT_MAX, Access, Tokens, View, tokens_of, vector_width
+from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
+from codegen.graph.ops import ALONE, SCANS, TAKES
+from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of, vector_width
 from codegen.plan.launches import Extents
-from codegen.plan.planner import Names
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.walking import REGISTERS_OF_SM, RESIDENT, most_parts, processors, registers, shared_memory
@@ -221,6 +220,8 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
 class _Middle(Reductions):
     """The planner of a kernel that reduces along rows, and perhaps over them, for which the axes along a row are the last ones."""
 
+    holds_rows = True
+
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
         self.innermost = self.axes[-1:]
@@ -269,28 +270,8 @@ class _Middle(Reductions):
         groups = self.groups(self.placed, {self.axes[self.place]})
         leading = sum(set(g.axes) <= set(self.kept) for g in groups)
         tokens: dict[str, Tokens] = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        names, late = Names(self.spec, self.statements), self.reached_by(self.over)
 
         def mode(own: Tokens) -> str:
             return "flat" if leading - 1 in own else "row"
 
-        rows, columns, _ = self.statistics(names, groups)
-        along = set(self.axes) - set(self.kept)
-        return Middle(
-            kind="middle",
-            groups=groups,
-            leading=leading,
-            views=tuple(View(a, tokens[a.name]) for a in self.spec.arrays),
-            loads=tuple(self.load(node, tokens, groups, names, mode) for node in self.leaves()),
-            stores=self.stores(tokens, names, mode),
-            rows=rows,
-            columns=columns,
-            inner=(),
-            expensive=self.expensive(rows, (), groups[leading:], names),
-            apart=(),
-            late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
-            order=self.in_order(self.axes),
-            collapsed=False,
-            costly=any(n.op in COSTLY and along & set(n.dims) for n in self.nodes),
-            alive=most_alive([s.value for s in self.statements], along),
-        )
+        return replace(self.planned(Middle, groups, leading, tokens, mode), kind="middle", apart=())

@@ -6,11 +6,12 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph import online
 from codegen.graph.names import LOCAL_NAMES, REDUCING_NAMES
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, lost_axes, most_alive, topological
+from codegen.graph.nodes import ROWS, Leaf, Node, Statement, dims_text, lost_axes, most_alive, topological
 from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.plan.planner import MAX_AXES, Names, Planner
@@ -20,6 +21,7 @@ from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
 
 MAX_STAGES = 16
+R = TypeVar("R", bound=Reduction)
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
@@ -35,6 +37,8 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
 
 class Reductions(Planner):
     """`only_over`: reductions over trailing axes, too, are of partial results of blocks, as those over rows are."""
+
+    holds_rows = False  # whether a block has whole rows, also where it reduces over rows
 
     def __init__(self, spec: Spec, statements: tuple[Statement, ...], only_over: bool = False):
         super().__init__(spec, statements)
@@ -310,7 +314,7 @@ class Reductions(Planner):
             values = [s.value for s in self.written() if s.name == statement.name] if constant else [statement.value]
             found = [over[id(n)] for n in topological(values) if id(n) in over]
             wanted = list(dict.fromkeys([n.dims for n in found] if found else along))
-            texts = [_brackets(w) for w in wanted]
+            texts = [dims_text(w) for w in wanted]
             if found and any(n.op == "take" for n in topological([statement.value], lambda n: id(n) in over)):
                 message = f"{output.name!r} takes from a table after a reduction over rows"
                 return self.error(message, "take before it, or make it an op of its own", output)
@@ -337,7 +341,6 @@ class Reductions(Planner):
             groups = self.groups(self.placed, {self.axes[self.place]})
             leading = sum(set(g.axes) <= set(self.axes[: self.place]) for g in groups)
             tokens = {a.name: tokens_of(a, groups) for a in self.spec.arrays}
-        names = Names(self.spec, self.statements)
 
         def mode(own: Tokens) -> str:
             columns = [t for t in own if isinstance(t, int) and t >= leading]
@@ -346,9 +349,18 @@ class Reductions(Planner):
             tail = own[:-1] if own[-1] == "parts" else own
             return "flat" if tail[-(len(groups) - leading) :] == tuple(range(leading, len(groups))) else "gather"
 
+        whole = self.planned(Reduction, groups, leading, tokens, mode)
+        return replace(whole, first=self.first(whole)) if whole.rows and whole.columns else whole
+
+    def planned(
+        self, plan: type[R], groups: tuple[Group, ...], leading: int, tokens: dict[str, Tokens], mode: ModeOf
+    ) -> R:
+        """The plan of a kernel for which the first `leading` groups are a row's position."""
+        names, late = Names(self.spec, self.statements), self.reached_by(self.over)
         rows, columns, inner = self.statistics(names, groups)
-        late = self.reached_by(self.over)
-        whole = Reduction(
+        along = {*self.axes[self.place :]}
+        kept = self.kept_apart(self.place)
+        return plan(
             kind="row+column" if rows and columns else "row" if rows else "column",
             groups=groups,
             leading=leading,
@@ -358,34 +370,27 @@ class Reductions(Planner):
             rows=rows,
             columns=columns,
             inner=inner,
-            expensive=self.expensive(rows, columns, groups[leading:], names),
-            apart=tuple(
-                i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= self.kept_apart(self.place)
-            ),
+            expensive=() if columns and not self.holds_rows else self.expensive(rows, groups[leading:], names),
+            apart=tuple(i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= kept),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
-            order=self.axes,
+            order=self.in_order(self.axes),
             collapsed=self.collapsed,
+            costly=any(n.op in COSTLY and along & set(n.dims) for n in self.nodes),
+            alive=most_alive([s.value for s in self.statements], along),
         )
-        along = set(self.axes) - set(self.axes[: self.place])
-        costly = any(n.op in COSTLY and along & set(n.dims) for n in self.nodes)
-        whole = replace(whole, costly=costly, alive=most_alive([s.value for s in self.statements], along))
-        if whole.kind != "row+column":
-            return whole
-        reached = {id(n) for n in topological(s.node for s in rows)}
-        loads = (self.load(n, tokens, groups, names, mode) for n in self.leaves() if id(n) in reached)
-        return replace(whole, first=self.first(whole, tuple(loads)))
 
-    def first(self, whole: Reduction, loads: tuple[Access, ...]) -> Reduction:
+    def first(self, whole: Reduction) -> Reduction:
         """The plan of a kernel that writes the statistics of rows, for another one that reads the rows again."""
         axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
         own = tuple(range(whole.leading))
         types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
         arrays = [Array(f"{s.name}_of_rows", types[s.kind], axes) for s in whole.rows]
+        reached = {id(n) for n in topological(s.node for s in whole.rows)}
         return replace(
             whole,
             kind="row",
             views=(*whole.views, *(View(a, own) for a in arrays)),
-            loads=loads,
+            loads=tuple(load for node, load in zip(self.leaves(), whole.loads, strict=True) if id(node) in reached),
             stores=tuple(Access(a.name, a, None, "row", own) for a in arrays),
             columns=(),
             late=(),
@@ -404,16 +409,10 @@ class Reductions(Planner):
         )  # fmt: skip
 
     def expensive(
-        self,
-        rows: tuple[Statistic, ...],
-        columns: tuple[Statistic, ...],
-        column_groups: tuple[Group, ...],
-        names: Names,
+        self, rows: tuple[Statistic, ...], column_groups: tuple[Group, ...], names: Names
     ) -> tuple[Expensive, ...]:
         """Values of each column that need an expensive operation and that more than one sweep needs: the last such
         value of each chain of them."""
-        if columns:
-            return ()
         along = {axis for group in column_groups for axis in group.axes}
 
         def of_row(node: Node) -> bool:
@@ -493,7 +492,3 @@ class Reductions(Planner):
         if reduction in self.along:
             return "row" if lost_axes(reduction) == self.axes[self.place :] else "group"
         return "column" if reduction.dims else "total"
-
-
-def _brackets(axes: tuple[str, ...]) -> str:
-    return f"[{', '.join(axes)}]"

@@ -308,6 +308,11 @@ class Reads:
                 own[access.array] += DTYPES[dtypes[access.array.name]].size
         return sum(own.values())
 
+    def written_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """The bytes of one column that each row writes: in all outputs but those that need all rows."""
+        own = (a.array for a in self.stores if a.mode == "flat" and a.array is not None)
+        return sum(DTYPES[dtypes[array.name]].size for array in own if array.name not in self.late)
+
     def in_columns(self, access: Access) -> bool:
         """Whether each column of a vector has an element of its own."""
         inner = access.mode == "gather" and len(self.groups) - 1 in access.tokens

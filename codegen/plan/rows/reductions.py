@@ -338,11 +338,7 @@ class Reduction(Reads):
         if per_row > WARP:
             return None
         threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
-        written = sum(
-            DTYPES[dtypes[a.array.name]].size for a in self.stores if a.mode == "flat" and a.array is not None
-            and a.array.name not in self.late
-        )  # fmt: skip
-        room = threads * count * (2 * needs.width + written + needs.sums)
+        room = threads * count * (2 * needs.width + self.written_bytes(dtypes) + needs.sums)
         resident = min(MAX_THREADS // threads, walking.shared_memory(arch) // room)
         if not resident:
             return None
@@ -360,11 +356,8 @@ class Reduction(Reads):
         found = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, dict(schedule), arch)
         if found is None or not found.staged or found.per_row <= WARP or found.cluster > MOST_IN_LONG_RUN:
             return None
-        written = sum(
-            DTYPES[dtypes[a.array.name]].size * (a.array.parts or 1) for a in self.stores
-            if a.mode == "flat" and a.array is not None and a.array.name not in self.late
-        )  # fmt: skip
-        block = found.threads * found.vectors * (found.at_once * needs.width + vec * written + needs.sums)
+        own = found.at_once * needs.width + vec * self.written_bytes(dtypes) + needs.sums
+        block = found.threads * found.vectors * own
         resident = min(max(1, found.resident), walking.shared_memory(arch) // block)
         if not resident:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Leaf, Node
@@ -104,6 +104,15 @@ class Plan(Protocol):
     def view(self, name: str) -> View: ...
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes of the innermost axis at which the kernel changes its method, for tests."""
+
+
+class Unreduced:
+    """A plan without reductions along rows or over them: those of attention are within a tile's rows, and stages have their own."""
+
+    rows: ClassVar[tuple[()]] = ()
+    columns: ClassVar[tuple[()]] = ()
+    inner: ClassVar[tuple[()]] = ()
+    apart: ClassVar[tuple[()]] = ()
 
 
 def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement, topological
-from codegen.plan.access import Access, Extent, Group, View
+from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
@@ -91,7 +91,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
+class AttentionPlan(Unreduced):
     """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
     by itself."""
 
@@ -110,10 +110,6 @@ class AttentionPlan:
     extremes: tuple[Node, ...]
     kind: ClassVar[str] = "attention"
     collapsed: ClassVar[bool] = False
-    rows: ClassVar[tuple[()]] = ()  # reductions are within a kernel's rows
-    columns: ClassVar[tuple[()]] = ()
-    inner: ClassVar[tuple[()]] = ()
-    apart: ClassVar[tuple[()]] = ()
 
     @property
     def kernels(self) -> int:

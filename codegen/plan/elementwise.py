@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
 from codegen.graph.ops import TAKES
-from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width, whole_pairs
+from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width, whole_pairs
 from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
@@ -41,7 +41,7 @@ THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(Unreduced):
     """The plan of an element-wise kernel."""
 
     groups: tuple[Group, ...]
@@ -50,10 +50,6 @@ class Elementwise:
     loads: tuple[Access, ...]
     stores: tuple[Access, ...]
     kind: str = "elementwise"
-    rows: tuple[()] = ()  # no reductions
-    columns: tuple[()] = ()
-    inner: tuple[()] = ()
-    apart: tuple[()] = ()
     kernels: int = 1
     extremes: tuple[()] = ()
     turned: int | None = None  # the group along which arrays in another order lie

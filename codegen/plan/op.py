@@ -11,7 +11,7 @@ from typing import Any
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
-from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, View
+from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, Unreduced, View
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import joint
@@ -43,7 +43,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Staged:
+class Staged(Unreduced):
     """The plan of an op that several kernels compute, one after the other.
 
     A stage is an op that is one kernel: its inputs are inputs of the op, and outputs of earlier stages. `held` are the
@@ -67,10 +67,6 @@ class Staged:
     saving: Op | None = None
     kind: str = "staged"
     collapsed: bool = False
-    rows: tuple[()] = ()  # the stages have the reductions
-    columns: tuple[()] = ()
-    inner: tuple[()] = ()
-    apart: tuple[()] = ()
 
     @property
     def kernels(self) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
 from codegen.graph.ops import NUCLEUS, PLACED, UNSORT
-from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
+from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import Names, Planner
 from codegen.shared import WARP, SelectLaunch
@@ -39,7 +39,7 @@ NARROW = "a selection orders 32-bit values"
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Unreduced):
     """The plan of a kernel that selects. Its groups are the rows, the elements that are selected from a row, and the
     elements of a row."""
 
@@ -52,10 +52,6 @@ class Selection:
     order: tuple[str, ...]
     kind: str = "selection"
     collapsed: bool = False
-    rows: tuple[()] = ()  # no reductions
-    columns: tuple[()] = ()
-    inner: tuple[()] = ()
-    apart: tuple[()] = ()
     kernels: int = 1
     extremes: tuple[()] = ()
 

@@ -316,7 +316,7 @@ def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, del
 def alibi_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients, terms of sums; without `masked`, where the mask holds."""
     mSlopes, _ = tensors
     iH, _ = at.batch
     iQ = at.row

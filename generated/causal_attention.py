@@ -337,7 +337,7 @@ def causal_attention_backward_stage2_full_chain(acc, dp, row_max, row_value2, ro
 def causal_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     iQ = at.row
     rRowMax = device.full(at.vec, statistics[0][0])
     rRowValue2 = device.full(at.vec, statistics[1][0])

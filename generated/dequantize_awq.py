@@ -40,8 +40,9 @@ w[7] = (((qweight >> 28) & 15) - ((qzeros >> 28) & 15)) * scales[7]
 shifts = jnp.array([0, 16, 4, 20, 8, 24, 12, 28])
 q = jnp.mod(jnp.right_shift(qweight[..., None], shifts), 16)
 z = jnp.mod(jnp.right_shift(qzeros[..., None], shifts), 16)
-w = (q.reshape(qweight.shape[0] // 128, 128, scales.shape[1]) - z.reshape(qzeros.shape[0], 1, scales.shape[1])) * scales[:, None]
-w = w.reshape(qweight.shape[0], scales.shape[1])
+q = q.reshape(qweight.shape[0] // 128, 128, scales.shape[1])
+z = z.reshape(qzeros.shape[0], 1, scales.shape[1])
+w = ((q - z) * scales[:, None]).reshape(qweight.shape[0], scales.shape[1])
 """,
     "bench": [{"B": 64, "N": 1024}],
 }
@@ -125,10 +126,9 @@ def dequantize_awq_reference(qweight, qzeros, scales):
     shifts = jnp.array([0, 16, 4, 20, 8, 24, 12, 28])
     q = jnp.mod(jnp.right_shift(qweight[..., None], shifts), 16)
     z = jnp.mod(jnp.right_shift(qzeros[..., None], shifts), 16)
-    w = (
-        q.reshape(qweight.shape[0] // 128, 128, scales.shape[1]) - z.reshape(qzeros.shape[0], 1, scales.shape[1])
-    ) * scales[:, None]
-    w = w.reshape(qweight.shape[0], scales.shape[1])
+    q = q.reshape(qweight.shape[0] // 128, 128, scales.shape[1])
+    z = z.reshape(qzeros.shape[0], 1, scales.shape[1])
+    w = ((q - z) * scales[:, None]).reshape(qweight.shape[0], scales.shape[1])
     return w
 
 

@@ -327,7 +327,7 @@ def dilated_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, d
 def dilated_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float, step_: int, window: int,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     iQ = at.row
     rRowMax = device.full(at.vec, statistics[0][0])
     rRowValue1 = device.full(at.vec, statistics[1][0])

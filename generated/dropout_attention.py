@@ -393,7 +393,7 @@ def dropout_attention_backward_stage2_full_chain(
 def dropout_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float, keep: float,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     mKey, mDq = tensors
     iG, iH, iB = at.batch
     iQ = at.row

@@ -246,7 +246,7 @@ def full_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, del
 def full_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     rRowMax = device.full(at.vec, statistics[0][0])
     rRowValue1 = device.full(at.vec, statistics[1][0])
     rDelta = device.full(at.vec, statistics[2][0])

@@ -315,7 +315,7 @@ def prefix_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, de
 def prefix_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     mPrefix, _ = tensors
     _, iB = at.batch
     iQ = at.row

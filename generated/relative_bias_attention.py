@@ -245,7 +245,7 @@ def relative_bias_attention_backward_stage2_slope_chain(acc, dp, row_max, row_va
 def relative_bias_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool,
 ):
-    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients, terms of sums; without `masked`, where the mask holds."""
     mBias, _ = tensors
     iH, _ = at.batch
     iQ = at.row

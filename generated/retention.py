@@ -134,7 +134,7 @@ def retention_backward_stage1_full_chain(acc, dp, log_decay, index_q, index_s, s
 def retention_backward_stage1_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients, terms of sums; without `masked`, where the mask holds."""
     mLogDecay, _ = tensors
     iH, _ = at.batch
     iQ = at.row

@@ -149,7 +149,7 @@ def sigmoid_attention_backward_stage1_full_chain(acc, dp, bias, scale):
 def sigmoid_attention_backward_stage1_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products, and terms of sums; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients, terms of sums; without `masked`, where the mask holds."""
     mBias, mQDocument, mKDocument, _ = tensors
     row, = at.batch
     iQ = at.row

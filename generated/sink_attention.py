@@ -310,7 +310,7 @@ def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value2, row_value3
 def sink_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, the gradients of their products; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
     iQ = at.row
     rM = device.full(at.vec, statistics[0][0])
     rRowValue2 = device.full(at.vec, statistics[1][0])

@@ -41,8 +41,10 @@ new_value_cache = put(value_cache, value * scale, slot, axis=P)
 size = key_cache.shape[0]
 rows = jnp.where(slot < 0, size, slot).reshape(-1)
 tail = key_cache.shape[1:]
-new_key_cache = key_cache.at[rows].set((key * scale).reshape((rows.size,) + tail).astype(key_cache.dtype), mode="drop")
-new_value_cache = value_cache.at[rows].set((value * scale).reshape((rows.size,) + tail).astype(value_cache.dtype), mode="drop")
+keys = (key * scale).reshape((rows.size,) + tail).astype(key_cache.dtype)
+values = (value * scale).reshape((rows.size,) + tail).astype(value_cache.dtype)
+new_key_cache = key_cache.at[rows].set(keys, mode="drop")
+new_value_cache = value_cache.at[rows].set(values, mode="drop")
 """,
     "grad": "none",
     "bench": [{"...": 8192, "P": 65536, "H": 8, "D": 128}],
@@ -112,12 +114,10 @@ def write_kv_cache_reference(key_cache, value_cache, key, value, slot, scale):
     size = key_cache.shape[0]
     rows = jnp.where(slot < 0, size, slot).reshape(-1)
     tail = key_cache.shape[1:]
-    new_key_cache = key_cache.at[rows].set(
-        (key * scale).reshape((rows.size,) + tail).astype(key_cache.dtype), mode='drop',
-    )
-    new_value_cache = value_cache.at[rows].set(
-        (value * scale).reshape((rows.size,) + tail).astype(value_cache.dtype), mode='drop',
-    )
+    keys = (key * scale).reshape((rows.size,) + tail).astype(key_cache.dtype)
+    values = (value * scale).reshape((rows.size,) + tail).astype(value_cache.dtype)
+    new_key_cache = key_cache.at[rows].set(keys, mode='drop')
+    new_value_cache = value_cache.at[rows].set(values, mode='drop')
     return new_key_cache, new_value_cache
 
 

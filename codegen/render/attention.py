@@ -191,7 +191,7 @@ class AttentionBackwardContext(TiledContext):
         return AttentionBackwardKernel(
             chains=[c.named_chain() for c in (slope, full) if c is not None],
             products=", ".join(slope.given()[:2]),
-            more=", and terms of sums" if plan.along_rows or plan.along_columns or plan.pairs else "",
+            more=", terms of sums" if plan.along_rows or plan.along_columns or plan.pairs else "",
             static=self.static_hints,
             slope=slope.function([full] if full else []),
             full=full.function([]) if full else None,

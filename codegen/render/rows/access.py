@@ -12,6 +12,7 @@ from codegen.plan.access import Access, Group
 from codegen.plan.op import Op
 from codegen.plan.rows.reductions import Reduction
 from codegen.render.common import Context, camel
+from codegen.render.once import once
 from codegen.render.records import Fragment
 from codegen.render.rows.records import (
     Load,
@@ -176,7 +177,7 @@ class RowAccess(Context):
             return f"{name}[{', '.join([*parts, 'None', *('' if access.mode == 'row' else 'v'), 'u'])}]"
         return f"{name}[{part}, None]" if parts and part != "None" else name
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def vector_loads(self) -> list[Access]:
         """The loads of vectors; one load for interleaved parts."""
         found: dict[str, Access] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel
+from codegen.render.once import once
 from codegen.render.records import Function, Tensor
 from codegen.render.rows.finishes import FinishContext
 from codegen.render.rows.records import (
@@ -89,7 +89,7 @@ class WalkContext(FinishContext):
 
     # The kernel that writes the statistics of rows that are too long for one kernel
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def first(self) -> RowContext | None:
         """What it shows."""
         plan = self.plan.first
@@ -203,7 +203,7 @@ class WalkContext(FinishContext):
     def row_stores(self) -> list[Access]:
         return [a for a in super().row_stores() if not self.late(a)]
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def walk_function(self) -> Function:
         stores = self.vector_stores()
         values = [*self.values_of(stores), *(s.value for s in self.plan.columns)]
@@ -212,11 +212,11 @@ class WalkContext(FinishContext):
         rows = {emit.leaf_key(s.node): s.name for s in self.plan.rows}
         return self.function(f"{self.spec.op}_chain", doc, values, rows)
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def functions(self) -> list[Function]:
         return [*self.kernel_functions(), *(f.function for f in self.finishes())]
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def kernel_functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         row = self.row_function()

@@ -3,7 +3,6 @@ values of `templates/finish_kernel.py.jinja`."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 from codegen.graph import emit
@@ -13,6 +12,7 @@ from codegen.plan.access import Access
 from codegen.plan.planner import dtype_constant
 from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel
+from codegen.render.once import once
 from codegen.render.records import Constant, Function, Tensor
 from codegen.render.rows.records import FinishKernel, PartialFold
 from codegen.render.rows.row import RowContext, in_tuple
@@ -83,7 +83,7 @@ class FinishContext(RowContext):
 
     # The finishing kernels: one for each set of axes of the outputs over rows
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def finishes(self) -> list[Finish]:
         by_axes: dict[tuple[str, ...], list[Access]] = {}
         for access in self.plan.stores:

@@ -11,6 +11,7 @@ from codegen.plan.op import Op
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.middle import Middle
 from codegen.render.common import camel, full
+from codegen.render.once import once
 from codegen.render.records import Fragment, Function
 from codegen.render.rows.finishes import FinishContext
 from codegen.render.rows.records import ColumnStatistic, Final, Load, MiddleKernel, RowLoad
@@ -57,7 +58,7 @@ class MiddleContext(FinishContext):
 
     # The chain in pieces
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def chain_function(self) -> Function | None:
         """The outputs along rows, and what is reduced over them."""
         stores, columns = self.vector_stores(), self.plan.columns
@@ -76,7 +77,7 @@ class MiddleContext(FinishContext):
         names = [a.name for a in self.vector_stores()] + [f"{s.name}_of" for s in self.plan.columns]
         return replace(found, results=", ".join(names))
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def functions(self) -> list[Function]:
         return [*super().functions(), *(f.function for f in self.finishes())]
 
@@ -108,7 +109,7 @@ class MiddleContext(FinishContext):
     def registers(self, access: Access) -> str:
         return f"{self.fragment(access)}[None, {'v' if self.plan.is_held(access) else 0}]"
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def vector_loads(self) -> list[Access]:
         return list({self.fragment(a): a for a in self.plan.loads if a.array is not None}.values())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from codegen.graph.online import rescaled
 from codegen.plan.access import Access
 from codegen.plan.rows.access import Expensive, Statistic
 from codegen.render.common import camel, doc_lines, full
+from codegen.render.once import once
 from codegen.render.records import Function
 from codegen.render.rows.access import RowAccess
 from codegen.render.rows.records import (
@@ -116,7 +116,7 @@ class RowContext(RowAccess):
         """The axes along a vector."""
         return tuple(axis for group in self.plan.column_groups for axis in group.axes)
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def stage_function(self, stage: int) -> Function:
         statistics = self.plan.stages[stage]
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
@@ -130,7 +130,7 @@ class RowContext(RowAccess):
         values = {(s.name, s.part): s.value for s in self.statements}
         return [values[(a.array.name, a.part)] for a in stores if a.array is not None]
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def chain_function(self) -> Function | None:
         stores = self.vector_stores()
         if not stores:
@@ -138,7 +138,7 @@ class RowContext(RowAccess):
         doc = "The chain, on one vector of each operand and the row's statistics."
         return self.function(f"{self.spec.op}_chain", doc, self.values_of(stores), self.statistic_leaves())
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def row_function(self) -> Function | None:
         stores = self.row_stores()
         if not stores:
@@ -147,7 +147,7 @@ class RowContext(RowAccess):
         like = self.plan.rows[0].name if self.plan.rows else ""
         return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves(), like=like)
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def expensive_function(self, value: Expensive) -> Function:
         before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < value.stage}
         doc = f"{value.name}, on one vector of each operand: several passes need it."
@@ -165,7 +165,7 @@ class RowContext(RowAccess):
                 ))  # fmt: skip
         return rows
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         stages = [*(self.expensive_function(c) for c in self.plan.expensive), *stages]
@@ -195,7 +195,7 @@ class RowContext(RowAccess):
             return f"{full(width, statistic.name, 'cutlass.Int32')} != 0"
         return full(width, statistic.name, self.statistic_type(statistic))
 
-    @functools.cache  # noqa: B019  a context lives as long as a file is rendered
+    @once
     def operand_texts(self, width: str) -> dict[str, str]:
         """How each operand of the chain is read from its registers."""
         texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}

@@ -1,0 +1,39 @@
+"""A method that computes once: what it keeps, and for how long."""
+
+import gc
+
+from codegen.pipeline import read_op
+from codegen.render import render_op
+from codegen.render.common import Context
+from codegen.render.once import once
+
+
+class Base:
+    def __init__(self):
+        self.calls = []
+
+    @once
+    def of(self, number: int) -> int:
+        self.calls.append(("base", number))
+        return 10 * number
+
+
+class Derived(Base):
+    @once
+    def of(self, number: int) -> int:
+        self.calls.append(("derived", number))
+        return super().of(number) + 1
+
+
+def test_each_object_computes_once_for_its_arguments():
+    first, second = Derived(), Derived()
+    assert [first.of(1), first.of(1), first.of(2), second.of(1)] == [11, 11, 21, 11]
+    assert first.calls == [("derived", 1), ("base", 1), ("derived", 2), ("base", 2)]
+    assert second.calls == [("derived", 1), ("base", 1)]
+
+
+def test_nothing_keeps_the_contexts_of_a_rendered_op():
+    for name in ("rmsnorm", "layernorm", "layernorm_channels_first"):
+        render_op(read_op(f"specs/{name}.yaml"))
+    gc.collect()
+    assert [made for made in gc.get_objects() if isinstance(made, Context)] == []

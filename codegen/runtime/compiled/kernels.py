@@ -287,9 +287,11 @@ def key_of(call: CompiledCall, options: str, lines: bool = False) -> str | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `repr` tells a constant from all others: a number or a word, or a record of such by name."""
+    """Whether `repr` tells a constant from all others: a number or a word, or a record or tuple of such."""
     if is_dataclass(value) and not isinstance(value, type):
         return all(_is_plain(getattr(value, f.name)) for f in fields(value))
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | str)
 
 

@@ -263,6 +263,9 @@ def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
     assert None not in (key(row), key(walk))
     assert len({key(row), key(other), key(walk), key(replace(walk, first=other)), key(replace(walk, vec=8))}) == 5
     assert key(row) == key(replace(other, at_once=1))
+    attention = shared.AttentionLaunch(64, 64, 128, 128, 4, 1)
+    assert None not in {key(attention), key(replace(attention, converted=("k", "v")))}
+    assert key(attention) != key(replace(attention, converted=("k", "v")))
     records = tuple(kernels._records(walk))
     assert records == (shared.Walk, shared.RowLaunch)
     assert shared.__file__ in kernels._sources(faulty_kernels.double, records)[0]

@@ -31,6 +31,7 @@ from codegen.explain.launching import (
     spacing_of,
     stages_of,
 )
+from codegen.explain.masks import mask
 from codegen.explain.words import words
 from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
@@ -444,6 +445,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         "products": product_facts(op, shape),
         "groups": [list(g.axes) for g in op.plan.groups] if not op.plan.collapsed else [],
         "groups_why": words(op.plan).groups(),
+        "mask": mask(op, shape),
         "statistics": [
             {
                 "name": s.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from codegen import extras
+from codegen.explain.masks import words as mask_words
 from codegen.explain.words import scaled_words, statistics_words
 
 with extras.needed("build"):
@@ -37,6 +38,7 @@ def _facts(report: dict[str, Any]) -> Table:
         "statistics": statistics_words(report["statistics"]),
         "axes": report["groups_why"],
         "shape": ", ".join(f"{axis} = {extent}" for axis, extent in report["shape"].items()),
+        "mask": mask_words(report["mask"]),
         "kernels": f"{kernels['fused']}; one for each operation would be {kernels['unfused']}",
         "scales": "; ".join(map(scaled_words, report["scaled"])),
         "saved": f"{', '.join(saved['names']) or 'nothing'} ({saved['why']})",
@@ -89,8 +91,9 @@ def _backward(made: dict[str, Any]) -> Table:
 
 
 def _chains(made: dict[str, Any]) -> dict[str, list[str]]:
-    """The chain of a backward, or those of its stages."""
-    return {f"stage {i + 1}": stage["chain"] for i, stage in enumerate(made["stages"])} or {"chain": made["chain"]}
+    """The chain of a backward, or the kernels of its stages and their chains."""
+    found = {f"stage {i + 1}": [stage["why"], *stage["chain"]] for i, stage in enumerate(made["stages"])}
+    return found or {"chain": made["chain"]}
 
 
 def _stages(stages: list[dict[str, Any]]) -> Table:

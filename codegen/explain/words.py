@@ -371,7 +371,7 @@ class AttentionWords:
         )
         if not plan.along_rows:
             how += (
-                f"; on Hopper, one kernel gives all three where heads have 128 elements, or at most 64: blocks have rows along "
+                f"; on Hopper, one kernel gives all three where heads have at most 128 elements: blocks have rows along "
                 f"{self.columns}, and add to {dq} in turns"
             )
         if plan.condition is not None:

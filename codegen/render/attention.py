@@ -19,7 +19,7 @@ from codegen.spec.spec import Array
 
 # Operations on bounds, by the operation of a condition
 BOUNDED = {n: n for n in ("add", "sub", "neg", "mul", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne")}
-BOUNDED |= {"and": "both", "or": "either", "not": "inverse"}
+BOUNDED |= {"and": "both", "or": "either", "not": "inverse", "abs": "magnitude"}
 
 
 class TiledContext(Context):

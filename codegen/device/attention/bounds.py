@@ -74,6 +74,12 @@ def neg(a: Bounds) -> Bounds:
     return -a[1], -a[0]
 
 
+def magnitude(a: Bounds) -> Bounds:
+    below, above = a[0], neg(a)[0]  # of the magnitude, where they are positive
+    zero = below - below
+    return greatest(greatest(below, above), zero), greatest(-below, -above)
+
+
 def mul(a: Bounds, b: Bounds) -> Bounds:
     products = [x * y for x in a for y in b]
     low = high = products[0]

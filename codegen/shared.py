@@ -309,6 +309,9 @@ class AmpereTiles(Cut):
         return -(-N // self.columns(paired)) * self.warps_n
 
 
+LEAST_COLUMNS = 256  # of k, for a block of attention that shares a row with others
+
+
 @dataclass(frozen=True)
 class AttentionLaunch:
     """The settings that the kernel of attention is compiled for."""

@@ -356,7 +356,7 @@ def alibi_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
-    mSum1: cute.Tensor,  # (B, Q, H) float32
+    mSum1: cute.Tensor,  # (B, S, H) float32
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
@@ -370,8 +370,8 @@ def alibi_attention_backward_stage2_launch(
     dq = attend.arranged(mDq, sizes, (2, 0), 1)
     dk = attend.arranged(mDk, sizes, (2, 0), 1)
     dv = attend.arranged(mDv, sizes, (2, 0), 1)
-    along_rows = (attend.by_row(mSum1, sizes, (2, 0), 1),)
-    along_columns = ()
+    along_rows = ()
+    along_columns = (attend.by_row(mSum1, sizes, (2, 0), 1),)
     pairs = ()
     statistics = (
         attend.by_row(mRowMax, sizes, (2, 0), 1), attend.by_row(mRowValue1, sizes, (2, 0), 1),
@@ -397,7 +397,7 @@ def alibi_attention_backward_stage3_columns(column_sum):
 
 @cute.kernel
 def alibi_attention_backward_stage3_kernel(
-    mSum1: cute.Tensor,  # (BQ, H) float32
+    mSum1: cute.Tensor,  # (BS, H) float32
     mDslopes: cute.Tensor,  # (H) float32
     mColumnSumParts: cute.Tensor,  # (parts, H) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -405,7 +405,7 @@ def alibi_attention_backward_stage3_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BQ, H = mSum1.shape[0], mSum1.shape[1]
+    BS, H = mSum1.shape[0], mSum1.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, H)
@@ -420,14 +420,14 @@ def alibi_attention_backward_stage3_kernel(
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iBQ = row
-        early = rowwise.walked(how, row < BQ, H, first)
-        early.load(mSum1, (iBQ, 0), rSum1[None, None, u])
-    for base in cutlass.range(part * rows_a_block, BQ, pace * at_once):
+        iBS = row
+        early = rowwise.walked(how, row < BS, H, first)
+        early.load(mSum1, (iBS, 0), rSum1[None, None, u])
+    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iBQ = row
-            own = rowwise.walked(how, row < BQ, H, first)
+            iBS = row
+            own = rowwise.walked(how, row < BS, H, first)
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -435,9 +435,9 @@ def alibi_attention_backward_stage3_kernel(
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iBQ = row
-            later = rowwise.walked(how, row < BQ, H, first)
-            later.load(mSum1, (iBQ, 0), rSum1[None, None, u])
+            iBS = row
+            later = rowwise.walked(how, row < BS, H, first)
+            later.load(mSum1, (iBS, 0), rSum1[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, H, per_row, how.ragged)
 

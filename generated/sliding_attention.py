@@ -49,14 +49,14 @@ def sliding_attention_score_chain(acc, index_s, index_q, scale, cap, window):
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap), -float("inf"),
+        device.tanh_term(acc * device.divide(scale, cap, True), True) * device.sign(cap), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap)
+    scores = device.tanh_term(acc * device.divide(scale, cap, True), True) * device.sign(cap)
     return scores
 
 
@@ -134,14 +134,14 @@ def sliding_attention_forward_score_chain(acc, index_s, index_q, scale, cap, win
     """The chain, on one vector of each operand."""
     scores = device.where(
         (index_s <= index_q) & (index_q - index_s < window),
-        device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap), -float("inf"),
+        device.tanh_term(acc * device.divide(scale, cap, True), True) * device.sign(cap), -float("inf"),
     )
     return scores
 
 
 def sliding_attention_forward_full_chain(acc, scale, cap):
     """The chain, on one vector of each operand."""
-    scores = device.tanh_term(device.divide_by_shared(acc * scale, cap, True), True) * device.sign(cap)
+    scores = device.tanh_term(acc * device.divide(scale, cap, True), True) * device.sign(cap)
     return scores
 
 

@@ -42,7 +42,7 @@ def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]
     """The backward of an op that is attention, its forward with more outputs, and the inputs and parameters without a gradient of
     kernels. Raises `UserError` or `SpecError` if kernels cannot compute it."""
     assert isinstance(op.plan, Attention)
-    own = (op.plan.products[1].a.dtype, *(a.dtype for a in op.plan.vectors))
+    own = (op.plan.products[1].a.dtype, *(a.dtype for a in op.plan.factors))
     if len({*own}) > 1 or not any(dtype in NARROW for dtype in op.spec.dtypes(op.plan.q)):
         raise UserError("attention's gradients have kernels where all that is multiplied is of one 16-bit type")
     if op.plan.pages:
@@ -71,6 +71,7 @@ class _Cut:
         self.do = self.reverse.cotangents[plan.o.name]
         self.known = {id(node): self.input(name, node) for name, node in saved.items()}
         self.leaves = {id(node): Leaf(name) for name, node in saved.items()}
+        self.rounded: Node | None = None  # the cotangent of o as it is multiplied, where o has another type
         self.dp, self.slopes = self.matched()
         self.known |= {id(n): n for n in (self.first, self.dp)}
         self.base = dict(self.known)
@@ -128,7 +129,7 @@ class _Cut:
         roots = [slopes[0]]
         products = [n for n in topological(roots, self.is_leaf) if n.op == "contract" and n is not self.first]
         _demand(len(products) == 1 and {*lost_axes(products[0])} == {plan.value})
-        arrays = {as_multiplied(a).attr for a in products[0].args}
+        arrays = {self.read(a) for a in products[0].args}
         _demand(arrays == {Leaf(self.do.name), Leaf(plan.v.name)})
         return products[0], slopes[0]
 
@@ -136,9 +137,16 @@ class _Cut:
         """The factor of the array `other` in a gradient that is a product with it, before that factor is rounded."""
         _demand(value is not None and value.op == "contract" and {*lost_axes(value)} == axes)
         assert value is not None
-        found = [a for a in value.args if as_multiplied(a).attr != Leaf(other.name)]
+        found = [a for a in value.args if self.read(a) != Leaf(other.name)]
         _demand(len(found) == 1 and found[0].op == "cast")
         return found[0].args[0]
+
+    def read(self, factor: Node) -> object:
+        """The input that a factor is, perhaps the cotangent of o as it is rounded; no input of a computed one."""
+        value = as_multiplied(factor)
+        if value.op == "cast" and value.args[0].attr == Leaf(self.do.name):
+            self.rounded, value = value, value.args[0]
+        return value.attr
 
     def is_leaf(self, node: Node) -> bool:
         return id(node) in self.leaves
@@ -163,9 +171,8 @@ class _Cut:
             elif node.op == "where" and id(node.args[0]) in conditions:
                 known[id(node)] = args[1]
             elif (ratio := self.ratio(node)) is not None:
-                known[id(node)] = self.made(
-                    node, "mul", (self.rebuilt(self.weights, masked), self.rebuilt(ratio, masked))
-                )
+                pair = self.rebuilt(self.weights, masked), self.rebuilt(ratio, masked)
+                known[id(node)] = self.made(node, "mul", pair)
             elif node.op == "add" and (product := together(self.graph, args, column)) is not None:
                 known[id(node)] = product
             elif node.op == "div" and column in args[0].dims and column not in args[1].dims and row in args[1].dims:
@@ -217,7 +224,10 @@ class _Cut:
         (value,) = node.args
         if lost == (plan.column,) and (powers := self.times_delta(value)) is not None:
             return self.scaled(self.made_delta(), powers)
-        return self.along(plan.column, value, [axis for axis in lost if axis != plan.column])
+        # Down columns where both are summed: one kernel of all gradients has no sums along rows
+        columns = {plan.row, *(a for a in plan.batch if a not in plan.k.axes)} <= {*lost}
+        axis = plan.row if columns else plan.column
+        return self.along(axis, value, [other for other in lost if other != axis])
 
     def along(self, axis: str, term: Node, rest: list[str]) -> Node:
         """A sum of terms along rows, that is over S, or along columns, over Q; and over the `rest` of its axes."""
@@ -306,9 +316,10 @@ class _Cut:
         reached = {id(n) for n in topological([*values, *rest.values()])}
         if self.delta is not None and id(self.delta) in reached and self.delta not in values:
             values.insert(0, self.delta)  # others may be computed from it, in a kernel of their own
-        names = [fresh(self.taken, "delta" if n is self.delta else f"row_value{i}") for i, n in enumerate(values, 1)]
+        values += [self.rounded] if self.rounded is not None else []
+        made = [self.before(i, n) for i, n in enumerate(values, 1)]
+        names = [a.name for a in made]
         leaves = {id(n): Leaf(name) for n, name in zip(values, names, strict=True)}
-        made = [Array(name, "float32", self.dims(n)) for n, name in zip(values, names, strict=True)]
         sums = [Array(name, "float32", self.dims_of_sum(name)) for name in self.sums]
         pairs = [results[name] for name in self.pairs]
         pool = [*self.reverse.cotangents.values(), *spec.outputs, *self.reverse.extra_outputs(self.saved), *made, *sums]
@@ -326,14 +337,11 @@ class _Cut:
         gradients = [results[name] for name in own]
         kernel = [Statement(g.name, None, self.rebuilt(self.gradient(g))) for g in gradients]
         kernel += [Statement(name, None, self.sum_of(name)) for name in self.sums]
-        kernel += [
-            Statement(results[name].name, None, self.rebuilt(self.gradient(results[name]))) for name in self.pairs
-        ]
+        kernel += [Statement(a.name, None, self.rebuilt(self.gradient(a))) for a in pairs]
         ops.append(self.kernel(spec_of(kernel, [*gradients, *sums, *pairs], leaves), gradients, sums, pairs, leaves))
         for name, value in rest.items():
-            last = derived(
-                spec_of([Statement(name, None, value)], [a for a in results.values() if a.name == name], leaves)
-            )
+            made_last = [a for a in results.values() if a.name == name]
+            last = derived(spec_of([Statement(name, None, value)], made_last, leaves))
             _demand(not isinstance(last.plan, Staged))
             ops.append(last)
         kept = [*(g.name for g in gradients), *(a.name for a in pairs), *rest]
@@ -392,10 +400,16 @@ class _Cut:
 
     def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
         plan = self.plan
-        like, axes = (
-            (plan.q, {*plan.batch, plan.row}) if name in self.along_rows else (plan.k, {*plan.batch, plan.column})
-        )
+        like, own = (plan.q, plan.row) if name in self.along_rows else (plan.k, plan.column)
+        axes = {*plan.batch, own}
         return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in like.axes if a in axes)
+
+    def before(self, number: int, value: Node) -> Array:
+        """The array of a value that is computed before attention's kernels."""
+        if value is self.rounded:
+            return Array(fresh(self.taken, f"{self.do.name}_rounded"), str(value.attr), self.do.dims)
+        name = "delta" if value is self.delta else f"row_value{number}"
+        return Array(fresh(self.taken, name), "float32", self.dims(value))
 
     def dims(self, node: Node) -> tuple[Axis, ...]:
         """The axes of a value of rows, in the order of q's."""
@@ -446,7 +460,8 @@ class _Cut:
             found = Values(statements, self.graph.calls, self.reverse.named, own)
             return part_of(spec, which, found, given, outputs, self.taken, plan.q.dtype)
 
-        do = next(a for a in spec.inputs if a.name == self.do.name)
+        multiplied = self.do.name if self.rounded is None else leaves[id(self.rounded)].name
+        do = next(a for a in spec.inputs if a.name == multiplied)
         dq, dk, dv = gradients
         found = AttentionBackward(
             products=(

@@ -213,7 +213,7 @@ class _Matcher:
             _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
         scale, score = self.unscaled(score)
         return (
-            (scale, self.score(score, first, -float("inf"))),
+            (scale, self.score(self.multiplied_once(score), first, -float("inf"))),
             self.row_part(statements, [top, total]),
             self.weight(gates),
         )
@@ -239,6 +239,33 @@ class _Matcher:
         elif factor < 0:
             inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
         return scale.times(factor) if score.op == "mul" else scale.over(factor), inner
+
+    def multiplied_once(self, score: Node) -> Node:
+        """The scores with one product instead of products and quotients by static numbers in sequence: x * a / b is x * (a / b)."""
+        if self.spec.math == "precise":
+            return score
+        graph, known, scaled = self.graph, dict[int, Node](), dict[int, tuple[Node, Node]]()
+        for node in topological([score]):
+            if (found := self.scaled(node)) is not None:
+                value, by = found
+                base, before = scaled.get(id(value), (known[id(value)], None))
+                factor = by
+                if before is not None or node.op == "div":
+                    factor = graph.node(node.op, (before or graph.const(1.0), by), kind="float", dims=())
+                scaled[id(node)] = base, factor
+                if before is not None:
+                    known[id(node)] = graph.node("mul", (base, factor), kind="float", dims=node.dims)
+            self.rebuilt(node, known)
+        return known[id(score)]
+
+    def scaled(self, node: Node) -> tuple[Node, Node] | None:
+        """The value that is multiplied or divided by a static number, and that number; None of others."""
+        if node.op not in ("mul", "div") or not node.dims:
+            return None
+        value, by = node.args
+        if node.op == "mul" and self.is_static(value):
+            value, by = by, value
+        return (value, by) if self.is_static(by) else None
 
     def is_static(self, node: Node) -> bool:
         """Whether a value is a number, or a parameter that a kernel is compiled for."""

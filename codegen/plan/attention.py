@@ -27,7 +27,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
 from codegen.plan.rows import walking
-from codegen.shared import AttentionLaunch
+from codegen.shared import LEAST_COLUMNS, AttentionLaunch
 from codegen.spec.spec import Array, Spec
 
 HEADS = 256  # the longest rows of q, k and v
@@ -35,7 +35,8 @@ SMS = 132  # of an H100
 MOST_AXES = 3  # of the batch: TMA's boxes have five
 FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
 RESIDENT = 4  # small blocks of an SM
-LEAST_COLUMNS, MOST_SPLITS = 256, 64  # of a block; blocks of a row
+MOST_SPLITS = 64  # blocks of a row
+UNEVEN = 8  # times as many where sequences have masks of their own: those that see little leave most of their blocks without work
 BARRIERS = 256  # bytes in shared memory
 SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
@@ -315,7 +316,8 @@ class Attention(AttentionPlan):
         count = rows * (shared if packed else 1)
         tile = next(m for m in (16, 32, 64) if m >= count or m == 64)
         blocks = -(-count // tile) * (batch // shared if packed else batch)
-        wanted = min(-(-walking.processors(arch) * RESIDENT // max(blocks, 1)), columns // LEAST_COLUMNS)
+        wanted = -(-walking.processors(arch) * RESIDENT // max(blocks, 1)) * (UNEVEN if self.is_uneven else 1)
+        wanted = min(wanted, columns // LEAST_COLUMNS)
         splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1
         if not packed and splits <= 1:
             return None
@@ -327,6 +329,13 @@ class Attention(AttentionPlan):
         """Whether there is a mask, and bounds of it need no array of columns: a warp finds them for all tiles of a row."""
         nodes = list(topological([self.condition] if self.condition is not None else []))
         return bool(nodes) and not any(n.op == "input" and {*self.keys} & {*n.dims} for n in nodes)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether elements of the batch, other than those that share k and v, may have different masks, as with lengths of sequences."""
+        nodes = list(topological([self.condition] if self.condition is not None else []))
+        own = {a for n in nodes if n.op == "input" for a in n.dims} & {*self.batch}
+        return self.is_cheap and bool(own - {*self.shared})
 
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,
@@ -411,15 +420,19 @@ class AttentionBackward(AttentionPlan):
         return self.jointly(found) or found
 
     def jointly(self, how: AttentionLaunch) -> AttentionLaunch | None:
-        """The launch of one kernel of all gradients: its two consumers share the columns of q's gradient, 64 each, or else its rows.
-        Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they do not fit, or values are
-        summed along rows."""
+        """The launch of one kernel of all gradients: of q's gradient, each of its two consumers has 64 rows, or some of the columns if a
+        tile has no more rows. Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they do not
+        fit, or values are summed along rows."""
         d, e = how.d, how.e
-        rows = 64 if d == 128 and e <= 128 else 128 if max(d, e) <= 64 else 0
-        tiles = 2 * (128 + 2 * rows) * (d + e) + 2 * rows * 2 * 128 + 128 * 4 * d
-        numbers = 2 * 4 * rows * max(1, len(self.statistics))
-        fits = rows and tiles + numbers + BARRIERS <= SHARED and not self.along_rows
-        return replace(how, tile_m=rows, joint=True) if fits else None
+
+        def fits(rows: int) -> bool:
+            tiles = 2 * (128 + 2 * rows) * (d + e) + 2 * rows * 2 * 128 + 128 * 4 * d
+            numbers = 2 * 4 * rows * max(1, len(self.statistics))
+            registers = rows + (d + e) // 2  # two products, and sums
+            return tiles + numbers + BARRIERS <= SHARED and registers <= 208
+
+        rows = next((m for m in (128, 64) if fits(m)), None)
+        return None if rows is None or self.along_rows else replace(how, tile_m=rows, joint=True)
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)

@@ -39,22 +39,19 @@ def join(
     own = cutlass.min(index, count - 1)
     places = batches_of.own(own // R, batches, lacking)[1]
     here, position = batches_of.Block(own // R, places, Int32(0), R, batches, lacking, sizes, how).at(own % R)
-    top, total = Float32(-math.inf), Float32(0)
-    for split in cutlass.range_constexpr(how.splits):
-        top = cute.arch.fmax(top, parts[split, own, how.e], nan=True)
-    shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
+    top, total, scales = _statistics(parts, own, lane, functions, how)
     pieces = -(-how.e // WARP)
     found = cute.make_rmem_tensor((pieces,), Float32)
     found.fill(0)
     for split in cutlass.range_constexpr(how.splits):
         scale = Float32(1)
         if cutlass.const_expr(functions.row is not None):
-            scale = cute.math.exp2((parts[split, own, how.e] - shift) * Float32(functions.base), fastmath=True)
-            total = total + parts[split, own, how.e + 1] * scale
-        for i in cutlass.range_constexpr(pieces):
-            column = lane + i * WARP
-            if column < how.e:
-                found[i] = found[i] + parts[split, own, column] * scale
+            scale = cute.arch.shuffle_sync(scales[split // WARP], split % WARP)
+        if scale >= 0:
+            for i in cutlass.range_constexpr(pieces):
+                column = lane + i * WARP
+                if column < how.e:
+                    found[i] = found[i] + parts[split, own, column] * scale
     factor = Float32(1)
     if cutlass.const_expr(functions.row is not None):
         at = Row(here, position, sizes, there & (lane == 0), page=how.page)
@@ -63,3 +60,26 @@ def join(
         column = lane + i * WARP
         if there & (column < how.e):
             o[here, position, column] = (found[i] * factor).to(o.element_type)
+
+
+def _statistics(parts: cute.Tensor, row: Int32, lane: Int32, functions: Functions, how: AttentionLaunch) -> tuple:
+    """A row's largest score, its sum of exponentials, and the scales of its parts, of which each lane of a warp has every 32nd: they are
+    negative where nothing has been summed, as by blocks without a tile."""
+    top, total = Float32(-math.inf), Float32(0)
+    if functions.row is None:
+        return top, total, []
+    own = [lane + first for first in range(0, how.splits, WARP)]
+    held = [parts[cutlass.min(split, how.splits - 1), row, how.e] for split in own]
+    for other in held:
+        top = cute.arch.fmax(top, other, nan=True)
+    for i in range(5):
+        top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1 << i), nan=True)
+    shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
+    scales = [cute.math.exp2((other - shift) * Float32(functions.base), fastmath=True) for other in held]
+    for split, scale in zip(own, scales, strict=True):
+        part = parts[cutlass.min(split, how.splits - 1), row, how.e + 1] * scale
+        total = total + cutlass.select_(split < how.splits, part, Float32(0))
+    for i in range(5):
+        total = total + cute.arch.shuffle_sync_bfly(total, 1 << i)
+    marked = [cutlass.select_(other == -math.inf, Float32(-1), x) for other, x in zip(held, scales, strict=True)]
+    return top, total, marked

@@ -41,7 +41,7 @@ from codegen.device.attention.fragments import (
 )
 from codegen.device.attention.scores import Row, Scores, Tile, powers
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
-from codegen.shared import WARP, AttentionLaunch
+from codegen.shared import LEAST_COLUMNS, WARP, AttentionLaunch
 
 MOST_HELD = 8  # steps along D of which a warp holds q in registers
 
@@ -174,7 +174,7 @@ def _tiles_of(
     first, end = Int32(0), Int32(cute.ceil_div(block.sizes[1], how.tile_n))
     if how.bounded:
         first, end = _seen(end, block, tensors, tiles)
-    each = cute.ceil_div(end - first, how.splits)
+    each = cutlass.max(cute.ceil_div(end - first, how.splits), LEAST_COLUMNS // how.tile_n)
     return Int32(first + split * each), cutlass.min(first + (split + 1) * each, end)
 
 

@@ -312,9 +312,13 @@ def _slope_column(
             for r in range(2):
                 added[r, n] += cutlass.select_(here < sizes[0], term[r], Float32(0.0)) if masked else term[r]
         for r in range(2):
-            outside = Float32(0.0)
-            s[c, r, j] = cutlass.select_(here < sizes[0], a[r], outside) if masked else a[r]
-            dp[c, r, j] = cutlass.select_(here < sizes[0], b[r], outside) if masked else b[r]
+            there, outside = here < sizes[0], Float32(0.0)
+            s[c, r, j] = cutlass.select_(there, a[r], outside) if masked else a[r]
+            if (
+                how.joint
+            ):  # rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
+                there = there & (row + 8 * r < sizes[1])
+            dp[c, r, j] = cutlass.select_(there, b[r], outside) if masked else b[r]
 
 
 # q and do stay

@@ -1,5 +1,6 @@
 """The gradients of attention for chains that no op of the library has, and the chains whose gradients kernels do not compute."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -157,3 +158,52 @@ def test_attention_between_other_stages(tmp_path):
     kinds = [stage.plan.kind for stage in op.backward.op.plan.stages]
     assert kinds == ["gemm", "gemm", "row", "attention", "row"]
     check_gradient(op, "xla", examples=2)
+
+
+@pytest.mark.parametrize(
+    ("result", "written"), [("p @ v", "o"), ("(p @ v) * sigmoid(gate)", "o * jax.nn.sigmoid(gate)")]
+)
+def test_a_result_in_float32(tmp_path, result, written):
+    """Its cotangent is rounded to the type of the products before their kernels: by the kernel of the rows' sums."""
+    gate = "gate: T[..., Q, E]" if "gate" in result else ""
+    chain = f"p = softmax(where(index(S) <= index(Q), q @ k, -inf), axis=S); o = {result}"
+    reference = "seen = jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None]; p = jax.nn.softmax(jnp.where(seen, x, -jnp.inf))"
+    text = attention(chain, reference, gate, "o: float32[..., Q, E]") + f"\n  o = {written}"
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]}")
+    assert isinstance(op.backward, Derived) and not op.backward.lacking
+    kinds = [stage.plan.kind for stage in op.backward.op.plan.stages]
+    assert kinds == [*["elementwise"] * ("gate" in result), "row", "attention"]
+    check_gradient(op, "interpret", examples=2)
+
+
+def test_scores_far_below_those_of_keys_past_the_last(tmp_path, monkeypatch):
+    """A tile of k is filled with zeros, whose exponentials are infinite relative to the row's: they have no part in q's gradient."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op = make_op(tmp_path, attention("o = softmax(q @ k, axis=S) @ v", "p = jax.nn.softmax(x)"))
+    rng = np.random.default_rng(0)
+    q, k, v, do = (
+        jnp.asarray(rng.standard_normal(shape), "bfloat16") for shape in ((5, 16), (9, 16), (9, 16), (5, 16))
+    )
+    q, k = 0.25 * q - 8, 0.25 * k + 8
+    found = jax.vjp(lambda *x: op(*x, implementation="interpret"), q, k, v)[1](do)
+    expected = jax.vjp(op.reference, q, k, v)[1](do)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=0.05, atol=0.2)
+
+
+def test_slopes_of_heads_are_summed_down_columns():
+    """Then nothing is summed along rows, and on Hopper one kernel gives all gradients."""
+    text = attention("o = softmax(q @ k + slope * index(S), axis=S) @ v", "p = x", "slope: float32[H]")
+    op = read_op(
+        "specs/made.yaml", text.replace("[..., Q", "[B, H, Q").replace("[..., S", "[B, H, S").replace("...", "bh")
+    )
+    found = backward_of(op)
+    assert isinstance(found, Derived) and not found.lacking
+    (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
+    assert (len(plan.along_rows), len(plan.along_columns)) == (0, 1)
+    joint = {d: plan.on_hopper(d, e) for d, e in ((64, 64), (96, 96), (128, 128), (192, 128))}
+    assert {d: (how.joint, how.tile_m) for d, how in joint.items() if how.joint} == {
+        64: (True, 128),
+        96: (True, 64),
+        128: (True, 64),
+    }

@@ -91,12 +91,20 @@ def test_weights_without_statistics():
 
 @pytest.mark.parametrize(
     ("arch", "d", "e", "tile_n", "joint"),
-    [("sm_90a", 64, 64, 64, False), ("sm_80", 40, 72, 32, False), ("sm_90a", 128, 128, 64, True)],
+    [
+        ("sm_90a", 64, 64, 64, 0),
+        ("sm_80", 40, 72, 32, 0),
+        ("sm_90a", 128, 128, 64, 64),
+        ("sm_90a", 80, 48, 64, 128),
+        ("sm_90a", 96, 32, 64, 64),
+        ("sm_90a", 80, 80, 64, 64),
+    ],
     ids=str,
 )
 def test_gradients(arch, d, e, tile_n, joint):
     """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
-    each column. A tile of q then takes the sums of two tiles of k, and the rows after the last column's window have none."""
+    each column. A tile of q, of `joint` rows, then takes the sums of two tiles of k, and the rows after the last column's window have
+    none."""
     rows = 260 if joint else 150
     q, k, v, do = (x[: 1 if joint else 2] for x in draw(rows, 140, 2, d, e, "bfloat16"))
     wide = q64, k64, v64, do64 = [x.astype(np.float64) for x in (q, k, v, do)]
@@ -113,15 +121,15 @@ def test_gradients(arch, d, e, tile_n, joint):
     s = np.einsum("bqhgd,bshd->bhgqs", q64, k64) * 0.125
     total = ds / 0.125 * s
     total = total.sum((2, 3)) if joint else total.sum(-1)
-    tiles = 10 if joint else 0
+    tiles = 2 * -(-rows // joint) if joint else 0
     outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
-    outputs += [((tiles, 64 * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
+    outputs += [((tiles, joint * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
     *made, added, _, turns = run(
-        "window_backward", inputs, outputs, 64, tile_n, arch, joint, 4, scale=0.125, width=WIDTH
+        "window_backward", inputs, outputs, joint or 64, tile_n, arch, joint > 0, 4, scale=0.125, width=WIDTH
     )
     np.testing.assert_allclose(added, total, rtol=1e-3, atol=1e-2)
     if joint:
-        assert turns.tolist() == [1, 1, 2, 2, 0] * 2 + [2]
+        assert turns.tolist() == {64: [1, 1, 2, 2, 0], 128: [1, 2, 0]}[joint] * 2 + [2]
     for ours, theirs in zip(made, wanted, strict=True):
         np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)
 

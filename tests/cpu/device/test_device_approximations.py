@@ -319,12 +319,14 @@ def test_a_hyperbolic_tangent_as_a_term_of_an_exponent(tmp_path):
     text = textwrap.dedent(text)
     op = make_op(tmp_path, text)
     assert "tanh_term" in render_op(read_op("capped.yaml", text.encode()))
-    x = np.array([-400, -90, -30, -4, -0.5, -0.01, 0, 0.003, 0.3, 5, 33, 80, 1000], np.float32)
-    q = jnp.zeros((len(x), 8), jnp.bfloat16).at[:, 0].set(jnp.asarray(x, jnp.bfloat16))
-    k = jnp.zeros((1, 8), jnp.bfloat16).at[0, 0].set(1)
-    got = op(q, k, jnp.ones((1, 8), jnp.bfloat16), implementation="interpret").lse  # of a single column: its score
-    exact = 40 * np.tanh(np.asarray(q[:, 0], np.float64) / 40)
-    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-16, atol=40 * 2.0**-24)
+    values = np.array([-400, -90, -30, -4, -0.5, -0.01, 0, 0.003, 0.3, 5, 33, 80, 1000], np.float32)
+    near = np.linspace(-27.9, 27.9, 200, dtype=np.float32)  # of whole warps
+    for x in (values, values[np.abs(values) < 28], near):
+        q = jnp.zeros((len(x), 8), jnp.bfloat16).at[:, 0].set(jnp.asarray(x, jnp.bfloat16))
+        k = jnp.zeros((1, 8), jnp.bfloat16).at[0, 0].set(1)
+        got = op(q, k, jnp.ones((1, 8), jnp.bfloat16), implementation="interpret").lse  # of a single column: its score
+        exact = 40 * np.tanh(np.asarray(q[:, 0], np.float64) / 40)
+        np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2.0**-16, atol=40 * 2.0**-24)
 
 
 @pytest.mark.parametrize("math", ["precise", "fast"])

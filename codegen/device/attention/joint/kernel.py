@@ -5,7 +5,7 @@ A tile of k and v stays, tiles of q and do pass, the last first, of all heads th
     s = k @ q^T, dp = v @ do^T      both factors in shared memory
     p, ds = slope(s, dp)            the weights, and the gradient of the products
     dv += p @ do, dk += ds @ q      p and ds in registers
-    dq = ds^T @ k                   64 rows of dq or half of its columns, from both consumers' rows of ds in shared memory
+    dq = ds^T @ k                   64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
 
 The warps beside the producer add dq to sums in global memory, in turns (`turns`), and a second kernel rounds them.
 """
@@ -75,13 +75,33 @@ def _flat(tile: tuple[int, int], dtype: Any) -> Any:
     return hopper_helpers.make_smem_layout_a(LayoutEnum.COL_MAJOR, (rows, 8, columns), dtype, FLIGHTS)
 
 
+def _columns(how: AttentionLaunch) -> int:
+    """The columns of dq that a consumer computes: all, of rows of its own; or the first ones or the last ones, which are whole chunks of
+    shared memory's swizzled rows, so that both may have those in the middle."""
+    chunk = next(n for n in (64, 32, 16, 8) if how.d % n == 0)
+    return how.d if how.tile_m == HELD else -(-how.d // (2 * chunk)) * chunk
+
+
 def _turned(how: AttentionLaunch, dtype: Any) -> cute.TiledMma:
-    """ds^T @ k: 64 rows for each consumer, and where there are no more, half of the columns."""
+    """ds^T @ k: 64 rows for each consumer, or the same 64."""
     major, rows = OperandMajorMode.MN, how.tile_m // 64
-    columns = CONSUMERS // rows
     return hopper_helpers.make_trivial_tiled_mma(
-        dtype, dtype, major, major, Float32, (rows, columns, 1), tiler_mn=(64, how.d // columns)
+        dtype, dtype, major, major, Float32, (rows, 1, 1), tiler_mn=(64, _columns(how))
     )
+
+
+def _turned_factors(
+    mma: cute.TiledMma, ds: cute.Tensor, k: cute.Tensor, consumer: Int32, how: AttentionLaunch
+) -> tuple:
+    """A consumer's factors of dq."""
+    if how.tile_m == HELD:
+        own = mma.get_slice(consumer * WARPGROUP)
+    else:
+        count = _columns(how)
+        apart = cute.crd2idx((how.d - count, 0, 0), k.layout)
+        layout = cute.composition(k.layout, (count, None, None))
+        k, own = cute.make_tensor(k.iterator + consumer * apart, layout), mma.get_slice(0)
+    return mma.make_fragment_A(own.partition_A(ds)), mma.make_fragment_B(own.partition_B(k))
 
 
 @cute.kernel
@@ -206,8 +226,9 @@ class Consumer:
 def _consumer(shared: tuple, mmas: tuple, consumer: Int32, terms: int, how: AttentionLaunch) -> Consumer:
     sK, sV, sQ, sDo, tQ, tDo, tK, sDs = shared
     dtype, wide = sK.element_type, how.tile_m
-    own, own_k, own_v, own_q = (mma.get_slice(consumer * WARPGROUP) for mma in mmas)
     first, of_k, of_v, of_q = mmas
+    own, own_k, own_v = (mma.get_slice(consumer * WARPGROUP) for mma in mmas[:3])
+    flat, tall = _turned_factors(of_q, sDs, tK, consumer, how)
     return Consumer(
         mmas=mmas,
         k=first.make_fragment_A(own.partition_A(sK)),
@@ -216,13 +237,13 @@ def _consumer(shared: tuple, mmas: tuple, consumer: Int32, terms: int, how: Atte
         do=first.make_fragment_B(own.partition_B(sDo)),
         across_q=of_k.make_fragment_B(own_k.partition_B(tQ)),
         across_do=of_v.make_fragment_B(own_v.partition_B(tDo)),
-        flat=of_q.make_fragment_A(own_q.partition_A(sDs)),
-        tall=of_q.make_fragment_B(own_q.partition_B(tK)),
+        flat=flat,
+        tall=tall,
         s=hopper.accumulators(wide),
         dp=hopper.accumulators(wide),
         dk=hopper.accumulators(how.d),
         dv=hopper.accumulators(how.e),
-        dq=hopper.accumulators(how.d * wide // HELD),
+        dq=hopper.accumulators(_columns(how)),
         p=hopper.factor(wide, dtype),
         ds=hopper.factor(wide, dtype),
         added=cute.make_rmem_tensor((2, max(1, terms)), Float32),
@@ -243,8 +264,9 @@ def _consume(
     tile, places = at
     row, column = tile * HELD + warp * 16 + lane // 4, 2 * (lane % 4)
     rows = shared[7].iterator.toint() + (warp * 16 + lane % 16) * LINE
-    mine = consumer * (wide * how.d // CONSUMERS) + cute.arch.thread_idx()[0] % WARPGROUP * 4
-    target, used = sums.iterator.toint() + mine * 4, Uint32(0)
+    apart = how.d if wide == HELD else how.d - _columns(how)  # columns from a consumer's first to the other's
+    mine = consumer * (apart // 8 * WARPGROUP) + cute.arch.thread_idx()[0] % WARPGROUP
+    target, used = sums.iterator.toint() + mine * 16, Uint32(0)
     own.dk[0].fill(0.0)
     own.dv[0].fill(0.0)
     own.added.fill(0.0)
@@ -256,7 +278,7 @@ def _consume(
             place = here, row, (last - walk[3]) * wide + column
             _multiply(own, numbers, rings, used, place, hopper.is_plain(walk), rows, sizes, memory, functions, how)
             walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True, True)
-            _release(own, target, rings, used, how)
+            _release(own, target, consumer, rings, used, how)
             used += 1
     sm90_backward.store_keys(own.dk[0], own.dv[0], own.added, memory[0], places, row, column, sizes[1])
 
@@ -289,10 +311,12 @@ def _multiply(
     own.add_keys(stage)
 
 
-def _release(own: Consumer, target: Int32, rings: tuple, used: Uint32, how: AttentionLaunch) -> None:
+def _release(
+    own: Consumer, target: Int32, consumer: Int32, rings: tuple, used: Uint32, how: AttentionLaunch
+) -> None:  # fmt: skip
     """Wait for these products, and hand dq over while those of dk go on."""
     warpgroup.wait_group(1)
-    _hand_over(own.dq[0], target, rings[3], used, 4 * how.tile_m * how.d, _waiting(how))
+    _hand_over(own.dq[0], target, consumer, rings[3], used, how)
     warpgroup.wait_group(0)
     stage, signals = used % how.stages, cute.arch.lane_idx() == 0
     tensorcore.arrive(rings[2][1].toint() + Int32(stage) * 8, signals, False)
@@ -311,19 +335,27 @@ def _spread(ds: cute.Tensor, row: Int32, lane: Int32, wide: int) -> None:
         tensorcore.stmatrix(place, [ds[i % 2, j + i // 2] for i in range(4)])
 
 
-def _hand_over(dq: cute.Tensor, target: Int32, ring: tuple, used: Uint32, size: int, places: int) -> None:
+def _hand_over(
+    dq: cute.Tensor, target: Int32, consumer: Int32, ring: tuple, used: Uint32, how: AttentionLaunch
+) -> None:  # fmt: skip
     """Store a thread's accumulators for the adders, once a place is free: four of 8 columns are neighbours, those of all threads of a
-    warpgroup follow each other."""
+    warpgroup follow each other. Columns that both consumers have, the first one stores."""
+    places, twice = _waiting(how), 0 if how.tile_m == HELD else 2 * _columns(how) - how.d
     stage, phase = place_in_ring(used - places, ADDERS)  # of the tile that was there; a wait for none returns at once
     cute.arch.mbarrier_wait(ring[0] + stage, phase)
-    target = target + Int32(used % places) * size
+    target = target + Int32(used % places) * (4 * how.tile_m * how.d)
     for j in range(cute.size(dq, mode=[2])):
         words = cute.recast_tensor(dq[None, None, j], Uint32)
-        place = target + j * (WARPGROUP * 16)
-        tensorcore.store_words(place, [words[i % 2, i // 2] for i in range(4)])
+        _store_four(target + j * (WARPGROUP * 16), words, consumer == 0 if 8 * j < twice else True)
     cute.arch.fence_view_async_shared()
     cute.arch.sync_warp()
     tensorcore.arrive(ring[1].toint() + Int32(used % ADDERS) * 8, cute.arch.lane_idx() == 0, False)
+
+
+@cute.jit
+def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean | bool):
+    if there:
+        tensorcore.store_words(place, [words[i % 2, i // 2] for i in range(4)])
 
 
 @cute.kernel

@@ -243,8 +243,7 @@ class _Cut:
             self.along_rows.add(name)
         dims = [a for a in term.dims if a != axis and a not in shared]
         leaf = self.graph.node("input", attr=Leaf(name), kind="float", dims=dims)
-        left = tuple(a for a in rest if a not in shared)
-        if not left:
+        if not (left := tuple(a for a in rest if a not in shared)):
             return leaf
         return self.graph.node("sum", (leaf,), left, kind="float", dims=[a for a in dims if a not in left])
 
@@ -310,6 +309,7 @@ class _Cut:
         own = [plan.q.name, plan.k.name, plan.v.name]
         ops = self.of_places()
         results = self.results({a.name for op in ops for a in op.spec.outputs})
+        given = {a.name: a for a in results.values()}
         rest = self.others({name: output for name, output in results.items() if name not in own})
         own_terms = [*self.sums.values(), *self.pairs.values()]
         values = self.values_of_rows([weights, slopes, *map(self.rebuilt, own_terms)])
@@ -318,8 +318,7 @@ class _Cut:
             values.insert(0, self.delta)  # others may be computed from it, in a kernel of their own
         values += [self.rounded] if self.rounded is not None else []
         made = [self.before(i, n) for i, n in enumerate(values, 1)]
-        names = [a.name for a in made]
-        leaves = {id(n): Leaf(name) for n, name in zip(values, names, strict=True)}
+        leaves = {id(n): Leaf(a.name) for n, a in zip(values, made, strict=True)}
         sums = [Array(name, "float32", self.dims_of_sum(name)) for name in self.sums]
         pairs = [results[name] for name in self.pairs]
         pool = [*self.reverse.cotangents.values(), *spec.outputs, *self.reverse.extra_outputs(self.saved), *made, *sums]
@@ -328,7 +327,7 @@ class _Cut:
             return self.spec_of(f"{spec.op}_backward_stage{len(ops) + 1}", statements, outputs, leaves, pool)
 
         def of_rows(which: Sequence[int]) -> Op:
-            rows = [Statement(names[i], None, values[i]) for i in which]
+            rows = [Statement(made[i].name, None, values[i]) for i in which]
             before = {id(n): leaves[id(n)] for n in values[:1] if n is self.delta and 0 not in which}
             return one_kernel(spec_of(rows, [made[i] for i in which], before))
 
@@ -340,8 +339,7 @@ class _Cut:
         kernel += [Statement(a.name, None, self.rebuilt(self.gradient(a))) for a in pairs]
         ops.append(self.kernel(spec_of(kernel, [*gradients, *sums, *pairs], leaves), gradients, sums, pairs, leaves))
         for name, value in rest.items():
-            made_last = [a for a in results.values() if a.name == name]
-            last = derived(spec_of([Statement(name, None, value)], made_last, leaves))
+            last = derived(spec_of([Statement(name, None, value)], [given[name]], leaves))
             _demand(not isinstance(last.plan, Staged))
             ops.append(last)
         kept = [*(g.name for g in gradients), *(a.name for a in pairs), *rest]
@@ -401,8 +399,7 @@ class _Cut:
     def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
         plan = self.plan
         like, own = (plan.q, plan.row) if name in self.along_rows else (plan.k, plan.column)
-        axes = {*plan.batch, own}
-        return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in like.axes if a in axes)
+        return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in like.axes if a in {*plan.batch, own})
 
     def before(self, number: int, value: Node) -> Array:
         """The array of a value that is computed before attention's kernels."""

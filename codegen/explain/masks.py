@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +17,7 @@ TILE = 128
 MOST, DRAWN = 128, 16  # tiles along an axis that are counted, and drawn: larger ones if there are more
 UNKNOWN = True, False  # whether a condition holds somewhere, and everywhere
 SIGNS = "·▒█"  # of tiles that are skipped, computed with the mask, and without it
-COMPARED = {
+COMPARED: dict[str, Callable[..., tuple[bool, bool]]] = {
     "lt": lambda a, b: (a[0] < b[1], a[1] < b[0]),
     "le": lambda a, b: (a[0] <= b[1], a[1] <= b[0]),
     "gt": lambda a, b: (a[1] > b[0], a[0] > b[1]),
@@ -25,7 +25,7 @@ COMPARED = {
     "eq": lambda a, b: (a[0] <= b[1] and b[0] <= a[1], a[0] == a[1] == b[0] == b[1]),
     "ne": lambda a, b: (not a[0] == a[1] == b[0] == b[1], not (a[0] <= b[1] and b[0] <= a[1])),
 }
-JOINED = {
+JOINED: dict[str, Callable[..., tuple[bool, bool]]] = {
     "and": lambda a, b: (a[0] and b[0], a[1] and b[1]),
     "or": lambda a, b: (a[0] or b[0], a[1] or b[1]),
     "not": lambda a: (not a[1], not a[0]),

@@ -107,7 +107,7 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     grown.join()
     grown.take_products()
     found = []
-    for group, own in worthwhile(graph, {g: cost(graph, g) for g in grown.groups()}).items():
+    for group, own in worthwhile(graph, {g: cost(graph, g, whole=True) for g in grown.groups()}).items():
         made, key, inputs, outputs = expressing.made(graph, sorted(group))
         if made is not None:
             free, _ = graph.sources(group)
@@ -140,7 +140,7 @@ class _Growing:
         for place, makers in self.before.items():
             for maker in makers:
                 self.after.setdefault(maker, []).append(place)
-        self._costs: dict[frozenset[int], Cost] = {}
+        self._costs: dict[tuple[frozenset[int], bool], Cost] = {}
 
     def groups(self) -> list[frozenset[int]]:
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
@@ -155,13 +155,20 @@ class _Growing:
                 maker = left.pop()
                 if maker not in self.group or self.graph.steps[maker].name == "dot_general":
                     continue
-                if self.waits(maker):
+                if self.waits(maker) and self.is_sensible(self.group[maker], self.group[place]):
                     self.try_joined(self.group[maker], self.group[place])
                     if self.group[maker] is self.group[place]:
                         left += self.before[maker]
-                else:
-                    others.append(maker)
+                    continue
+                if self.waits(maker):  # as the logarithm of a row's sum, which each element would compute again
+                    self.join_makers(maker)
+                others.append(maker)
             for maker in sorted(set(others), reverse=True):
+                self.try_joined(self.group[maker], self.group[place])
+
+    def join_makers(self, place: int) -> None:
+        for maker in sorted(self.before[place], reverse=True):
+            if maker in self.group and self.graph.steps[maker].name != "dot_general":
                 self.try_joined(self.group[maker], self.group[place])
 
     def waits(self, place: int) -> bool:
@@ -236,7 +243,7 @@ class _Growing:
 
     def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
         own = self.cost(whole)
-        if own.saved + SLACK * own.fused < sum(self.cost(p).saved for p in parts):
+        if own.saved + SLACK * own.fused < sum(self.least(p) for p in parts):
             return False
         if self.is_plain(whole):
             return True
@@ -248,10 +255,14 @@ class _Growing:
         names = {self.graph.steps[p].name for p in whole}
         return len(shapes) == 1 and not names & (REDUCING | PARTS) and not any(self.graph.steps[p].inner for p in whole)
 
-    def cost(self, places: frozenset[int]) -> Cost:
-        if places not in self._costs:
-            self._costs[places] = cost(self.graph, places)
-        return self._costs[places]
+    def least(self, places: frozenset[int]) -> int:
+        """What a part saves at least: not what XLA would not write either."""
+        return max(min(self.cost(places).saved, self.cost(places, whole=True).saved), 0)
+
+    def cost(self, places: frozenset[int], whole: bool = False) -> Cost:
+        if (places, whole) not in self._costs:
+            self._costs[places, whole] = cost(self.graph, places, whole)
+        return self._costs[places, whole]
 
 
 PARTS = frozenset(

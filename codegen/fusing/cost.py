@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from codegen.fusing.graph import OWN_KERNEL, REDUCING, SHARDED, StepGraph, is_within_users, takes_written
+from codegen.fusing.graph import OWN_KERNEL, REDUCING, StepGraph, is_within_users, takes_written
 from codegen.tracing.steps import Atom, Value
 
 
@@ -28,8 +28,9 @@ class Cost:
         return self.now - self.fused if self.kernels > 1 else 0
 
 
-def cost(graph: StepGraph, places: Iterable[int]) -> Cost:
-    """The cost of a chain of steps."""
+def cost(graph: StepGraph, places: Iterable[int], whole: bool = False) -> Cost:
+    """The cost of a chain of steps. While a chain grows, all of its results count as written by XLA, since a user may yet join it.
+    Of a `whole` chain, those that XLA computes within their users are not, and reading them counts too."""
     inside = set(places)
     results = graph.results_of(inside)
     _, outside = graph.sources(inside)
@@ -42,11 +43,19 @@ def cost(graph: StepGraph, places: Iterable[int]) -> Cost:
             ends.update(step.outputs)
         if step.name == "dot_general":  # what is computed of a factor is written before the product
             ends.update(v for v in step.inputs if isinstance(v, Value) and graph.maker.get(v) in inside)
-    reads = {v: _read(graph, v, inside, ends) for v in ends.union(results)}
+    later = [v for v in results if whole and v not in ends and _is_left_to_users(graph, v)]
+    reads = {v: _read(graph, v, inside, ends) for v in ends.union(results).difference(later)}
     now, kernels = 0, _kernels(graph, reads)
     for kernel in kernels:
         now += sum(v.bytes for v in {r for v in kernel for r in reads[v]}) + sum(v.bytes for v in kernel)
-    return Cost(now, len(kernels), fused)
+    now += sum(r.bytes for r in {r for v in later for r in _read(graph, v, inside, ends)})
+    return Cost(now, len(kernels) + bool(later), fused + sum(v.bytes for v in later))
+
+
+def _is_left_to_users(graph: StepGraph, value: Value) -> bool:
+    """Whether XLA does not write a chain's result, and computes it within the kernels that use it. These read what the result is
+    computed of, where they read the result of an op."""
+    return is_within_users(graph.steps[graph.maker[value]]) and not _is_taken_written(graph, value)
 
 
 def unwritten(graph: StepGraph, places: Iterable[int], written: Container[int]) -> int:
@@ -64,7 +73,7 @@ def _is_within(graph: StepGraph, value: Value, written: Container[int]) -> bool:
     if _is_taken_written(graph, value):
         return False
     before = [v for v in graph.steps[maker].inputs if isinstance(v, Value)]
-    if graph.is_free(maker) or graph.steps[maker].name in SHARDED | {"reshape"}:
+    if graph.is_free(maker) or graph.steps[maker].name == "reshape":
         return _is_within(graph, before[0], written) if before else True
     return True
 
@@ -72,10 +81,10 @@ def _is_within(graph: StepGraph, value: Value, written: Container[int]) -> bool:
 def _is_taken_written(graph: StepGraph, value: Value) -> bool:
     """Whether something takes a value from memory alone: a caller, a product, a step of a kernel of its own."""
     users = graph.users.get(value, ())
-    return value in graph.results or any(
-        takes_written(graph.steps[u]) or (graph.is_free(u) and _is_taken_written(graph, graph.steps[u].outputs[0]))
-        for u in users
-    )
+    if value in graph.results or any(takes_written(graph.steps[u]) for u in users):
+        return True
+    moved = [u for u in users if graph.is_free(u) or graph.steps[u].name == "reshape"]
+    return any(_is_taken_written(graph, graph.steps[u].outputs[0]) for u in moved)
 
 
 def _kernels(graph: StepGraph, reads: dict[Value, set[Value]]) -> list[list[Value]]:

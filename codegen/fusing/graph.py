@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import Atom, Flat, Place, Step, Value
+from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
 from codegen.tracing.translate import KNOWN, SAME
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
@@ -47,8 +47,10 @@ def is_within_users(step: Step) -> bool:
 
 
 def takes_written(step: Step) -> bool:
-    """Whether XLA writes what a step takes before it: for a product, and for a step of a kernel of its own."""
-    return step.name in OWN_KERNEL or not (step.name in KNOWN or step.name in WITHIN or step.inner)
+    """Whether XLA writes what a step takes before it: for a product, a change of sharding, and a step of a kernel of its own."""
+    if step.inner:
+        return any(map(takes_written, step.inner))
+    return step.name in OWN_KERNEL | SHARDED or step.name not in KNOWN and step.name not in WITHIN
 
 
 def is_recomputed(step: Step) -> bool:
@@ -177,6 +179,7 @@ class StepGraph:
     flat: Flat
     maker: dict[Value, int] = field(default_factory=dict)
     users: dict[Value, list[int]] = field(default_factory=dict)
+    constants: set[int] = field(default_factory=set)  # the places of steps that are computed of numbers alone
 
     def __post_init__(self) -> None:
         for place, step in enumerate(self.flat.steps):
@@ -185,6 +188,10 @@ class StepGraph:
             for value in {v: None for v in step.inputs if isinstance(v, Value)}:
                 self.users.setdefault(value, []).append(place)
         self.results = {v for v in self.flat.outputs if isinstance(v, Value)}
+        for place, step in enumerate(self.flat.steps):
+            made = [isinstance(v, Number) or self.maker.get(v) in self.constants for v in step.inputs]
+            if all(made) and (step.name in LAYOUT or step.name in SAME or step.name in RECOMPUTED):
+                self.constants.add(place)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -201,6 +208,8 @@ class StepGraph:
             moved = [n for n in step.params["permutation"] if step.inputs[0].shape[n] != 1]
             users = {self.steps[u].name for u in self.users.get(step.outputs[0], ())}
             return moved == sorted(moved) or users == {"dot_general"}
+        if place in self.constants:
+            return True
         if step.name == "convert_element_type" and isinstance(step.inputs[0], Value):
             old, new = step.inputs[0].dtype, step.outputs[0].dtype
             if old in DTYPES and new in DTYPES:

@@ -109,7 +109,7 @@ def ends(program: Program) -> list[End]:
         for place, step in enumerate(own.graph.steps):
             if not step.place.line or (error := _lacking(own.graph, place)) is None:
                 continue
-            end = End(step.place, error.message, error.hint)
+            end = End(replace(step.place, column=0), error.message, error.hint)
             size = sum(v.bytes for v in (*step.inputs, *step.outputs) if isinstance(v, Value))
             found[end] = found.get(end, 0) + times * size
     least = SMALL_END * max(found.values(), default=0)

@@ -100,7 +100,7 @@ def test_a_derivative_of_the_users_own_stays():
 
     fused = codegen.fuse(function)
     close(jax.grad(total(fused))(X, W), jax.grad(total(function))(X, W))
-    assert sum(r.times for r in fused.report) == 2
+    assert [r.times for r in fused.report] == [1]  # XLA computes the first norm where it rounds it
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
@@ -212,3 +212,42 @@ def test_a_product_whose_result_a_backward_takes_too_has_its_epilogue():
     fused = codegen.fuse(gradients)
     close(jax.jit(fused)(X, UP, UP.T), jax.jit(gradients)(X, UP, UP.T))
     assert "y = x0 @ x1; y2 = squared_relu(y)" in [r.chain for r in fused.report]
+
+
+def test_log_probabilities_of_labels_are_one_chain():
+    """The logarithm of a row's sum belongs to the row, though each element uses it, and the logits in float32 are not written."""
+
+    def function(logits, label):
+        valid = label != -100
+        log_p = jax.nn.log_softmax(logits.astype(jnp.float32))
+        picked = jnp.take_along_axis(log_p, jnp.where(valid, label, 0)[..., None], axis=-1)[..., 0]
+        return jnp.sum(picked * valid, axis=-1)
+
+    fused = codegen.fuse(function)
+    logits, label = X.astype(jnp.bfloat16), jnp.asarray([[3, -100, 0, 15, 7, 1]] * 2, jnp.int32)
+    close(jax.jit(fused)(logits, label), jax.jit(function)(logits, label))
+    (chain,) = fused.report
+    assert "log_softmax(x1, axis=N)" in chain.chain and chain.fused < logits.nbytes + 4 * label.nbytes
+
+
+def test_what_xla_computes_where_it_is_used_is_no_saving():
+    """The norm is written for the op alone: the sort is the caller's, the cosine is within the kernel of its sum."""
+
+    def function(x, w):
+        return jnp.sum(jnp.cos(jnp.repeat(norm(x, w), 2, axis=1)), axis=-1)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, W), jax.jit(function)(X, W))
+    assert fused.report == ()
+
+
+def test_arrays_of_one_number_are_no_results():
+    """JAX's derivative of a sum is an array of ones, which each kernel that uses it makes."""
+    arrays = [a.astype(jnp.bfloat16) for a in (X, UP, UP[0], UP[1], UP[2] * jnp.ones((2, 6, 1)))]
+    gradients = jax.value_and_grad(
+        lambda x, up, bias, scale, r: jnp.sum((r + scale * (x @ up + bias)).astype(jnp.float32)),
+        argnums=(0, 1, 2, 3, 4),
+    )
+    fused = codegen.fuse(gradients)
+    jax.make_jaxpr(fused)(*arrays)
+    assert [r.chain for r in fused.report if "= 1.0" in r.chain] == []

@@ -50,7 +50,7 @@ def takes_written(step: Step) -> bool:
     """Whether XLA writes what a step takes before it: for a product, a change of sharding, and a step of a kernel of its own."""
     if step.inner:
         return any(map(takes_written, step.inner))
-    return step.name in OWN_KERNEL | SHARDED or step.name not in KNOWN and step.name not in WITHIN
+    return step.name in OWN_KERNEL | SHARDED or (step.name not in KNOWN and step.name not in WITHIN)
 
 
 def is_recomputed(step: Step) -> bool:

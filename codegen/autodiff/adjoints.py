@@ -254,7 +254,10 @@ class Adjoints:
             g = self.evaluated(_SPREAD, {"i": places, "g": g})
         if how.sorts:
             return self.graph.node(UNSORT, (g, places), how, kind="float", dims=node.dims)
-        index = self.graph.node("index", attr=how.axis, kind="int", dims=(how.axis,))
+        place = functools.reduce(
+            lambda outer, axis: f"({outer}) * size({axis}) + index({axis})", how.axes[1:], f"index({how.axes[0]})"
+        )
+        index = self.evaluated(_parsed(place), {})
         return self.graph.node(PLACED, (g, places, index), how, kind="float", dims=node.args[0].dims)
 
     def taken_back(self, cotangent: Node, at: Put) -> Node:

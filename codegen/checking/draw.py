@@ -86,7 +86,7 @@ def cases(
             needed |= {axis for domain in dict(spec.domain).values() for axis in positions(domain)}
             needed |= {p.contracted for p in attention_in(op.plan)}  # there is a kernel for some sizes
             needed |= {axis for node in op.plan.extremes for axis in node.attr}
-            needed |= least_sizes(s.value for s in op.statements).keys()
+            needed |= {axis for axes in least_sizes(s.value for s in op.statements) for axis in axes}
             free = [a for a in (*names, *([ROWS] if rows else [])) if a not in spec.extents and a not in needed]
             where = pick(st.sampled_from(free or [""]))
             if where == ROWS:
@@ -111,7 +111,7 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
     last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
     columns = op.plan.kind in ("column", "row+column")
-    least = least_sizes(s.value for s in op.statements)
+    least = {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
     last = next(iter(least), last)
     even = _even(op, dtypes)
     extents: dict[str, int] = {}

@@ -338,8 +338,8 @@ class Analysis:
         if node.kind == "bool" or not args:
             return _nowhere()
         if isinstance(node.attr, Selected):
-            axis = self.dimensions[node.attr.axis]
-            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axis, keepdims=True))
+            axes = tuple(d for axis in node.attr.axes for d in self.dimensions[axis])
+            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
         if node.op in REDUCTIONS:
             axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
             return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
@@ -467,11 +467,14 @@ class Analysis:
     def selected(self, node: Node, how: Selected, arg: Bound) -> Bound:
         """The largest elements in order, or all with the smallest first, or their positions: these are certain where no other element
         may change places with one."""
-        axis, into = self.dimensions[how.axis][0], self.dimensions[how.into][0]
-        x = np.moveaxis(arg.value, axis, -1)
-        error, overflow = (
-            np.moveaxis(np.broadcast_to(a, arg.value.shape), axis, -1) for a in (arg.error, arg.overflow)
-        )
+        axes, into = tuple(self.dimensions[axis][0] for axis in how.axes), self.dimensions[how.into][0]
+        ends, shape = tuple(range(-len(axes), 0)), arg.value.shape
+
+        def along(a: np.ndarray) -> np.ndarray:
+            moved = np.moveaxis(np.broadcast_to(a, shape), axes, ends)
+            return moved.reshape(*moved.shape[: -len(axes)], math.prod(shape[axis] for axis in axes))
+
+        x, error, overflow = (along(a) for a in (arg.value, arg.error, arg.overflow))
         # Of a sort, the largest of the negated elements, among which NaN is the smallest
         sign, last = (-1, x.shape[-1]) if how.sorts else (1, how.count)
         numbers = np.where(np.isnan(x), sign * np.inf, sign * x)
@@ -479,8 +482,8 @@ class Analysis:
         low, high = (np.where(np.isinf(error), s * np.inf, numbers + s * error) for s in (-1, 1))
         if node.op in ("top_k", "sort"):
             value = np.take_along_axis(x, order, -1)
-            ends = [-np.sort(-end, axis=-1) for end in (low, high)]
-            own = np.maximum(*(distance(end, np.take_along_axis(numbers, order, -1)) for end in ends))
+            both = [-np.sort(-end, axis=-1) for end in (low, high)]
+            own = np.maximum(*(distance(end, np.take_along_axis(numbers, order, -1)) for end in both))
         else:
             value = order
             low, high = (np.take_along_axis(end, order, -1) for end in (low, high))
@@ -492,8 +495,13 @@ class Analysis:
             own = np.where(moved, np.inf, 0.0)
         own = np.where(np.isinf(error).any(-1, keepdims=True), np.inf, own)
         overflow = np.broadcast_to(overflow.any(-1, keepdims=True), value.shape)
-        found = (np.swapaxes(np.moveaxis(a[..., :last], -1, axis), axis, into) for a in (value, own, overflow))
-        return Bound(*found)
+
+        def back(a: np.ndarray) -> np.ndarray:
+            kept = a[..., :last]
+            kept = kept.reshape(*kept.shape, *(1,) * (len(axes) - 1))
+            return np.swapaxes(np.moveaxis(kept, ends, axes), axes[0], into)
+
+        return Bound(back(value), back(own), back(overflow))
 
     def shifted(self, node: Node, arg: Bound) -> Bound:
         """A value at another place, and any where that is outside: there it is not chosen."""
@@ -506,7 +514,7 @@ class Analysis:
     def threshold(self, node: Node, arg: Bound, mass: Bound) -> Bound:
         """A bound of `nucleus`: its threshold, and those for sums that are off by their largest error, up and down."""
         assert isinstance(node.attr, Selected)
-        axis = self.dimensions[node.attr.axis][0]
+        axis = self.dimensions[node.attr.axes[0]][0]
         x, error = (np.broadcast_to(a, arg.value.shape) for a in (np.nan_to_num(arg.value, nan=-1.0), arg.error))
         off = (error + np.abs(x) * x.shape[axis] * self.unit).sum(axis, keepdims=True) + mass.error
 
@@ -525,7 +533,7 @@ class Analysis:
     def unsorted(self, node: Node, arg: Bound, places: Bound) -> Bound:
         """Elements at their positions; none is certain in a row of uncertain ones."""
         assert isinstance(node.attr, Selected)
-        axis, at = self.dimensions[node.attr.axis][0], places.value.astype(np.int64)
+        axis, at = self.dimensions[node.attr.axes[0]][0], places.value.astype(np.int64)
 
         def placed(values: np.ndarray) -> np.ndarray:
             found = np.broadcast_to(values, at.shape).copy()

@@ -80,7 +80,7 @@ def axis_word(name: str) -> str:
 def value_name(plan: Plan, access: Access) -> str:
     """The value that an access reads or writes, as in the chain."""
     if access.counted:
-        return f"size({access.counted})"
+        return f"{access.mode}({access.counted})"
     if access.array is None:
         assert access.group is not None
         return f"{access.mode}({plan.groups[access.group].axes[0]})"
@@ -97,16 +97,20 @@ def coordinate_words(access: Access) -> tuple[str, str]:
     return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
 
 
+def along(axes: Iterable[str]) -> str:
+    return " x ".join(axis_word(axis) for axis in axes)
+
+
 class SelectionWords:
     def __init__(self, plan: Selection):
         self.plan = plan
 
     def kind(self) -> str:
         how = self.plan.selected
-        return f"selection: the largest {how.count} elements along {how.axis}, in order; each warp or block has one row, which is read once"
+        return f"selection: the largest {how.count} elements along {along(how.axes)}, in order; each warp or block has one row, which is read once"
 
     def groups(self) -> str:
-        rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        rows, into, axis = (along(g.axes) for g in self.plan.groups)
         return f"{rows or 'one row'}, from whose elements along {axis} those along {into} are selected"
 
     def access(self, access: Access) -> tuple[str, str, str]:
@@ -117,15 +121,15 @@ class SelectionWords:
         return name, "one by one, at the place that an element has among the selected ones", "the same"
 
     def ragged(self) -> str:
-        return f"where {self.plan.selected.axis} is not a multiple of a thread's elements, vectors are each made from two aligned ones"
+        return f"where {along(self.plan.selected.axes)} is not a multiple of a thread's elements, vectors are each made from two aligned ones"
 
 
 class SortWords(SelectionWords):
     def kind(self) -> str:
-        return f"sort: the elements along {self.plan.selected.axis}, smallest first; each warp or block has one row, which is read once"
+        return f"sort: the elements along {along(self.plan.selected.axes)}, smallest first; each warp or block has one row, which is read once"
 
     def groups(self) -> str:
-        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        rows, axis = (along(g.axes) for g in self.plan.groups)
         return f"{rows or 'one row'}, whose elements along {axis} are sorted"
 
     def access(self, access: Access) -> tuple[str, str, str]:
@@ -137,14 +141,14 @@ class SortWords(SelectionWords):
 
 class ThresholdWords(SelectionWords):
     def kind(self) -> str:
-        axis = self.plan.selected.axis
+        axis = along(self.plan.selected.axes)
         return (
             f"threshold: the least of the largest elements along {axis} that sum to a mass; a warp or a block has a row, in registers or "
             "read again for every two bits of the result"
         )
 
     def groups(self) -> str:
-        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        rows, axis = (along(g.axes) for g in self.plan.groups)
         return f"{rows or 'one row'}, of whose elements along {axis} one is found"
 
     def access(self, access: Access) -> tuple[str, str, str]:
@@ -157,10 +161,10 @@ class ThresholdWords(SelectionWords):
 class PlacementWords(SelectionWords):
     def kind(self) -> str:
         how = self.plan.selected
-        return f"selection's derivative: {how.count} values along {how.axis}, and zeros elsewhere; each warp or block writes one row"
+        return f"selection's derivative: {how.count} values along {along(how.axes)}, and zeros elsewhere; each warp or block writes one row"
 
     def groups(self) -> str:
-        rows, into, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        rows, into, axis = (along(g.axes) for g in self.plan.groups)
         return f"{rows or 'one row'}, in which the values along {into} are written to positions along {axis}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
@@ -173,15 +177,15 @@ class PlacementWords(SelectionWords):
         return name, "zeros in whole vectors, then one by one at the positions", "zeros one by one too"
 
     def ragged(self) -> str:
-        return f"where {self.plan.selected.axis} is not a multiple of a vector, zeros are written one by one"
+        return f"where {along(self.plan.selected.axes)} is not a multiple of a vector, zeros are written one by one"
 
 
 class PermutationWords(PlacementWords):
     def kind(self) -> str:
-        return f"sort's derivative: the values along {self.plan.selected.axis} at other positions; each warp or block has one row"
+        return f"sort's derivative: the values along {along(self.plan.selected.axes)} at other positions; each warp or block has one row"
 
     def groups(self) -> str:
-        rows, axis = (" x ".join(axis_word(a) for a in g.axes) for g in self.plan.groups)
+        rows, axis = (along(g.axes) for g in self.plan.groups)
         return f"{rows or 'one row'}, whose values along {axis} are written to other positions"
 
     def access(self, access: Access) -> tuple[str, str, str]:

@@ -330,11 +330,11 @@ class _Emitter:
         return f"runtime.scanned({', '.join(words)})"
 
     def selection(self, node: Node, how: Selected) -> str:
-        """A selection in jnp, along the place of its result's axis; the axis that it selects along stays with size 1."""
+        """A selection in jnp, along the place of its result's axis; the axes that it selects along stay with size 1."""
         if node.op == NUCLEUS:
             given = [self.typed_constant(a, a.kind) if a.is_const else self.text[id(a)] for a in node.args]
-            return f"runtime.nucleus({', '.join(given)}, axis={axis_numbers((how.axis,), self.dialect.order)})"
-        axis, into = (axis_numbers((a,), self.dialect.order) for a in (how.axis, how.into))
+            return f"runtime.nucleus({', '.join(given)}, axis={axis_numbers(how.axes, self.dialect.order)})"
+        axis, into = (axis_numbers(axes, self.dialect.order) for axes in (how.axes, (how.into,)))
         args = ", ".join(self.text[id(a)] for a in node.args)
         if node.op == PLACED:
             return f"runtime.placed({args}, axis={axis}, into={into})"

@@ -166,22 +166,22 @@ class Along:
 
 @dataclass(frozen=True)
 class Selected:
-    """The attribute of a selection: the axis along which it selects, the axis that replaces it in the result, and the
-    number of selected elements. A sort, which selects all elements, has the axis twice, and 0. A threshold replaces the
-    axis by none, "", and has 0."""
+    """The attribute of a selection: the axes along which it selects, as if they were one, the axis that replaces them in the
+    result, and the number of selected elements. A sort, which selects all elements, has its only axis twice, and 0. A
+    threshold replaces its only axis by none, "", and has 0."""
 
-    axis: str
+    axes: tuple[str, ...]
     into: str
     count: int
 
     @property
     def sorts(self) -> bool:
-        return self.into == self.axis
+        return self.axes == (self.into,)
 
     def __str__(self) -> str:
         if not self.count:
-            return f"axis={self.axis}"
-        return f"{self.into}={self.count}, axis={self.axis}"
+            return f"axis={axes_text(self.axes)}"
+        return f"{self.into}={self.count}, axis={axes_text(self.axes)}"
 
 
 @dataclass(frozen=True)
@@ -339,10 +339,10 @@ def put_inputs(statements: Iterable[Statement]) -> set[str]:
     return {name for s in statements if s.at for name in (s.at.table, s.at.index)}
 
 
-def least_sizes(values: Iterable[Node]) -> dict[str, int]:
-    """The least size of each axis, since so many of its elements are selected."""
+def least_sizes(values: Iterable[Node]) -> dict[tuple[str, ...], int]:
+    """The least number of elements along axes, since so many of them are selected."""
     chosen = [n.attr for n in topological(values) if isinstance(n.attr, Selected) and n.attr.count]
-    return {how.axis: max(other.count for other in chosen if other.axis == how.axis) for how in chosen}
+    return {how.axes: max(other.count for other in chosen if other.axes == how.axes) for how in chosen}
 
 
 def reaching(statements: Iterable[Statement], names: Iterable[str]) -> dict[int, set[str]]:

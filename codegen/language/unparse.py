@@ -119,7 +119,7 @@ class _Writer:
             return _scan(node, [text for text, _ in args]), ATOM
         if isinstance(node.attr, Selected):
             words = [text for text, _ in args] + ([node.attr.into] if node.attr.count else [])
-            return f"{node.op}({', '.join(words)}, axis={node.attr.axis})", ATOM
+            return f"{node.op}({', '.join(words)}, axis={axes_text(node.attr.axes)})", ATOM
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             args[-1] = _as_float(args[-1])

@@ -60,7 +60,7 @@ class Access:
     written: tuple[str, ...] = ()  # put: the axes of what is written
     how: str = "set"  # put: or add, max, min
     back: tuple[tuple[str, int], ...] = ()  # shift: axes, and how many places back along each
-    counted: str = ""  # size: an axis that only tables have
+    counted: str = ""  # size, index: the axis, where it is no group of its own
 
     @property
     def interleaved(self) -> bool:
@@ -118,7 +118,7 @@ class Unreduced:
 def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:
     """The key of an access's value in the chain's graph (`emit.leaf_key`)."""
     if access.counted:
-        return "size", access.counted
+        return access.mode, access.counted
     if access.array is None:
         assert access.group is not None
         return access.mode, plan.groups[access.group].axes[0]

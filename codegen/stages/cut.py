@@ -59,7 +59,7 @@ class Cutting:
         self.outputs = {a.name: a for a in spec.outputs}
         nodes = nodes_of(self.statements)
         self.reductions = [n for n in nodes if n.op in IN_STAGES]
-        self.last = {i: axis for n in nodes if n.op in ALONE for i, axis in _last_axes(n)}
+        self.last = {i: axes for n in nodes if n.op in ALONE for i, axes in _last_axes(n)}
         chosen = [n.args[0] for n in nodes if n.op == "shift" and n.args[0].op != "input"]
         chosen += [a for n in nodes if n.op in ALONE for a in n.args[:1] if not self.is_plain(a)]
         self.copied = {id(n) for n in chosen if n.op == "input"}
@@ -86,12 +86,12 @@ class Cutting:
     def result(self, node: Node) -> Array:
         """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
         dtype = str(node.attr) if node.op == "cast" else self.dtypes[node.kind]
-        last = self.last.get(id(node))
-        axes = (*(a for a in node.dims if a != last), *(a for a in node.dims if a == last))
+        last = self.last.get(id(node), ())
+        axes = (*(a for a in node.dims if a not in last), *(a for a in node.dims if a in last))
         alike = [node, *node.args] if node.op == "cast" else [node]  # a store of this type rounds the same
         for value in alike:
             output = self.given.get((id(value), dtype))
-            if output is not None and (last is None or self.outputs[output].axes == axes):
+            if output is not None and (not last or self.outputs[output].axes == axes):
                 return self.outputs[output]
         found = [self.called[id(value)] for value in alike if id(value) in self.called]
         used = {a.name for a in self.results.values()}
@@ -103,11 +103,12 @@ class Cutting:
         return Array(name, dtype, tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in axes))
 
     def is_plain(self, node: Node) -> bool:
-        """Whether it is an array as kernels read it that compute nothing else: without parts, and with the right axis last."""
+        """Whether it is an array as kernels read it that compute nothing else: without parts, and with the right axes last."""
         if node.op != "input" or not isinstance(node.attr, Leaf):
             return False
         array = self.spec.array(node.attr.name)
-        return array.parts is None and array.default is None and array.axes[-1:] == (self.last[id(node)],)
+        last = self.last[id(node)]
+        return array.parts is None and array.default is None and array.axes[-len(last) :] == last
 
     def stages(self) -> tuple[Op, ...] | None:
         while self.left:
@@ -324,10 +325,10 @@ class Cutting:
         raise AssertionError(f"{self.spec.op} was cut nowhere")
 
 
-def _last_axes(node: Node) -> list[tuple[int, str]]:
-    """The last axis of the arrays that a kernel for this selection, sort or placement reads and writes."""
+def _last_axes(node: Node) -> list[tuple[int, tuple[str, ...]]]:
+    """The last axes of the arrays that a kernel for this selection, sort or placement reads and writes."""
     assert isinstance(node.attr, Selected)
-    along, into = node.attr.axis, node.attr.into
+    along, into = node.attr.axes, (node.attr.into,)
     if node.op in (PLACED, UNSORT):
         return [*((id(a), into) for a in node.args[:2]), (id(node), along)]
     return [(id(node.args[0]), along), (id(node), into)]

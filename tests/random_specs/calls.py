@@ -110,9 +110,15 @@ def _shift(made: Any, node: Node) -> str:
 
 def _top_k(made: Any, node: Node) -> str:
     lost, kept, count = node.attr
-    place, array = made.at(lost), made.whole(node.args[0], node.args[0].dims)
-    both = made.assigned(("top_k", node.args, node.attr), f"jax.lax.top_k(jnp.moveaxis({array}, {place}, -1), {count})")
-    text = f"jnp.swapaxes(jnp.moveaxis({both}[{int(node.op != 'top_k')}], -1, {place}), {place}, {made.at(kept)})"
+    places, ends = tuple(map(made.at, lost)), tuple(range(-len(lost), 0))
+    rows = f"jnp.moveaxis({made.whole(node.args[0], node.args[0].dims)}, {places}, {ends})"
+    if len(lost) > 1:  # as if they were one
+        rows = made.assigned(("rows", node.args, node.attr), rows)
+        rows = f"{rows}.reshape({rows}.shape[:-{len(lost)}] + ({' * '.join(made.sizes[a] for a in lost)},))"
+    both = made.assigned(("top_k", node.args, node.attr), f"jax.lax.top_k({rows}, {count})")
+    found = f"{both}[{int(node.op != 'top_k')}]"
+    found = f"jnp.expand_dims({found}, {ends[1:]})" if len(lost) > 1 else found
+    text = f"jnp.swapaxes(jnp.moveaxis({found}, {ends}, {places}), {places[0]}, {made.at(kept)})"
     return text if node.op == "top_k" else f"{text}.astype({made.dtype('int')})"
 
 
@@ -218,7 +224,7 @@ CALLS: dict[str, Call] = {
         _shift,
     ),
     **dict.fromkeys(
-        ("top_k", "top_k_index"), Call(lambda n, args: f"{n.op}({args[0]}, {n.attr[1]}, axis={n.attr[0]})", _top_k)
+        ("top_k", "top_k_index"), Call(lambda n, args: f"{n.op}({args[0]}, {n.attr[1]}, axis={axes_text(n.attr[0])})", _top_k)
     ),
     **dict.fromkeys(("sort", "argsort"), Call(_along, _order)),
     "unsort": Call(_along, _unsort),

@@ -89,10 +89,13 @@ def top_k(m: Any, whole: Dims) -> Node | None:
     """Outputs along the selected axis; its smallest or its sum is returned."""
     if m.count:
         return None
-    axis = last_axis(m, whole)
+    axes: tuple[str, ...] = (last_axis(m, whole),)
+    named = [a for a in m.family.axes if a in whole and a != ROWS]
+    if len(named) > 1 and m.chance(0.25):  # as if they were one
+        axes = tuple(named[-2:])
     m.count, m.axes = m.random.choice([1, 2, 4, 8]), (*m.axes, SELECTED)
-    value, dims = operand(m, whole), (whole - {axis}) | {SELECTED}
-    attr, own = (axis, SELECTED, m.count), [*(a for a in m.family.axes if a in whole and a != axis), SELECTED]
+    value, dims = operand(m, whole), (whole - {*axes}) | {SELECTED}
+    attr, own = (axes, SELECTED, m.count), [*(a for a in m.family.axes if a in whole and a not in axes), SELECTED]
     chosen = m.assign(m.fresh("top"), Node("top_k", "float", dims, (value,), attr))
     total = call("add", call("abs", call("sum", chosen, attr=(SELECTED,))), const(0.5))
     m.add_output(own, call("div", chosen, total) if m.chance(0.4) else chosen, given=m.dims(own))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from codegen.errors import known, shown
-from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, dtypes_of
+from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, axes_text, dtypes_of
 from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
@@ -289,19 +289,20 @@ def _selection(own: Operations, tree: ast.Call, given: Given) -> Node:
     """The largest elements along an axis, in order, or their positions."""
     name = called(tree)
     value, axes = together([lambda: own.read(given["x"]), lambda: own.axes(given["axis"])])
-    if len(axes) != 1 or axes[0] == ROWS:
-        raise own.fail(given["axis"], f"{name!r} selects along one named axis", f"as in {name}(x, K, axis=N)")
+    if ROWS in axes:
+        raise own.fail(given["axis"], f"{name!r} selects along named axes", f"as in {name}(x, K, axis=N)")
     own.along(given["axis"], name, axes, value)
     if value.kind == "bool":
         raise own.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
-    hint = f"declare an output with it, as in T[..., K=8], and write {name}(x, K, axis={axes[0]})"
+    axes = own.graph.order(axes)
+    hint = f"declare an output with it, as in T[..., K=8], and write {name}(x, K, axis={axes_text(axes)})"
     into = given["k"].id if isinstance(given["k"], ast.Name) else None
     if into is None or into not in own.scope.sizes:
         raise own.fail(given["k"], f"{name!r} needs an axis of a fixed size for its results", hint)
     if into in value.dims:
         raise own.fail(given["k"], f"the argument of {name!r} has the axis {into} already", hint)
     dims = {*value.dims, into} - set(axes)
-    attr = Selected(axes[0], into, own.scope.sizes[into])
+    attr = Selected(axes, into, own.scope.sizes[into])
     return own.graph.node(name, (value,), attr, kind=SELECTIONS[name] or value.kind, dims=dims)
 
 
@@ -314,7 +315,7 @@ def _sort(own: Operations, tree: ast.Call, given: Given) -> Node:
     own.along(given["axis"], name, axes, value)
     if value.kind == "bool":
         raise own.fail(tree, f"{name!r} takes numbers, not a bool", NUMBER)
-    attr = Selected(axes[0], axes[0], 0)
+    attr = Selected(axes, axes[0], 0)
     return own.graph.node(name, (value,), attr, kind=SORTS[name] or value.kind, dims=value.dims)
 
 
@@ -333,7 +334,7 @@ def _unsort(own: Operations, tree: ast.Call, given: Given) -> Node:
         raise own.fail(
             given["x"], message, f"it is {with_article(value.kind)} along {', '.join(value.dims) or 'no axis'}"
         )
-    attr = Selected(axes[0], axes[0], 0)
+    attr = Selected(axes, axes[0], 0)
     return own.graph.node(UNSORT, (value, places), attr, kind=value.kind, dims=value.dims)
 
 
@@ -355,7 +356,7 @@ def _nucleus(own: Operations, tree: ast.Call, given: Given) -> Node:
     mass = own.to_float(mass)
     if mass.op == "float":
         raise own.fail(given["mass"], "the mass of 'nucleus' is a float", "declare it as one")
-    return own.graph.node(NUCLEUS, (value, mass), Selected(axes[0], "", 0), kind="float", dims=rest)
+    return own.graph.node(NUCLEUS, (value, mass), Selected(axes, "", 0), kind="float", dims=rest)
 
 
 def _dot(own: Operations, tree: ast.Call, given: Given) -> Node:

@@ -105,7 +105,7 @@ class Sort(Selection):
         """The launch for arrays of these dtypes (by name). Raises `UserError` for rows that are too long for a block,
         and for rows of unknown size."""
         del arch
-        size, axis = extents.columns, self.selected.axis
+        size, axis = extents.columns, self.selected.axes[0]
         if size is None or size > SORTED:
             words = f"{axis} is {size}" if size else f"the size of {axis} is not known"
             raise UserError(f"{words}, and a kernel sorts rows of up to {SORTED} elements")
@@ -182,8 +182,9 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
 
 def groups_of(array: Array, how: Selected) -> tuple[Group, ...]:
     """The axes of an array in three groups: the rows, the selected elements, the elements of a row. The array's last
-    axis is one of the last two."""
-    rows, elements = Group("rows", array.axes[:-1]), Group(how.axis, (how.axis,))
+    axes are those of one of the last two."""
+    rows = Group("rows", tuple(a for a in array.axes if a not in (*how.axes, how.into)))
+    elements = Group(how.axes[0], how.axes)
     return (rows, elements) if how.sorts else (rows, Group(how.into, (how.into,)), elements)
 
 
@@ -206,10 +207,10 @@ class _Selections(Planner):
             message = "a kernel that selects computes nothing else"
             return self.error_in_chain(node, message, "make it an op of its own")
         array = spec.array(source.attr.name)
-        lead = array.axes[:-1]
-        if array.parts is not None or array.axes[-1:] != (how.axis,) or array.default is not None:
-            message = f"a kernel selects along the last axis of an array without parts, and {array.name!r} is {array}"
-            return self.error_in_chain(node, message, f"give it the axis {how.axis} last")
+        lead, last = array.axes[: -len(how.axes)], array.axes[-len(how.axes) :]
+        if array.parts is not None or last != how.axes or array.default is not None:
+            message = f"a kernel selects along the last axes of an array without parts, and {array.name!r} is {array}"
+            return self.error_in_chain(node, message, f"give it the axes {', '.join(how.axes)} last")
         for output in spec.outputs:
             if output.parts is not None or output.axes != (*lead, how.into):
                 message = f"a kernel that selects writes an array of the axes {', '.join((*lead, how.into))}"
@@ -268,14 +269,14 @@ class _Thresholds(Planner):
 
     def axis(self, node: Node) -> str:
         assert isinstance(node.attr, Selected)
-        return node.attr.axis
+        return node.attr.axes[0]
 
     def plan(self) -> Threshold:
         spec, node = self.spec, next(n for n in self.nodes if n.op == NUCLEUS)
         assert isinstance(node.attr, Selected)
         source, mass = node.args
         arrays = [spec.array(a.attr.name) for a in (source, mass) if isinstance(a.attr, Leaf)]
-        axis, output = node.attr.axis, spec.outputs[0]
+        axis, output = node.attr.axes[0], spec.outputs[0]
         groups = (Group("rows", arrays[0].axes[:-1]), Group(axis, (axis,)))
         tokens = {a.name: tokens_of(a, groups) for a in spec.arrays}
         return Threshold(
@@ -305,15 +306,16 @@ class _Placements(Planner):
             if array is None or array.default is not None or array.axes != self.read_axes(node):
                 return self.error_in_chain(node, "a kernel places values of arrays alone", "make it an op of its own")
         output = self.spec.outputs[0]
-        written = (*self.read_axes(node)[:-1], self.how(node).axis)
+        along = self.how(node).axes
+        written = (*self.read_axes(node)[:-1], *along)
         for array in self.spec.arrays:
-            if array.parts is not None or array.axes not in (written, self.read_axes(node), written[-1:]):
-                message = "a kernel places values along the last axis of arrays without parts"
+            if array.parts is not None or array.axes not in (written, self.read_axes(node), along):
+                message = "a kernel places values along the last axes of arrays without parts"
                 return self.error(message, f"{array.name!r} is {array}", array)
         read = self.spec.array(value.attr.name) if isinstance(value.attr, Leaf) else output
         if output.axes != written or WIDE & {d for a in (read, output) for d in self.spec.dtypes(a)}:
             return self.error(
-                "a kernel places 32-bit values along the last axis", f"{output.name!r} is {output}", output
+                "a kernel places 32-bit values along the last axes", f"{output.name!r} is {output}", output
             )
         return None
 
@@ -324,7 +326,7 @@ class _Placements(Planner):
     def read_axes(self, node: Node) -> tuple[str, ...]:
         """The axes of what is placed: those of the result, with another one last."""
         how = self.how(node)
-        return (*(a for a in self.spec.outputs[0].axes if a != how.axis), how.into)
+        return (*(a for a in self.spec.outputs[0].axes if a not in how.axes), how.into)
 
     def plan(self) -> Placement:
         spec, node = self.spec, self.statements[0].value
@@ -335,7 +337,8 @@ class _Placements(Planner):
         output = spec.outputs[0]
         loads = [Access(a.name, a, None, "flat", tokens[a.name]) for a in (value, places)]
         if node.op == PLACED:
-            loads.append(Access(names.index(how.axis), None, None, "index", (), len(groups) - 1))
+            loads += [Access(names.index(a), None, None, "index", counted=a) for a in how.axes]
+            loads += [Access(names.size(a), None, None, "size", counted=a) for a in how.axes[1:]]
         return (Permutation if how.sorts else Placement)(
             groups,
             tuple(View(a, tokens[a.name]) for a in spec.arrays),
@@ -343,6 +346,6 @@ class _Placements(Planner):
             (Access(output.name, output, None, "flat", tokens[output.name]),),
             how,
             (),
-            tuple(a for a in spec.axes if a in {*value.axes, how.axis}),
+            tuple(a for a in spec.axes if a in {*value.axes, *how.axes}),
             places=places.name,
         )

@@ -216,10 +216,11 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
 
 def refuse_empty(spec: Spec, plan: Plan, axes: Axes) -> None:
     """Raises ValueError where a max or min would reduce an axis of size 0, or where an axis has fewer elements than are selected."""
-    for axis, count in least_sizes(s.value for s in spec.read.statements).items():
-        size = axes.extents[axis]
+    for along, count in least_sizes(s.value for s in spec.read.statements).items():
+        size = math.prod(axes.extents[axis] for axis in along)
         if isinstance(size, int) and size < count:
-            raise ValueError(f"{spec.op}: {axis} is {size}, and the largest {count} of its elements are selected")
+            words = " x ".join(along)
+            raise ValueError(f"{spec.op}: {words} is {size}, and the largest {count} of its elements are selected")
     for reduction in plan.extremes:
         lost = reduction.attr
         assert isinstance(lost, tuple)

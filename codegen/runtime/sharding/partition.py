@@ -54,7 +54,7 @@ def whole_axes(op: CalledOp) -> set[str]:
     scans."""
     takes = {n for n in nodes_of(op.statements) if n.op == "take"}
     chosen = [n.attr for n in nodes_of(op.statements) if isinstance(n.attr, Selected)]
-    fixed = {axis for how in chosen for axis in (how.axis, how.into)} | {*op.spec.extents}
+    fixed = {axis for how in chosen for axis in (*how.axes, how.into)} | {*op.spec.extents}
     found = fixed | {str(n.attr) for n in takes if n.attr not in op.plan.order or n.attr in n.dims}
     picks = {n for n in nodes_of(op.statements) if n.op == "pick"}
     found |= {axis for n in picks for axis in n.args[0].dims}

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 
+Along: TypeAlias = int | tuple[int, ...]  # an axis, or several as if they were one, as jnp counts them
 
-def top_k(x: jax.Array, k: int, axis: int, into: int) -> jax.Array:
+
+def top_k(x: jax.Array, k: int, axis: Along, into: int) -> jax.Array:
     """The `k` largest elements of `x` along `axis`, largest first, in `x`'s dtype, in the order of `jax.lax.top_k` except that any NaN is
-    the largest. They are along `into`, where `x` has size 1; `axis` gets size 1. Raises ValueError where `x` has fewer."""
+    the largest. They are along `into`, where `x` has size 1; each of `axis` gets size 1. Raises ValueError where `x` has fewer."""
     return _selected(x, k, axis, into)[0]
 
 
-def top_k_index(x: jax.Array, k: int, axis: int, into: int) -> jax.Array:
-    """The positions of the elements that `top_k` returns, as int32. Of equal elements, the first ones come first."""
+def top_k_index(x: jax.Array, k: int, axis: Along, into: int) -> jax.Array:
+    """The positions of the elements that `top_k` returns, as int32. Of equal elements, the first ones come first. Along several axes,
+    positions count as if these were one."""
     return _selected(x, k, axis, into)[1]
 
 
@@ -49,17 +55,34 @@ def nucleus(x: jax.Array, mass: jax.Array | float, axis: int | None) -> jax.Arra
     return jax.lax.stop_gradient(jax.lax.bitcast_convert_type(least, jnp.float32).astype(x.dtype))
 
 
-def _selected(x: jax.Array, k: int, axis: int, into: int) -> list[jax.Array]:
+def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: Along, into: int) -> jax.Array:
+    """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the sizes of
+    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
+    values, places = (_rows(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
+    sizes = [index.shape[a] for a in _axes(axis)]
+    zeros = jnp.zeros((*places.shape[:-1], math.prod(sizes)), values.dtype)
+    return _apart(jnp.put_along_axis(zeros, places, values, -1, inplace=False), (1, *sizes), axis, into)
+
+
+def _selected(x: jax.Array, k: int, axis: Along, into: int) -> list[jax.Array]:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jnp.where(jnp.isnan(x), jnp.nan, x)  # XLA orders a NaN by its sign
-    found = jax.lax.top_k(jnp.moveaxis(jnp.swapaxes(x, axis, into), into, -1), k)
-    return [jnp.moveaxis(value, -1, into) for value in found]
+    ones = (1,) * len(_axes(axis))
+    return [_apart(found, (k, *ones), axis, into) for found in jax.lax.top_k(_rows(x, axis, into), k)]
 
 
-def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: int, into: int) -> jax.Array:
-    """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the size of
-    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
-    shape = [*places.shape]
-    shape[axis], shape[into] = index.shape[axis], 1
-    values, places = (jnp.swapaxes(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
-    return jnp.put_along_axis(jnp.zeros(shape, values.dtype), places, values, axis % len(shape), inplace=False)
+def _axes(axis: Along) -> tuple[int, ...]:
+    return (axis,) if isinstance(axis, int) else axis
+
+
+def _rows(x: jax.Array, axis: Along, into: int) -> jax.Array:
+    """An array with `into` and `axis`, of which one has only one element, as its last axis."""
+    own = (into, *_axes(axis))
+    moved = jnp.moveaxis(x, own, range(-len(own), 0))
+    return moved.reshape(*moved.shape[: -len(own)], math.prod(moved.shape[-len(own) :]))
+
+
+def _apart(x: jax.Array, sizes: tuple[int, ...], axis: Along, into: int) -> jax.Array:
+    """An array whose last axis is split again: the `sizes` of `into` and of `axis`, at their places."""
+    own = (into, *_axes(axis))
+    return jnp.moveaxis(x.reshape(*x.shape[:-1], *sizes), range(-len(own), 0), own)

@@ -67,8 +67,8 @@ Contractions:
   scaled_matmul_int8
 
 Several kernels:
-  batch_norm_train, column_quantize_fp8, dense_int4, dense_int8,
-  global_response_norm, layernorm_channels_first, limit_groups,
+  batch_norm_train, beam_search_step, column_quantize_fp8, dense_int4,
+  dense_int8, global_response_norm, layernorm_channels_first, limit_groups,
   mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, nucleus_sampling,
   rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, row_median, sparsemax,
   top_k_gate, top_p, weight_standardize
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from .axpby import axpby as axpby
     from .batch_norm_train import batch_norm_train as batch_norm_train
     from .batched_dense_gelu import batched_dense_gelu as batched_dense_gelu
+    from .beam_search_step import beam_search_step as beam_search_step
     from .bias_gelu import bias_gelu as bias_gelu
     from .bias_gelu_fp8 import bias_gelu_fp8 as bias_gelu_fp8
     from .bias_gelu_tanh import bias_gelu_tanh as bias_gelu_tanh
@@ -389,6 +390,7 @@ __all__ = [
     "axpby",
     "batch_norm_train",
     "batched_dense_gelu",
+    "beam_search_step",
     "bias_gelu",
     "bias_gelu_fp8",
     "bias_gelu_tanh",

@@ -80,6 +80,27 @@ def test_parts_and_any_axis_are_selected_by_way_of_a_copy(tmp_path):
         np.testing.assert_array_equal(pulled(weights)[0], pull(weights)[0])
 
 
+@pytest.mark.parametrize(("axes", "order"), [("B, H, N", (0, 1, 2)), ("H, B, N", (1, 0, 2))])  # as they are; a copy
+def test_axes_are_joined(tmp_path, axes, order):
+    """Positions count along both axes, in the spec's order."""
+    chain = "y = top_k(x, K, axis=(H, N)); place = top_k_index(x, K, axis=(H, N))"
+    outputs = "y: float32[B, K=6]; place: int32[B, K=6]; z: float32[B, H, N]"
+    op = make_op(tmp_path, spec_text(f"x: float32[{axes}]; w: float32[B, H, N]", outputs, f"{chain}; z = x * w"))
+    x, weights = rows(55).reshape(3, 5, 11), np.arange(1.0, 7.0, dtype="float32")
+    ones = np.ones_like(x)
+    given, (values, places) = x.transpose(order), jax.lax.top_k(x.reshape(3, 55), 6)
+    expected = np.zeros((3, 55), "float32")
+    np.put_along_axis(expected, np.asarray(places), np.broadcast_to(weights, (3, 6)), 1)
+    for implementation in ("interpret", "xla"):
+        y, place, _ = op(given, ones, implementation=implementation)
+        np.testing.assert_array_equal(place, places)
+        np.testing.assert_array_equal(np.asarray(y).view("uint32"), np.asarray(values).view("uint32"))
+        got = jax.grad(lambda x, how=implementation: (op(x, ones, implementation=how)[0] * weights).sum())(given)
+        np.testing.assert_array_equal(got, expected.reshape(3, 5, 11).transpose(order))
+    with pytest.raises(ValueError, match="H x N is 4, and the largest 6 of its elements are selected"):
+        op(given[:2, :2, :2], ones[:2, :2, :2])
+
+
 def test_too_few_elements(top_k):
     with pytest.raises(ValueError, match="N is 39, and the largest 40 of its elements are selected"):
         top_k(rows(39))

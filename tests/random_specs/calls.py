@@ -224,7 +224,8 @@ CALLS: dict[str, Call] = {
         _shift,
     ),
     **dict.fromkeys(
-        ("top_k", "top_k_index"), Call(lambda n, args: f"{n.op}({args[0]}, {n.attr[1]}, axis={axes_text(n.attr[0])})", _top_k)
+        ("top_k", "top_k_index"),
+        Call(lambda n, args: f"{n.op}({args[0]}, {n.attr[1]}, axis={axes_text(n.attr[0])})", _top_k),
     ),
     **dict.fromkeys(("sort", "argsort"), Call(_along, _order)),
     "unsort": Call(_along, _unsort),

@@ -30,7 +30,7 @@ KEEP_DOTS = jax.checkpoint_policies.checkpoint_dots
 
 def calls(op: Op) -> tuple[list[jax.Array], dict, tuple[int, ...]]:
     """The arrays of some calls, stacked; keywords; the positions of those with a gradient."""
-    least = least_sizes(s.value for s in op.statements)
+    least = {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
     extents = {a: op.spec.extents.get(a, max(EXTENT, least.get(a, 0))) for a in op.spec.axes if a != "..."}
     types = next(all_types(op.spec))
     params = tuple((p.name, 0.5 if p.default is None else p.default) for p in op.spec.params)

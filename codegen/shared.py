@@ -79,6 +79,11 @@ class RowLaunch:
     def rows_a_block(self) -> int:
         return self.threads // self.per_row * self.at_once
 
+    @property
+    def splits(self) -> bool:
+        """Whether a block has only some of a row's columns."""
+        return self.cluster > 1
+
     def blocks(self, rows: int, columns: int = 0) -> int:
         """The number of blocks: one more than are full, for the last rows, or for arrays without rows."""
         del columns
@@ -140,9 +145,14 @@ class Walk:
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
 
     @property
-    def each_place(self) -> int:
-        """The number of neighbouring threads' columns at a place, where these threads reduce all rows of the place."""
+    def width_of_piece(self) -> int:
+        """The number of columns that the threads of a row have in a block."""
         return self.per_row * self.vectors * self.vec
+
+    @property
+    def splits(self) -> bool:
+        """Whether a block has only some of a row's columns."""
+        return self.cluster > 1 or not self.whole
 
 
 @dataclass(frozen=True)
@@ -163,8 +173,8 @@ class WalkLaunch(Walk):
         """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece. Of
         `rows` places and all their columns, where each has threads of its own."""
         if self.by_place:
-            return rows * -(-columns // self.each_place) // (self.threads // self.per_row) + 1
-        pieces = self.cluster if self.whole else -(-columns // (self.per_row * self.vec))
+            return rows * -(-columns // self.width_of_piece) // (self.threads // self.per_row) + 1
+        pieces = self.cluster if self.whole else -(-columns // self.width_of_piece)
         return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 
 

@@ -119,9 +119,12 @@ def alibi_bias_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rIndexK = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
     rIndexQ = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, H * Q * K, first)
@@ -132,17 +135,25 @@ def alibi_bias_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, H * Q * K, first)
-        early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, H * Q * K, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, 0, 0, 0), sDy, u, rDy[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = alibi_bias_backward_chain(
-                        device.floats(rDy[None, v, u]), rIndexK[None, v].load().to(cutlass.Int32),
+                        device.floats(rDy[None, v, k]), rIndexK[None, v].load().to(cutlass.Int32),
                         rIndexQ[None, v].load().to(cutlass.Int32),
                     )
                     inside = at.inside()
@@ -150,7 +161,11 @@ def alibi_bias_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, H * Q * K, first)
-            later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q * K // each,

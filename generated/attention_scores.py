@@ -179,7 +179,11 @@ def attention_scores_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDscores = access.registers(mDscores, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDscores = access.registers(mDscores, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDscores = rowwise.staging(how, mDscores)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -187,25 +191,38 @@ def attention_scores_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, SP, first)
-        early.load(mDscores, (iB, 0), rDscores[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDscores, (iB, 0), sDscores, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDscores, (iB, 0), rDscores[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, SP, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDscores, (iB, 0), sDscores, u, rDscores[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dacc, column_sum_of = attention_scores_backward_chain(
-                        device.floats(rDscores[None, v, u]), device.full(vec, scale),
+                        device.floats(rDscores[None, v, k]), device.full(vec, scale),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0), run=sDaccRun)
+            own.send(mDacc, (iB, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, SP, first)
-            later.load(mDscores, (iB, 0), rDscores[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDscores, (iB, 0), sDscores, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDscores, (iB, 0), rDscores[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, SP, per_row, how.ragged,

@@ -90,27 +90,42 @@ def batch_norm_train_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t0_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
 
@@ -191,8 +206,11 @@ def batch_norm_train_stage2_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
     rCentreOfN = access.registers(mCentreOfN, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -202,22 +220,34 @@ def batch_norm_train_stage2_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t1_of, column_mean_of = batch_norm_train_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rCentreOfN[None, v]),
+                        device.floats(rX[None, v, k]), device.floats(rCentreOfN[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, N, per_row,
@@ -480,10 +510,14 @@ def batch_norm_train_backward_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMean = access.registers(mMean, (vec, vectors))
     rVar = access.registers(mVar, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fT5 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fT6 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -494,24 +528,39 @@ def batch_norm_train_backward_stage1_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mDy, (row, 0), rDy[None, None, u])
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (row, 0), sDy, u)
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (row, 0), rDy[None, None, u])
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t5_of, t6_of = batch_norm_train_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMean[None, v]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMean[None, v]), device.floats(rX[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mDy, (row, 0), rDy[None, None, u])
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (row, 0), sDy, u)
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (row, 0), rDy[None, None, u])
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT5, fT6], ("sum", "sum"), [mT5Parts, mT6Parts], sColumns, part, first, step, N, per_row, how.ragged,

@@ -193,8 +193,13 @@ def batched_dense_gelu_backward_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDacc)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rZ = access.registers(mZ, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rZ = access.registers(mZ, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sZ = rowwise.staging(how, mZ)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -202,27 +207,43 @@ def batched_dense_gelu_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iM = row
         early = rowwise.walked(how, row < M, N, first)
-        early.load(mDy, (iE, iM, 0), rDy[None, None, u])
-        early.load(mZ, (iE, iM, 0), rZ[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iE, iM, 0), sDy, u)
+            early.fetch(mZ, (iE, iM, 0), sZ, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iE, iM, 0), rDy[None, None, u])
+            early.load(mZ, (iE, iM, 0), rZ[None, None, u])
     for base in cutlass.range(part * rows_a_block, M, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iM = row
             own = rowwise.walked(how, row < M, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iE, iM, 0), sDy, u, rDy[None, None, k])
+                own.take(mZ, (iE, iM, 0), sZ, u, rZ[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dacc, column_sum_of = batched_dense_gelu_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0), run=sDaccRun)
+            own.send(mDacc, (iE, iM, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iM = row
             later = rowwise.walked(how, row < M, N, first)
-            later.load(mDy, (iE, iM, 0), rDy[None, None, u])
-            later.load(mZ, (iE, iM, 0), rZ[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iE, iM, 0), sDy, u)
+                later.fetch(mZ, (iE, iM, 0), sZ, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iE, iM, 0), rDy[None, None, u])
+                later.load(mZ, (iE, iM, 0), rZ[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N,
@@ -248,9 +269,11 @@ def batched_dense_gelu_backward_places(
     first, _ = rowwise.columns_of(how, piece)
     approx = device.narrow(mDacc)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rZ = access.registers(mZ, (vec, vectors, at_once))
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rZ = access.registers(mZ, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
     all_rows = rowwise.walked(how, there, N, first)
 
     for base in cutlass.range(0, M, at_once):
@@ -258,21 +281,23 @@ def batched_dense_gelu_backward_places(
             row = base + u
             iM = row
             own = rowwise.walked(how, there & (row < M), N, first)
+            k = u
             own.load(mDy, (iE, iM, 0), rDy[None, None, u])
             own.load(mZ, (iE, iM, 0), rZ[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iM = row
             own = rowwise.walked(how, there & (row < M), N, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dacc, column_sum_of = batched_dense_gelu_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0), run=sDaccRun)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

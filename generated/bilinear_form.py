@@ -63,9 +63,12 @@ def bilinear_form_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
     rRight = access.registers(mRight, (vec, vectors))
     rLeft = access.registers(mLeft, (1, at_once))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, N, first)
@@ -75,16 +78,24 @@ def bilinear_form_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
         early.load_one(mLeft, (row,), rLeft[None, u])
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     total_sum_of = bilinear_form_chain(
-                        device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, k]),
                         device.floats(rRight[None, v]),
                     )
                     inside = at.inside()
@@ -92,7 +103,11 @@ def bilinear_form_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mLeft, (row,), rLeft[None, u])
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:

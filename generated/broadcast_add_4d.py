@@ -100,7 +100,10 @@ def broadcast_add_4d_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -108,22 +111,34 @@ def broadcast_add_4d_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, S * H * D, first)
-        early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, S * H * D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, 0, 0, 0), sDy, u, rDy[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, u]))
+                    column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, S * H * D, first)
-            later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row, how.ragged,

@@ -144,9 +144,14 @@ def channel_affine_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX = access.registers(mX, (vec, vectors, held))
     rScale = access.registers(mScale, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
+    sDxRun = rowwise.slots(how, mDx, 1)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
@@ -157,29 +162,45 @@ def channel_affine_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, C * S, first)
-        early.load(mDy, (iB, 0, 0), rDy[None, None, u])
-        early.load(mX, (iB, 0, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, 0, 0), sDy, u)
+            early.fetch(mX, (iB, 0, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, 0, 0), rDy[None, None, u])
+            early.load(mX, (iB, 0, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, C * S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, 0, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, column_sum_of, column_sum2_of = channel_affine_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rScale[None, v]),
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0), run=sDxRun)
+            own.send(mDx, (iB, 0, 0), sDxRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)
-            later.load(mDy, (iB, 0, 0), rDy[None, None, u])
-            later.load(mX, (iB, 0, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, 0, 0), sDy, u)
+                later.fetch(mX, (iB, 0, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, 0, 0), rDy[None, None, u])
+                later.load(mX, (iB, 0, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first // each,

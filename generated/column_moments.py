@@ -71,7 +71,10 @@ def column_moments_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean2 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -79,22 +82,34 @@ def column_moments_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of, column_mean2_of = column_moments_chain(device.floats(rX[None, v, u]))
+                    column_mean_of, column_mean2_of = column_moments_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside,
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first,

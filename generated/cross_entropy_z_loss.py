@@ -405,11 +405,15 @@ def cross_entropy_z_loss_backward_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
     rDloss = access.registers(mDloss, (1, at_once))
     rDzLoss = access.registers(mDzLoss, (1, at_once))
     rLse = access.registers(mLse, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
+    sDxRun = rowwise.slots(how, mDx, 1)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
 
@@ -420,32 +424,45 @@ def cross_entropy_z_loss_backward_kernel(
         early.load_one(mDzLoss, (row,), rDzLoss[None, u])
         early.load_one(mLse, (row,), rLse[None, u])
         early.load_one(mLabel, (row,), rLabel[None, u])
-        early.load(mX, (row, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, total_sum_of = cross_entropy_z_loss_backward_chain(
                         device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)),
                         device.floats(device.full(vec, rDzLoss[0, u], rDzLoss.element_type)),
-                        device.floats(device.full(vec, rLse[0, u], rLse.element_type)), device.floats(rX[None, v, u]),
+                        device.floats(device.full(vec, rLse[0, u], rLse.element_type)), device.floats(rX[None, v, k]),
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
                         device.full(vec, ignore_index, cutlass.Int32), device.full(vec, mZWeight[0]), approx,
                     )
                     once = at.inside_once()  # a row counts once
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), once)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
+            own.send(mDx, (row, 0), sDxRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDloss, (row,), rDloss[None, u])
             later.load_one(mDzLoss, (row,), rDzLoss[None, u])
             later.load_one(mLse, (row,), rLse[None, u])
             later.load_one(mLabel, (row,), rLabel[None, u])
-            later.load(mX, (row, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     found = reduce.over_row([fTotalSum], ("sum",), sTotals, threads, 1)
     if tidx == 0:

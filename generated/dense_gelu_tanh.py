@@ -243,33 +243,54 @@ def dense_gelu_tanh_backward_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDacc)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rZ = access.registers(mZ, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rZ = access.registers(mZ, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sZ = rowwise.staging(how, mZ)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mDy, (row, 0), rDy[None, None, u])
-        early.load(mZ, (row, 0), rZ[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (row, 0), sDy, u)
+            early.fetch(mZ, (row, 0), sZ, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (row, 0), rDy[None, None, u])
+            early.load(mZ, (row, 0), rZ[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mZ, (row, 0), sZ, u, rZ[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dacc, column_sum_of = dense_gelu_tanh_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
+            own.send(mDacc, (row, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mDy, (row, 0), rDy[None, None, u])
-            later.load(mZ, (row, 0), rZ[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (row, 0), sDy, u)
+                later.fetch(mZ, (row, 0), sZ, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (row, 0), rDy[None, None, u])
+                later.load(mZ, (row, 0), rZ[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged)
 

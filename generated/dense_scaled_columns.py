@@ -297,12 +297,19 @@ def dense_scaled_columns_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rAcc = access.registers(mAcc, (vec, vectors, at_once))
-    rC = access.registers(mC, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rAcc = access.registers(mAcc, (vec, vectors, held))
+    rC = access.registers(mC, (vec, vectors, held))
     rAlpha = access.registers(mAlpha, (vec, vectors))
     rBeta = access.registers(mBeta, (vec, vectors))
     rBias = access.registers(mBias, (vec, vectors), 0.0)
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sAcc = rowwise.staging(how, mAcc)
+        sC = rowwise.staging(how, mC)
+    sDaccRun = rowwise.slots(how, mDacc, 1)
+    sDcRun = rowwise.slots(how, mDc, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -317,18 +324,30 @@ def dense_scaled_columns_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mDy, (row, 0), rDy[None, None, u])
-        early.load(mAcc, (row, 0), rAcc[None, None, u])
-        early.load(mC, (row, 0), rC[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (row, 0), sDy, u)
+            early.fetch(mAcc, (row, 0), sAcc, u)
+            early.fetch(mC, (row, 0), sC, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (row, 0), rDy[None, None, u])
+            early.load(mAcc, (row, 0), rAcc[None, None, u])
+            early.load(mC, (row, 0), rC[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mAcc, (row, 0), sAcc, u, rAcc[None, None, k])
+                own.take(mC, (row, 0), sC, u, rC[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dacc, dc, column_sum_of, column_sum2_of, column_sum3_of = dense_scaled_columns_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rC[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]), device.floats(rC[None, v, k]),
                         device.floats(rAlpha[None, v]), device.floats(rBeta[None, v]), device.floats(rBias[None, v]),
                     )
                     inside = at.inside()
@@ -336,13 +355,21 @@ def dense_scaled_columns_backward_kernel(
                         v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
                         (column_sum_of, column_sum2_of, column_sum3_of,), inside,
                     )
-                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0))
-                    at.store(dc.to(mDc.element_type), mDc, (row, 0))
+                    at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
+                    at.store(dc.to(mDc.element_type), mDc, (row, 0), run=sDcRun)
+            own.send(mDacc, (row, 0), sDaccRun)
+            own.send(mDc, (row, 0), sDcRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mDy, (row, 0), rDy[None, None, u])
-            later.load(mAcc, (row, 0), rAcc[None, None, u])
-            later.load(mC, (row, 0), rC[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (row, 0), sDy, u)
+                later.fetch(mAcc, (row, 0), sAcc, u)
+                later.fetch(mC, (row, 0), sC, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (row, 0), rDy[None, None, u])
+                later.load(mAcc, (row, 0), rAcc[None, None, u])
+                later.load(mC, (row, 0), rC[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),

@@ -192,9 +192,13 @@ def dequantize_awq_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDw = access.registers(mDw, (8, vec, vectors, at_once))
-    rQweight = access.registers(mQweight, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDw = access.registers(mDw, (8, vec, vectors, held))
+    rQweight = access.registers(mQweight, (vec, vectors, held))
     rQzeros = access.registers(mQzeros, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sDw = rowwise.staging(how, mDw, parts=8)
+        sQweight = rowwise.staging(how, mQweight)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -217,13 +221,23 @@ def dequantize_awq_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iG = row
         early = rowwise.walked(how, row < G, N, first)
-        early.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
-        early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDw, (iB, iG, 0, 0), sDw, u, parts=8)
+            early.fetch(mQweight, (iB, iG, 0), sQweight, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
+            early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     for base in cutlass.range(part * rows_a_block, G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iG = row
             own = rowwise.walked(how, row < G, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDw, (iB, iG, 0, 0), sDw, u, rDw[None, None, None, k], parts=8)
+                own.take(mQweight, (iB, iG, 0), sQweight, u, rQweight[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -231,11 +245,11 @@ def dequantize_awq_backward_kernel(
                         column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
                         column_sum7_of, column_sum8_of,
                     ) = dequantize_awq_backward_chain(
-                        device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
-                        device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
-                        device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
-                        device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
-                        rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
+                        device.floats(rDw[0, None, v, k]), device.floats(rDw[1, None, v, k]),
+                        device.floats(rDw[2, None, v, k]), device.floats(rDw[3, None, v, k]),
+                        device.floats(rDw[4, None, v, k]), device.floats(rDw[5, None, v, k]),
+                        device.floats(rDw[6, None, v, k]), device.floats(rDw[7, None, v, k]),
+                        rQweight[None, v, k].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -252,8 +266,13 @@ def dequantize_awq_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
             later = rowwise.walked(how, row < G, N, first)
-            later.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
-            later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDw, (iB, iG, 0, 0), sDw, u, parts=8)
+                later.fetch(mQweight, (iB, iG, 0), sQweight, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
+                later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7, fColumnSum8],
@@ -295,8 +314,9 @@ def dequantize_awq_backward_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDw = access.registers(mDw, (8, vec, vectors, at_once))
-    rQweight = access.registers(mQweight, (vec, vectors, at_once))
+    held = at_once
+    rDw = access.registers(mDw, (8, vec, vectors, held))
+    rQweight = access.registers(mQweight, (vec, vectors, held))
     rQzeros = access.registers(mQzeros, (vec, vectors))
     rDscales = access.registers(mDscales, (8, vec))
     rDscales = access.registers(mDscales, (8, vec))
@@ -322,12 +342,14 @@ def dequantize_awq_backward_places(
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
+            k = u
             own.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
             own.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -335,11 +357,11 @@ def dequantize_awq_backward_places(
                         column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of, column_sum6_of,
                         column_sum7_of, column_sum8_of,
                     ) = dequantize_awq_backward_chain(
-                        device.floats(rDw[0, None, v, u]), device.floats(rDw[1, None, v, u]),
-                        device.floats(rDw[2, None, v, u]), device.floats(rDw[3, None, v, u]),
-                        device.floats(rDw[4, None, v, u]), device.floats(rDw[5, None, v, u]),
-                        device.floats(rDw[6, None, v, u]), device.floats(rDw[7, None, v, u]),
-                        rQweight[None, v, u].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
+                        device.floats(rDw[0, None, v, k]), device.floats(rDw[1, None, v, k]),
+                        device.floats(rDw[2, None, v, k]), device.floats(rDw[3, None, v, k]),
+                        device.floats(rDw[4, None, v, k]), device.floats(rDw[5, None, v, k]),
+                        device.floats(rDw[6, None, v, k]), device.floats(rDw[7, None, v, k]),
+                        rQweight[None, v, k].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(

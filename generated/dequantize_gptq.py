@@ -176,15 +176,26 @@ def dequantize_gptq_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDw0 = access.registers(mDw, (vec, vectors, at_once))
-    rDw1 = access.registers(mDw, (vec, vectors, at_once))
-    rDw2 = access.registers(mDw, (vec, vectors, at_once))
-    rDw3 = access.registers(mDw, (vec, vectors, at_once))
-    rDw4 = access.registers(mDw, (vec, vectors, at_once))
-    rDw5 = access.registers(mDw, (vec, vectors, at_once))
-    rDw6 = access.registers(mDw, (vec, vectors, at_once))
-    rDw7 = access.registers(mDw, (vec, vectors, at_once))
-    rQweight = access.registers(mQweight, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDw0 = access.registers(mDw, (vec, vectors, held))
+    rDw1 = access.registers(mDw, (vec, vectors, held))
+    rDw2 = access.registers(mDw, (vec, vectors, held))
+    rDw3 = access.registers(mDw, (vec, vectors, held))
+    rDw4 = access.registers(mDw, (vec, vectors, held))
+    rDw5 = access.registers(mDw, (vec, vectors, held))
+    rDw6 = access.registers(mDw, (vec, vectors, held))
+    rDw7 = access.registers(mDw, (vec, vectors, held))
+    rQweight = access.registers(mQweight, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDw0 = rowwise.staging(how, mDw)
+        sDw1 = rowwise.staging(how, mDw)
+        sDw2 = rowwise.staging(how, mDw)
+        sDw3 = rowwise.staging(how, mDw)
+        sDw4 = rowwise.staging(how, mDw)
+        sDw5 = rowwise.staging(how, mDw)
+        sDw6 = rowwise.staging(how, mDw)
+        sDw7 = rowwise.staging(how, mDw)
+        sQweight = rowwise.staging(how, mQweight)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -192,44 +203,80 @@ def dequantize_gptq_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iG = row
         early = rowwise.walked(how, row < G, N, first)
-        early.load(mDw, (iB, iG, 0, 0), rDw0[None, None, u])
-        early.load(mDw, (iB, iG, 1, 0), rDw1[None, None, u])
-        early.load(mDw, (iB, iG, 2, 0), rDw2[None, None, u])
-        early.load(mDw, (iB, iG, 3, 0), rDw3[None, None, u])
-        early.load(mDw, (iB, iG, 4, 0), rDw4[None, None, u])
-        early.load(mDw, (iB, iG, 5, 0), rDw5[None, None, u])
-        early.load(mDw, (iB, iG, 6, 0), rDw6[None, None, u])
-        early.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
-        early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDw, (iB, iG, 0, 0), sDw0, u)
+            early.fetch(mDw, (iB, iG, 1, 0), sDw1, u)
+            early.fetch(mDw, (iB, iG, 2, 0), sDw2, u)
+            early.fetch(mDw, (iB, iG, 3, 0), sDw3, u)
+            early.fetch(mDw, (iB, iG, 4, 0), sDw4, u)
+            early.fetch(mDw, (iB, iG, 5, 0), sDw5, u)
+            early.fetch(mDw, (iB, iG, 6, 0), sDw6, u)
+            early.fetch(mDw, (iB, iG, 7, 0), sDw7, u)
+            early.fetch(mQweight, (iB, iG, 0), sQweight, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDw, (iB, iG, 0, 0), rDw0[None, None, u])
+            early.load(mDw, (iB, iG, 1, 0), rDw1[None, None, u])
+            early.load(mDw, (iB, iG, 2, 0), rDw2[None, None, u])
+            early.load(mDw, (iB, iG, 3, 0), rDw3[None, None, u])
+            early.load(mDw, (iB, iG, 4, 0), rDw4[None, None, u])
+            early.load(mDw, (iB, iG, 5, 0), rDw5[None, None, u])
+            early.load(mDw, (iB, iG, 6, 0), rDw6[None, None, u])
+            early.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
+            early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     for base in cutlass.range(part * rows_a_block, G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iG = row
             own = rowwise.walked(how, row < G, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDw, (iB, iG, 0, 0), sDw0, u, rDw0[None, None, k])
+                own.take(mDw, (iB, iG, 1, 0), sDw1, u, rDw1[None, None, k])
+                own.take(mDw, (iB, iG, 2, 0), sDw2, u, rDw2[None, None, k])
+                own.take(mDw, (iB, iG, 3, 0), sDw3, u, rDw3[None, None, k])
+                own.take(mDw, (iB, iG, 4, 0), sDw4, u, rDw4[None, None, k])
+                own.take(mDw, (iB, iG, 5, 0), sDw5, u, rDw5[None, None, k])
+                own.take(mDw, (iB, iG, 6, 0), sDw6, u, rDw6[None, None, k])
+                own.take(mDw, (iB, iG, 7, 0), sDw7, u, rDw7[None, None, k])
+                own.take(mQweight, (iB, iG, 0), sQweight, u, rQweight[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = dequantize_gptq_backward_chain(
-                        device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]),
-                        device.floats(rDw2[None, v, u]), device.floats(rDw3[None, v, u]),
-                        device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
-                        device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
-                        rQweight[None, v, u].load().to(cutlass.Int32),
+                        device.floats(rDw0[None, v, k]), device.floats(rDw1[None, v, k]),
+                        device.floats(rDw2[None, v, k]), device.floats(rDw3[None, v, k]),
+                        device.floats(rDw4[None, v, k]), device.floats(rDw5[None, v, k]),
+                        device.floats(rDw6[None, v, k]), device.floats(rDw7[None, v, k]),
+                        rQweight[None, v, k].load().to(cutlass.Int32),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
             later = rowwise.walked(how, row < G, N, first)
-            later.load(mDw, (iB, iG, 0, 0), rDw0[None, None, u])
-            later.load(mDw, (iB, iG, 1, 0), rDw1[None, None, u])
-            later.load(mDw, (iB, iG, 2, 0), rDw2[None, None, u])
-            later.load(mDw, (iB, iG, 3, 0), rDw3[None, None, u])
-            later.load(mDw, (iB, iG, 4, 0), rDw4[None, None, u])
-            later.load(mDw, (iB, iG, 5, 0), rDw5[None, None, u])
-            later.load(mDw, (iB, iG, 6, 0), rDw6[None, None, u])
-            later.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
-            later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDw, (iB, iG, 0, 0), sDw0, u)
+                later.fetch(mDw, (iB, iG, 1, 0), sDw1, u)
+                later.fetch(mDw, (iB, iG, 2, 0), sDw2, u)
+                later.fetch(mDw, (iB, iG, 3, 0), sDw3, u)
+                later.fetch(mDw, (iB, iG, 4, 0), sDw4, u)
+                later.fetch(mDw, (iB, iG, 5, 0), sDw5, u)
+                later.fetch(mDw, (iB, iG, 6, 0), sDw6, u)
+                later.fetch(mDw, (iB, iG, 7, 0), sDw7, u)
+                later.fetch(mQweight, (iB, iG, 0), sQweight, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDw, (iB, iG, 0, 0), rDw0[None, None, u])
+                later.load(mDw, (iB, iG, 1, 0), rDw1[None, None, u])
+                later.load(mDw, (iB, iG, 2, 0), rDw2[None, None, u])
+                later.load(mDw, (iB, iG, 3, 0), rDw3[None, None, u])
+                later.load(mDw, (iB, iG, 4, 0), rDw4[None, None, u])
+                later.load(mDw, (iB, iG, 5, 0), rDw5[None, None, u])
+                later.load(mDw, (iB, iG, 6, 0), rDw6[None, None, u])
+                later.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
+                later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N,
@@ -253,15 +300,16 @@ def dequantize_gptq_backward_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDw0 = access.registers(mDw, (vec, vectors, at_once))
-    rDw1 = access.registers(mDw, (vec, vectors, at_once))
-    rDw2 = access.registers(mDw, (vec, vectors, at_once))
-    rDw3 = access.registers(mDw, (vec, vectors, at_once))
-    rDw4 = access.registers(mDw, (vec, vectors, at_once))
-    rDw5 = access.registers(mDw, (vec, vectors, at_once))
-    rDw6 = access.registers(mDw, (vec, vectors, at_once))
-    rDw7 = access.registers(mDw, (vec, vectors, at_once))
-    rQweight = access.registers(mQweight, (vec, vectors, at_once))
+    held = at_once
+    rDw0 = access.registers(mDw, (vec, vectors, held))
+    rDw1 = access.registers(mDw, (vec, vectors, held))
+    rDw2 = access.registers(mDw, (vec, vectors, held))
+    rDw3 = access.registers(mDw, (vec, vectors, held))
+    rDw4 = access.registers(mDw, (vec, vectors, held))
+    rDw5 = access.registers(mDw, (vec, vectors, held))
+    rDw6 = access.registers(mDw, (vec, vectors, held))
+    rDw7 = access.registers(mDw, (vec, vectors, held))
+    rQweight = access.registers(mQweight, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
 
@@ -270,6 +318,7 @@ def dequantize_gptq_backward_places(
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
+            k = u
             own.load(mDw, (iB, iG, 0, 0), rDw0[None, None, u])
             own.load(mDw, (iB, iG, 1, 0), rDw1[None, None, u])
             own.load(mDw, (iB, iG, 2, 0), rDw2[None, None, u])
@@ -283,15 +332,16 @@ def dequantize_gptq_backward_places(
             row = base + u
             iG = row
             own = rowwise.walked(how, there & (row < G), N, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = dequantize_gptq_backward_chain(
-                        device.floats(rDw0[None, v, u]), device.floats(rDw1[None, v, u]),
-                        device.floats(rDw2[None, v, u]), device.floats(rDw3[None, v, u]),
-                        device.floats(rDw4[None, v, u]), device.floats(rDw5[None, v, u]),
-                        device.floats(rDw6[None, v, u]), device.floats(rDw7[None, v, u]),
-                        rQweight[None, v, u].load().to(cutlass.Int32),
+                        device.floats(rDw0[None, v, k]), device.floats(rDw1[None, v, k]),
+                        device.floats(rDw2[None, v, k]), device.floats(rDw3[None, v, k]),
+                        device.floats(rDw4[None, v, k]), device.floats(rDw5[None, v, k]),
+                        device.floats(rDw6[None, v, k]), device.floats(rDw7[None, v, k]),
+                        rQweight[None, v, k].load().to(cutlass.Int32),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)

@@ -81,7 +81,10 @@ def global_response_norm_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -89,22 +92,34 @@ def global_response_norm_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, C, first)
-        early.load(mX, (iB, iS, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (iB, iS, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (iB, iS, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
+                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
-            later.load(mX, (iB, iS, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (iB, iS, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [cute.domain_offset((0, place * (C)), mColumnSumParts)], sColumns, part, first, step, C,
@@ -127,7 +142,8 @@ def global_response_norm_stage1_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = at_once
+    rX = access.registers(mX, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, C, first)
 
@@ -136,15 +152,17 @@ def global_response_norm_stage1_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), C, first)
+            k = u
             own.load(mX, (iB, iS, 0), rX[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), C, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, u]))
+                    column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
 
@@ -415,11 +433,15 @@ def global_response_norm_frozen_stage2_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDy)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rGamma = access.registers(mGamma, (vec, vectors))
     rMeanOfB = access.registers(mMeanOfB, (1,))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -432,18 +454,28 @@ def global_response_norm_frozen_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, C, first)
-        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-        early.load(mX, (iB, iS, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iS, 0), sDy, u)
+            early.fetch(mX, (iB, iS, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            early.load(mX, (iB, iS, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = global_response_norm_frozen_stage2_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, k]),
                         device.floats(rGamma[None, v]),
                         device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
                         approx,
@@ -455,8 +487,13 @@ def global_response_norm_frozen_stage2_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
-            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            later.load(mX, (iB, iS, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iS, 0), sDy, u)
+                later.fetch(mX, (iB, iS, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+                later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -715,11 +752,15 @@ def global_response_norm_backward_stage2_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDgamma)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rSumOfBC = access.registers(mSumOfBC, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rGamma = access.registers(mGamma, (vec, vectors))
     rMeanOfB = access.registers(mMeanOfB, (1,))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum3 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -736,20 +777,30 @@ def global_response_norm_backward_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, C, first)
-        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-        early.load(mX, (iB, iS, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iS, 0), sDy, u)
+            early.fetch(mX, (iB, iS, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            early.load(mX, (iB, iS, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, C, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     (
                         column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,
                     ) = global_response_norm_backward_stage2_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rSumOfBC[None, v]), device.floats(rX[None, v, k]),
                         device.floats(rGamma[None, v]),
                         device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
                         approx,
@@ -762,8 +813,13 @@ def global_response_norm_backward_stage2_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
-            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            later.load(mX, (iB, iS, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iS, 0), sDy, u)
+                later.fetch(mX, (iB, iS, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+                later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),

@@ -80,7 +80,10 @@ def layernorm_channels_first_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -88,22 +91,34 @@ def layernorm_channels_first_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iC = row
         early = rowwise.walked(how, row < C, S, first)
-        early.load(mX, (iB, iC, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (iB, iC, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (iB, iC, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
-            later.load(mX, (iB, iC, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (iB, iC, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT0], ("mean",), [cute.domain_offset((0, place * (S)), mT0Parts)], sColumns, part, first, step, S, per_row,
@@ -126,7 +141,8 @@ def layernorm_channels_first_stage1_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = at_once
+    rX = access.registers(mX, (vec, vectors, held))
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     all_rows = rowwise.walked(how, there, S, first)
 
@@ -135,15 +151,17 @@ def layernorm_channels_first_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             own.load(mX, (iB, iC, 0), rX[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, u]))
+                    t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
 
@@ -242,8 +260,11 @@ def layernorm_channels_first_stage2_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
     rCentreOfBS = access.registers(mCentreOfBS, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -254,24 +275,36 @@ def layernorm_channels_first_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iC = row
         early = rowwise.walked(how, row < C, S, first)
-        early.load(mX, (iB, iC, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (iB, iC, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (iB, iC, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rCentreOfBS[None, v]),
+                        device.floats(rX[None, v, k]), device.floats(rCentreOfBS[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
-            later.load(mX, (iB, iC, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (iB, iC, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT1, fColumnMean], ("mean", "mean"),
@@ -298,7 +331,8 @@ def layernorm_channels_first_stage2_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = at_once
+    rX = access.registers(mX, (vec, vectors, held))
     rCentreOfBS = access.registers(mCentreOfBS, (vec, vectors))
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
@@ -310,16 +344,18 @@ def layernorm_channels_first_stage2_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             own.load(mX, (iB, iC, 0), rX[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
-                        device.floats(rX[None, v, u]), device.floats(rCentreOfBS[None, v]),
+                        device.floats(rX[None, v, k]), device.floats(rCentreOfBS[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
@@ -702,10 +738,14 @@ def layernorm_channels_first_frozen_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -717,19 +757,29 @@ def layernorm_channels_first_frozen_stage1_kernel(
         iC = row
         early = rowwise.walked(how, row < C, S, first)
         early.load_one(mWeight, (iC,), rWeight[None, u])
-        early.load(mDy, (iB, iC, 0), rDy[None, None, u])
-        early.load(mX, (iB, iC, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iC, 0), sDy, u)
+            early.fetch(mX, (iB, iC, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            early.load(mX, (iB, iC, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iC, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
-                        device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfBS4[None, v]),
+                        device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
                     inside = at.inside()
@@ -740,8 +790,13 @@ def layernorm_channels_first_frozen_stage1_kernel(
             iC = row
             later = rowwise.walked(how, row < C, S, first)
             later.load_one(mWeight, (iC,), rWeight[None, u])
-            later.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            later.load(mX, (iB, iC, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iC, 0), sDy, u)
+                later.fetch(mX, (iB, iC, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iC, 0), rDy[None, None, u])
+                later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -770,9 +825,10 @@ def layernorm_channels_first_frozen_stage1_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -784,6 +840,7 @@ def layernorm_channels_first_frozen_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             own.load_one(mWeight, (iC,), rWeight[None, u])
             own.load(mDy, (iB, iC, 0), rDy[None, None, u])
             own.load(mX, (iB, iC, 0), rX[None, None, u])
@@ -791,12 +848,13 @@ def layernorm_channels_first_frozen_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_frozen_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
-                        device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfBS4[None, v]),
+                        device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
                     inside = at.inside()
@@ -1070,10 +1128,14 @@ def layernorm_channels_first_backward_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -1085,19 +1147,29 @@ def layernorm_channels_first_backward_stage1_kernel(
         iC = row
         early = rowwise.walked(how, row < C, S, first)
         early.load_one(mWeight, (iC,), rWeight[None, u])
-        early.load(mDy, (iB, iC, 0), rDy[None, None, u])
-        early.load(mX, (iB, iC, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iC, 0), sDy, u)
+            early.fetch(mX, (iB, iC, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iC, 0), rDy[None, None, u])
+            early.load(mX, (iB, iC, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iC = row
             own = rowwise.walked(how, row < C, S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iC, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
-                        device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfBS4[None, v]),
+                        device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
                     inside = at.inside()
@@ -1108,8 +1180,13 @@ def layernorm_channels_first_backward_stage1_kernel(
             iC = row
             later = rowwise.walked(how, row < C, S, first)
             later.load_one(mWeight, (iC,), rWeight[None, u])
-            later.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            later.load(mX, (iB, iC, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iC, 0), sDy, u)
+                later.fetch(mX, (iB, iC, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iC, 0), rDy[None, None, u])
+                later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -1138,9 +1215,10 @@ def layernorm_channels_first_backward_stage1_places(
     iB = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (1, at_once), 1.0)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -1152,6 +1230,7 @@ def layernorm_channels_first_backward_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             own.load_one(mWeight, (iC,), rWeight[None, u])
             own.load(mDy, (iB, iC, 0), rDy[None, None, u])
             own.load(mX, (iB, iC, 0), rX[None, None, u])
@@ -1159,12 +1238,13 @@ def layernorm_channels_first_backward_stage1_places(
             row = base + u
             iC = row
             own = rowwise.walked(how, there & (row < C), S, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v]),
-                        device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfBS4[None, v]),
+                        device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
                     inside = at.inside()
@@ -1286,13 +1366,18 @@ def layernorm_channels_first_backward_stage2_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfBS4 = access.registers(mMeanOfBS4, (vec, vectors, at_once))
     rVarOfBS = access.registers(mVarOfBS, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
     rSumOfBS = access.registers(mSumOfBS, (vec, vectors, at_once))
     rSumOfBS2 = access.registers(mSumOfBS2, (vec, vectors, at_once))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
+    sDxRun = rowwise.slots(how, mDx, 1)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
@@ -1303,23 +1388,33 @@ def layernorm_channels_first_backward_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, C * S, first)
-        early.load(mDy, (iB, 0, 0), rDy[None, None, u])
         early.gather(mMeanOfBS4, (iB, 0), (None, 1), (C, S,), rMeanOfBS4[None, None, u])
         early.gather(mVarOfBS, (iB, 0), (None, 1), (C, S,), rVarOfBS[None, None, u])
-        early.load(mX, (iB, 0, 0), rX[None, None, u])
         early.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
         early.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, 0, 0), sDy, u)
+            early.fetch(mX, (iB, 0, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, 0, 0), rDy[None, None, u])
+            early.load(mX, (iB, 0, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, C * S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, 0, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, column_sum_of, column_sum2_of = layernorm_channels_first_backward_stage2_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfBS4[None, v, u]),
-                        device.floats(rVarOfBS[None, v, u]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfBS4[None, v, u]),
+                        device.floats(rVarOfBS[None, v, u]), device.floats(rX[None, v, k]),
                         device.floats(rWeight[None, v]), device.floats(rSumOfBS[None, v, u]),
                         device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
                         approx,
@@ -1328,16 +1423,22 @@ def layernorm_channels_first_backward_stage2_kernel(
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0), run=sDxRun)
+            own.send(mDx, (iB, 0, 0), sDxRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, C * S, first)
-            later.load(mDy, (iB, 0, 0), rDy[None, None, u])
             later.gather(mMeanOfBS4, (iB, 0), (None, 1), (C, S,), rMeanOfBS4[None, None, u])
             later.gather(mVarOfBS, (iB, 0), (None, 1), (C, S,), rVarOfBS[None, None, u])
-            later.load(mX, (iB, 0, 0), rX[None, None, u])
             later.gather(mSumOfBS, (iB, 0), (None, 1), (C, S,), rSumOfBS[None, None, u])
             later.gather(mSumOfBS2, (iB, 0), (None, 1), (C, S,), rSumOfBS2[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, 0, 0), sDy, u)
+                later.fetch(mX, (iB, 0, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, 0, 0), rDy[None, None, u])
+                later.load(mX, (iB, 0, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first // each,

@@ -131,33 +131,54 @@ def matmul_drelu_dbias_epilogue_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rAcc = access.registers(mAcc, (vec, vectors, at_once))
-    rY = access.registers(mY, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rAcc = access.registers(mAcc, (vec, vectors, held))
+    rY = access.registers(mY, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sAcc = rowwise.staging(how, mAcc)
+        sY = rowwise.staging(how, mY)
+    sDzRun = rowwise.slots(how, mDz, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mAcc, (row, 0), rAcc[None, None, u])
-        early.load(mY, (row, 0), rY[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mAcc, (row, 0), sAcc, u)
+            early.fetch(mY, (row, 0), sY, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mAcc, (row, 0), rAcc[None, None, u])
+            early.load(mY, (row, 0), rY[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mAcc, (row, 0), sAcc, u, rAcc[None, None, k])
+                own.take(mY, (row, 0), sY, u, rY[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dz, column_sum_of = matmul_drelu_dbias_epilogue_chain(
-                        device.floats(rAcc[None, v, u]), device.floats(rY[None, v, u]),
+                        device.floats(rAcc[None, v, k]), device.floats(rY[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dz.to(mDz.element_type), mDz, (row, 0))
+                    at.store(dz.to(mDz.element_type), mDz, (row, 0), run=sDzRun)
+            own.send(mDz, (row, 0), sDzRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mAcc, (row, 0), rAcc[None, None, u])
-            later.load(mY, (row, 0), rY[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mAcc, (row, 0), sAcc, u)
+                later.fetch(mY, (row, 0), sY, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mAcc, (row, 0), rAcc[None, None, u])
+                later.load(mY, (row, 0), rY[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged)
 

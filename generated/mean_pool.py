@@ -64,7 +64,10 @@ def mean_pool_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -72,22 +75,34 @@ def mean_pool_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, D, first)
-        early.load(mX, (iRows, iS, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (iRows, iS, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (iRows, iS, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (iRows, iS, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
+                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
-            later.load(mX, (iRows, iS, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (iRows, iS, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (iRows, iS, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step,
@@ -110,7 +125,8 @@ def mean_pool_places(
     iRows = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = at_once
+    rX = access.registers(mX, (vec, vectors, held))
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     all_rows = rowwise.walked(how, there, D, first)
 
@@ -119,15 +135,17 @@ def mean_pool_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
+            k = u
             own.load(mX, (iRows, iS, 0), rX[None, None, u])
         for u in cutlass.range_constexpr(at_once):
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, u]))
+                    column_mean_of = mean_pool_chain(device.floats(rX[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
 

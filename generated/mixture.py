@@ -164,13 +164,22 @@ def mixture_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rA = access.registers(mA, (vec, vectors, at_once))
-    rB = access.registers(mB, (vec, vectors, at_once))
-    rC = access.registers(mC, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rA = access.registers(mA, (vec, vectors, held))
+    rB = access.registers(mB, (vec, vectors, held))
+    rC = access.registers(mC, (vec, vectors, held))
     rW0 = access.registers(mW, (1,))
     rW1 = access.registers(mW, (1,))
     rW2 = access.registers(mW, (1,))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sA = rowwise.staging(how, mA)
+        sB = rowwise.staging(how, mB)
+        sC = rowwise.staging(how, mC)
+    sDaRun = rowwise.slots(how, mDa, 1)
+    sDbRun = rowwise.slots(how, mDb, 1)
+    sDcRun = rowwise.slots(how, mDc, 1)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum3 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -182,37 +191,61 @@ def mixture_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mDy, (row, 0), rDy[None, None, u])
-        early.load(mA, (row, 0), rA[None, None, u])
-        early.load(mB, (row, 0), rB[None, None, u])
-        early.load(mC, (row, 0), rC[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (row, 0), sDy, u)
+            early.fetch(mA, (row, 0), sA, u)
+            early.fetch(mB, (row, 0), sB, u)
+            early.fetch(mC, (row, 0), sC, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (row, 0), rDy[None, None, u])
+            early.load(mA, (row, 0), rA[None, None, u])
+            early.load(mB, (row, 0), rB[None, None, u])
+            early.load(mC, (row, 0), rC[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mA, (row, 0), sA, u, rA[None, None, k])
+                own.take(mB, (row, 0), sB, u, rB[None, None, k])
+                own.take(mC, (row, 0), sC, u, rC[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     da, db, dc, total_sum_of, total_sum2_of, total_sum3_of = mixture_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(device.full(vec, rW0[0], rW0.element_type)),
+                        device.floats(rDy[None, v, k]), device.floats(device.full(vec, rW0[0], rW0.element_type)),
                         device.floats(device.full(vec, rW1[0], rW1.element_type)),
-                        device.floats(device.full(vec, rW2[0], rW2.element_type)), device.floats(rA[None, v, u]),
-                        device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
+                        device.floats(device.full(vec, rW2[0], rW2.element_type)), device.floats(rA[None, v, k]),
+                        device.floats(rB[None, v, k]), device.floats(rC[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate(
                         [fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"),
                         (total_sum_of, total_sum2_of, total_sum3_of,), inside,
                     )
-                    at.store(da.to(mDa.element_type), mDa, (row, 0))
-                    at.store(db.to(mDb.element_type), mDb, (row, 0))
-                    at.store(dc.to(mDc.element_type), mDc, (row, 0))
+                    at.store(da.to(mDa.element_type), mDa, (row, 0), run=sDaRun)
+                    at.store(db.to(mDb.element_type), mDb, (row, 0), run=sDbRun)
+                    at.store(dc.to(mDc.element_type), mDc, (row, 0), run=sDcRun)
+            own.send(mDa, (row, 0), sDaRun)
+            own.send(mDb, (row, 0), sDbRun)
+            own.send(mDc, (row, 0), sDcRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mDy, (row, 0), rDy[None, None, u])
-            later.load(mA, (row, 0), rA[None, None, u])
-            later.load(mB, (row, 0), rB[None, None, u])
-            later.load(mC, (row, 0), rC[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (row, 0), sDy, u)
+                later.fetch(mA, (row, 0), sA, u)
+                later.fetch(mB, (row, 0), sB, u)
+                later.fetch(mC, (row, 0), sC, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (row, 0), rDy[None, None, u])
+                later.load(mA, (row, 0), rA[None, None, u])
+                later.load(mB, (row, 0), rB[None, None, u])
+                later.load(mC, (row, 0), rC[None, None, u])
     partials.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2, fTotalSum3], ("sum", "sum", "sum"), sTotals, threads, 1)
     if tidx == 0:

@@ -551,34 +551,60 @@ def mlp_squared_relu_backward_stage1_epilogue_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rAcc = access.registers(mAcc, (vec, vectors, at_once))
-    rZ = access.registers(mZ, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rAcc = access.registers(mAcc, (vec, vectors, held))
+    rZ = access.registers(mZ, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sAcc = rowwise.staging(how, mAcc)
+        sZ = rowwise.staging(how, mZ)
+    sT2Run = rowwise.slots(how, mT2, 1)
+    sFactorOfRowsFRun = rowwise.slots(how, mFactorOfRowsF, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, F, first)
-        early.load(mAcc, (row, 0), rAcc[None, None, u])
-        early.load(mZ, (row, 0), rZ[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mAcc, (row, 0), sAcc, u)
+            early.fetch(mZ, (row, 0), sZ, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mAcc, (row, 0), rAcc[None, None, u])
+            early.load(mZ, (row, 0), rZ[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, F, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mAcc, (row, 0), sAcc, u, rAcc[None, None, k])
+                own.take(mZ, (row, 0), sZ, u, rZ[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t2, factor_of_rows_f, column_sum_of = mlp_squared_relu_backward_stage1_epilogue_chain(
-                        device.floats(rAcc[None, v, u]), device.floats(rZ[None, v, u]), mT2.element_type,
+                        device.floats(rAcc[None, v, k]), device.floats(rZ[None, v, k]), mT2.element_type,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(t2.to(mT2.element_type), mT2, (row, 0))
-                    at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, 0))
+                    at.store(t2.to(mT2.element_type), mT2, (row, 0), run=sT2Run)
+                    at.store(
+                        factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, 0),
+                        run=sFactorOfRowsFRun,
+                    )
+            own.send(mT2, (row, 0), sT2Run)
+            own.send(mFactorOfRowsF, (row, 0), sFactorOfRowsFRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, F, first)
-            later.load(mAcc, (row, 0), rAcc[None, None, u])
-            later.load(mZ, (row, 0), rZ[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mAcc, (row, 0), sAcc, u)
+                later.fetch(mZ, (row, 0), sZ, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mAcc, (row, 0), rAcc[None, None, u])
+                later.load(mZ, (row, 0), rZ[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, F, per_row, how.ragged)
 

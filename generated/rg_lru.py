@@ -333,10 +333,15 @@ def rg_lru_frozen_stage3_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDy)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rR = access.registers(mR, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rR = access.registers(mR, (vec, vectors, held))
     rDecay = access.registers(mDecay, (vec, vectors))
-    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, at_once))
+    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sR = rowwise.staging(how, mR)
+        sScanOfBSD = rowwise.staging(how, mScanOfBSD)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D, first)
@@ -346,29 +351,47 @@ def rg_lru_frozen_stage3_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, D, first)
-        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-        early.load(mR, (iB, iS, 0), rR[None, None, u])
-        early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iS, 0), sDy, u)
+            early.fetch(mR, (iB, iS, 0), sR, u)
+            early.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            early.load(mR, (iB, iS, 0), rR[None, None, u])
+            early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
+                own.take(mR, (iB, iS, 0), sR, u, rR[None, None, k])
+                own.take(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = rg_lru_frozen_stage3_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
-            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            later.load(mR, (iB, iS, 0), rR[None, None, u])
-            later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iS, 0), sDy, u)
+                later.fetch(mR, (iB, iS, 0), sR, u)
+                later.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+                later.load(mR, (iB, iS, 0), rR[None, None, u])
+                later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first, step, D,
@@ -395,10 +418,11 @@ def rg_lru_frozen_stage3_places(
     first, _ = rowwise.columns_of(how, piece)
     approx = device.narrow(mDy)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rR = access.registers(mR, (vec, vectors, at_once))
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rR = access.registers(mR, (vec, vectors, held))
     rDecay = access.registers(mDecay, (vec, vectors))
-    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, at_once))
+    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, D, first)
     all_rows.load_shared(mDecay, (0,), rDecay)
@@ -408,6 +432,7 @@ def rg_lru_frozen_stage3_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
+            k = u
             own.load(mDy, (iB, iS, 0), rDy[None, None, u])
             own.load(mR, (iB, iS, 0), rR[None, None, u])
             own.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
@@ -415,12 +440,13 @@ def rg_lru_frozen_stage3_places(
             row = base + u
             iS = row
             own = rowwise.walked(how, there & (row < S), D, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = rg_lru_frozen_stage3_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rR[None, v, u]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, u]), device.full(vec, iS, cutlass.Int32), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -669,13 +695,24 @@ def rg_lru_backward_stage3_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
-    rR = access.registers(mR, (vec, vectors, at_once))
-    rI = access.registers(mI, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX = access.registers(mX, (vec, vectors, held))
+    rR = access.registers(mR, (vec, vectors, held))
+    rI = access.registers(mI, (vec, vectors, held))
     rDecay = access.registers(mDecay, (vec, vectors))
-    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, at_once))
-    rScanOfBSD2 = access.registers(mScanOfBSD2, (vec, vectors, at_once))
+    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
+    rScanOfBSD2 = access.registers(mScanOfBSD2, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
+        sR = rowwise.staging(how, mR)
+        sI = rowwise.staging(how, mI)
+        sScanOfBSD = rowwise.staging(how, mScanOfBSD)
+        sScanOfBSD2 = rowwise.staging(how, mScanOfBSD2)
+    sDxRun = rowwise.slots(how, mDx, 1)
+    sDrRun = rowwise.slots(how, mDr, 1)
+    sDiRun = rowwise.slots(how, mDi, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -686,42 +723,72 @@ def rg_lru_backward_stage3_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iS = row
         early = rowwise.walked(how, row < S, D, first)
-        early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-        early.load(mX, (iB, iS, 0), rX[None, None, u])
-        early.load(mR, (iB, iS, 0), rR[None, None, u])
-        early.load(mI, (iB, iS, 0), rI[None, None, u])
-        early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-        early.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iS, 0), sDy, u)
+            early.fetch(mX, (iB, iS, 0), sX, u)
+            early.fetch(mR, (iB, iS, 0), sR, u)
+            early.fetch(mI, (iB, iS, 0), sI, u)
+            early.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
+            early.fetch(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
+            early.load(mX, (iB, iS, 0), rX[None, None, u])
+            early.load(mR, (iB, iS, 0), rR[None, None, u])
+            early.load(mI, (iB, iS, 0), rI[None, None, u])
+            early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
+            early.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iS = row
             own = rowwise.walked(how, row < S, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
+                own.take(mR, (iB, iS, 0), sR, u, rR[None, None, k])
+                own.take(mI, (iB, iS, 0), sI, u, rI[None, None, k])
+                own.take(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
+                own.take(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u, rScanOfBSD2[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, dr, di, column_sum_of, column_sum2_of = rg_lru_backward_stage3_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rR[None, v, u]),
-                        device.floats(rI[None, v, u]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, u]), device.floats(rScanOfBSD2[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rR[None, v, k]),
+                        device.floats(rI[None, v, k]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, k]), device.floats(rScanOfBSD2[None, v, k]),
                         device.full(vec, iS, cutlass.Int32), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
-                    at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0))
-                    at.store(di.to(mDi.element_type), mDi, (iB, iS, 0))
+                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0), run=sDxRun)
+                    at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0), run=sDrRun)
+                    at.store(di.to(mDi.element_type), mDi, (iB, iS, 0), run=sDiRun)
+            own.send(mDx, (iB, iS, 0), sDxRun)
+            own.send(mDr, (iB, iS, 0), sDrRun)
+            own.send(mDi, (iB, iS, 0), sDiRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
-            later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            later.load(mX, (iB, iS, 0), rX[None, None, u])
-            later.load(mR, (iB, iS, 0), rR[None, None, u])
-            later.load(mI, (iB, iS, 0), rI[None, None, u])
-            later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-            later.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iS, 0), sDy, u)
+                later.fetch(mX, (iB, iS, 0), sX, u)
+                later.fetch(mR, (iB, iS, 0), sR, u)
+                later.fetch(mI, (iB, iS, 0), sI, u)
+                later.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
+                later.fetch(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
+                later.load(mX, (iB, iS, 0), rX[None, None, u])
+                later.load(mR, (iB, iS, 0), rR[None, None, u])
+                later.load(mI, (iB, iS, 0), rI[None, None, u])
+                later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
+                later.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),

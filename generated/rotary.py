@@ -189,12 +189,20 @@ def rotary_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy0 = access.registers(mDy, (vec, vectors, at_once))
-    rDy1 = access.registers(mDy, (vec, vectors, at_once))
-    rX0 = access.registers(mX, (vec, vectors, at_once))
-    rX1 = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy0 = access.registers(mDy, (vec, vectors, held))
+    rDy1 = access.registers(mDy, (vec, vectors, held))
+    rX0 = access.registers(mX, (vec, vectors, held))
+    rX1 = access.registers(mX, (vec, vectors, held))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sDy0 = rowwise.staging(how, mDy)
+        sDy1 = rowwise.staging(how, mDy)
+        sX0 = rowwise.staging(how, mX)
+        sX1 = rowwise.staging(how, mX)
+    sDx0Run = rowwise.slots(how, mDx, 1)
+    sDx1Run = rowwise.slots(how, mDx, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -207,38 +215,61 @@ def rotary_backward_kernel(
         iH = row % H
         iB = (row // H)
         early = rowwise.walked(how, row < B * H, D, first)
-        early.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-        early.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-        early.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-        early.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, iS, iH, 0, 0), sDy0, u)
+            early.fetch(mDy, (iB, iS, iH, 1, 0), sDy1, u)
+            early.fetch(mX, (iB, iS, iH, 0, 0), sX0, u)
+            early.fetch(mX, (iB, iS, iH, 1, 0), sX1, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+            early.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+            early.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+            early.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, row < B * H, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, iS, iH, 0, 0), sDy0, u, rDy0[None, None, k])
+                own.take(mDy, (iB, iS, iH, 1, 0), sDy1, u, rDy1[None, None, k])
+                own.take(mX, (iB, iS, iH, 0, 0), sX0, u, rX0[None, None, k])
+                own.take(mX, (iB, iS, iH, 1, 0), sX1, u, rX1[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
-                        device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]),
-                        device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rCos[None, v]),
+                        device.floats(rDy0[None, v, k]), device.floats(rDy1[None, v, k]),
+                        device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rCos[None, v]),
                         device.floats(rSin[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)
+            own.send(mDx, (iB, iS, iH, 0, 0), sDx0Run)
+            own.send(mDx, (iB, iS, iH, 1, 0), sDx1Run)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
             iB = (row // H)
             later = rowwise.walked(how, row < B * H, D, first)
-            later.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
-            later.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
-            later.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
-            later.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, iS, iH, 0, 0), sDy0, u)
+                later.fetch(mDy, (iB, iS, iH, 1, 0), sDy1, u)
+                later.fetch(mX, (iB, iS, iH, 0, 0), sX0, u)
+                later.fetch(mX, (iB, iS, iH, 1, 0), sX1, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
+                later.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
+                later.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
+                later.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -268,14 +299,17 @@ def rotary_backward_places(
     iS = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDy0 = access.registers(mDy, (vec, vectors, at_once))
-    rDy1 = access.registers(mDy, (vec, vectors, at_once))
-    rX0 = access.registers(mX, (vec, vectors, at_once))
-    rX1 = access.registers(mX, (vec, vectors, at_once))
+    held = at_once
+    rDy0 = access.registers(mDy, (vec, vectors, held))
+    rDy1 = access.registers(mDy, (vec, vectors, held))
+    rX0 = access.registers(mX, (vec, vectors, held))
+    rX1 = access.registers(mX, (vec, vectors, held))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sDx0Run = rowwise.slots(how, mDx, 1)
+    sDx1Run = rowwise.slots(how, mDx, 1)
     all_rows = rowwise.walked(how, there, D, first)
     all_rows.load_shared(mCos, (iS, 0), rCos)
     all_rows.load_shared(mSin, (iS, 0), rSin)
@@ -286,6 +320,7 @@ def rotary_backward_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
             own.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u])
             own.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
             own.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
@@ -295,20 +330,21 @@ def rotary_backward_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx0, dx1, column_sum_of, column_sum2_of = rotary_backward_chain(
-                        device.floats(rDy0[None, v, u]), device.floats(rDy1[None, v, u]),
-                        device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rCos[None, v]),
+                        device.floats(rDy0[None, v, k]), device.floats(rDy1[None, v, k]),
+                        device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rCos[None, v]),
                         device.floats(rSin[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0))
-                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0))
+                    at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
+                    at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

@@ -171,11 +171,16 @@ def rotary_pairs_backward_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (2, vec, vectors, at_once))
-    rX = access.registers(mX, (2, vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (2, vec, vectors, held))
+    rX = access.registers(mX, (2, vec, vectors, held))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
     rDx = access.registers(mDx, (2, vec))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy, parts=2)
+        sX = rowwise.staging(how, mX, parts=2)
+    sDxRun = rowwise.slots(how, mDx, 1, parts=2)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -187,19 +192,29 @@ def rotary_pairs_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, S * H * D, first)
-        early.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
-        early.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iB, 0, 0, 0, 0), sDy, u, parts=2)
+            early.fetch(mX, (iB, 0, 0, 0, 0), sX, u, parts=2)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
+            early.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, S * H * D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iB, 0, 0, 0, 0), sDy, u, rDy[None, None, None, k], parts=2)
+                own.take(mX, (iB, 0, 0, 0, 0), sX, u, rX[None, None, None, k], parts=2)
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
-                        device.floats(rDy[0, None, v, u]), device.floats(rDy[1, None, v, u]),
-                        device.floats(rX[0, None, v, u]), device.floats(rX[1, None, v, u]),
+                        device.floats(rDy[0, None, v, k]), device.floats(rDy[1, None, v, k]),
+                        device.floats(rX[0, None, v, k]), device.floats(rX[1, None, v, k]),
                         device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                     )
                     inside = at.inside()
@@ -208,12 +223,18 @@ def rotary_pairs_backward_kernel(
                     )
                     rDx[0, None].store(dx0.to(mDx.element_type))
                     rDx[1, None].store(dx1.to(mDx.element_type))
-                    at.store(rDx, mDx, (iB, 0, 0, 0, 0), parts=2)
+                    at.store(rDx, mDx, (iB, 0, 0, 0, 0), parts=2, run=sDxRun)
+            own.send(mDx, (iB, 0, 0, 0, 0), sDxRun, parts=2)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, S * H * D, first)
-            later.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
-            later.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iB, 0, 0, 0, 0), sDy, u, parts=2)
+                later.fetch(mX, (iB, 0, 0, 0, 0), sX, u, parts=2)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
+                later.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step,

@@ -306,10 +306,16 @@ def rotary_qk_backward_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDkRotated0 = access.registers(mDkRotated, (vec, vectors, at_once))
-    rDkRotated1 = access.registers(mDkRotated, (vec, vectors, at_once))
-    rK0 = access.registers(mK, (vec, vectors, at_once))
-    rK1 = access.registers(mK, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDkRotated0 = access.registers(mDkRotated, (vec, vectors, held))
+    rDkRotated1 = access.registers(mDkRotated, (vec, vectors, held))
+    rK0 = access.registers(mK, (vec, vectors, held))
+    rK1 = access.registers(mK, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDkRotated0 = rowwise.staging(how, mDkRotated)
+        sDkRotated1 = rowwise.staging(how, mDkRotated)
+        sK0 = rowwise.staging(how, mK)
+        sK1 = rowwise.staging(how, mK)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -319,22 +325,36 @@ def rotary_qk_backward_stage1_kernel(
         iG = row % G
         iB = (row // G)
         early = rowwise.walked(how, row < B * G, D, first)
-        early.load(mDkRotated, (iB, iS, iG, 0, 0), rDkRotated0[None, None, u])
-        early.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
-        early.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
-        early.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDkRotated, (iB, iS, iG, 0, 0), sDkRotated0, u)
+            early.fetch(mDkRotated, (iB, iS, iG, 1, 0), sDkRotated1, u)
+            early.fetch(mK, (iB, iS, iG, 0, 0), sK0, u)
+            early.fetch(mK, (iB, iS, iG, 1, 0), sK1, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDkRotated, (iB, iS, iG, 0, 0), rDkRotated0[None, None, u])
+            early.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
+            early.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
+            early.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
     for base in cutlass.range(part * rows_a_block, B * G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iG = row % G
             iB = (row // G)
             own = rowwise.walked(how, row < B * G, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDkRotated, (iB, iS, iG, 0, 0), sDkRotated0, u, rDkRotated0[None, None, k])
+                own.take(mDkRotated, (iB, iS, iG, 1, 0), sDkRotated1, u, rDkRotated1[None, None, k])
+                own.take(mK, (iB, iS, iG, 0, 0), sK0, u, rK0[None, None, k])
+                own.take(mK, (iB, iS, iG, 1, 0), sK1, u, rK1[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
-                        device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
-                        device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
+                        device.floats(rDkRotated0[None, v, k]), device.floats(rDkRotated1[None, v, k]),
+                        device.floats(rK0[None, v, k]), device.floats(rK1[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -344,10 +364,17 @@ def rotary_qk_backward_stage1_kernel(
             iG = row % G
             iB = (row // G)
             later = rowwise.walked(how, row < B * G, D, first)
-            later.load(mDkRotated, (iB, iS, iG, 0, 0), rDkRotated0[None, None, u])
-            later.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
-            later.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
-            later.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDkRotated, (iB, iS, iG, 0, 0), sDkRotated0, u)
+                later.fetch(mDkRotated, (iB, iS, iG, 1, 0), sDkRotated1, u)
+                later.fetch(mK, (iB, iS, iG, 0, 0), sK0, u)
+                later.fetch(mK, (iB, iS, iG, 1, 0), sK1, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDkRotated, (iB, iS, iG, 0, 0), rDkRotated0[None, None, u])
+                later.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
+                later.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
+                later.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -374,10 +401,11 @@ def rotary_qk_backward_stage1_places(
     iS = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDkRotated0 = access.registers(mDkRotated, (vec, vectors, at_once))
-    rDkRotated1 = access.registers(mDkRotated, (vec, vectors, at_once))
-    rK0 = access.registers(mK, (vec, vectors, at_once))
-    rK1 = access.registers(mK, (vec, vectors, at_once))
+    held = at_once
+    rDkRotated0 = access.registers(mDkRotated, (vec, vectors, held))
+    rDkRotated1 = access.registers(mDkRotated, (vec, vectors, held))
+    rK0 = access.registers(mK, (vec, vectors, held))
+    rK1 = access.registers(mK, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, D, first)
@@ -388,6 +416,7 @@ def rotary_qk_backward_stage1_places(
             iG = row % G
             iB = (row // G)
             own = rowwise.walked(how, there & (row < B * G), D, first)
+            k = u
             own.load(mDkRotated, (iB, iS, iG, 0, 0), rDkRotated0[None, None, u])
             own.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
             own.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
@@ -397,12 +426,13 @@ def rotary_qk_backward_stage1_places(
             iG = row % G
             iB = (row // G)
             own = rowwise.walked(how, there & (row < B * G), D, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = rotary_qk_backward_stage1_chain(
-                        device.floats(rDkRotated0[None, v, u]), device.floats(rDkRotated1[None, v, u]),
-                        device.floats(rK0[None, v, u]), device.floats(rK1[None, v, u]),
+                        device.floats(rDkRotated0[None, v, k]), device.floats(rDkRotated1[None, v, k]),
+                        device.floats(rK0[None, v, k]), device.floats(rK1[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -506,10 +536,16 @@ def rotary_qk_backward_stage2_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDqRotated0 = access.registers(mDqRotated, (vec, vectors, at_once))
-    rDqRotated1 = access.registers(mDqRotated, (vec, vectors, at_once))
-    rQ0 = access.registers(mQ, (vec, vectors, at_once))
-    rQ1 = access.registers(mQ, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDqRotated0 = access.registers(mDqRotated, (vec, vectors, held))
+    rDqRotated1 = access.registers(mDqRotated, (vec, vectors, held))
+    rQ0 = access.registers(mQ, (vec, vectors, held))
+    rQ1 = access.registers(mQ, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDqRotated0 = rowwise.staging(how, mDqRotated)
+        sDqRotated1 = rowwise.staging(how, mDqRotated)
+        sQ0 = rowwise.staging(how, mQ)
+        sQ1 = rowwise.staging(how, mQ)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -519,22 +555,36 @@ def rotary_qk_backward_stage2_kernel(
         iH = row % H
         iB = (row // H)
         early = rowwise.walked(how, row < B * H, D, first)
-        early.load(mDqRotated, (iB, iS, iH, 0, 0), rDqRotated0[None, None, u])
-        early.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
-        early.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
-        early.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDqRotated, (iB, iS, iH, 0, 0), sDqRotated0, u)
+            early.fetch(mDqRotated, (iB, iS, iH, 1, 0), sDqRotated1, u)
+            early.fetch(mQ, (iB, iS, iH, 0, 0), sQ0, u)
+            early.fetch(mQ, (iB, iS, iH, 1, 0), sQ1, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDqRotated, (iB, iS, iH, 0, 0), rDqRotated0[None, None, u])
+            early.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
+            early.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
+            early.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, row < B * H, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDqRotated, (iB, iS, iH, 0, 0), sDqRotated0, u, rDqRotated0[None, None, k])
+                own.take(mDqRotated, (iB, iS, iH, 1, 0), sDqRotated1, u, rDqRotated1[None, None, k])
+                own.take(mQ, (iB, iS, iH, 0, 0), sQ0, u, rQ0[None, None, k])
+                own.take(mQ, (iB, iS, iH, 1, 0), sQ1, u, rQ1[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
-                        device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
-                        device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
+                        device.floats(rDqRotated0[None, v, k]), device.floats(rDqRotated1[None, v, k]),
+                        device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -544,10 +594,17 @@ def rotary_qk_backward_stage2_kernel(
             iH = row % H
             iB = (row // H)
             later = rowwise.walked(how, row < B * H, D, first)
-            later.load(mDqRotated, (iB, iS, iH, 0, 0), rDqRotated0[None, None, u])
-            later.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
-            later.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
-            later.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDqRotated, (iB, iS, iH, 0, 0), sDqRotated0, u)
+                later.fetch(mDqRotated, (iB, iS, iH, 1, 0), sDqRotated1, u)
+                later.fetch(mQ, (iB, iS, iH, 0, 0), sQ0, u)
+                later.fetch(mQ, (iB, iS, iH, 1, 0), sQ1, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDqRotated, (iB, iS, iH, 0, 0), rDqRotated0[None, None, u])
+                later.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
+                later.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
+                later.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum, fColumnSum2], ("sum", "sum"),
@@ -574,10 +631,11 @@ def rotary_qk_backward_stage2_places(
     iS = place
     first, _ = rowwise.columns_of(how, piece)
 
-    rDqRotated0 = access.registers(mDqRotated, (vec, vectors, at_once))
-    rDqRotated1 = access.registers(mDqRotated, (vec, vectors, at_once))
-    rQ0 = access.registers(mQ, (vec, vectors, at_once))
-    rQ1 = access.registers(mQ, (vec, vectors, at_once))
+    held = at_once
+    rDqRotated0 = access.registers(mDqRotated, (vec, vectors, held))
+    rDqRotated1 = access.registers(mDqRotated, (vec, vectors, held))
+    rQ0 = access.registers(mQ, (vec, vectors, held))
+    rQ1 = access.registers(mQ, (vec, vectors, held))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, D, first)
@@ -588,6 +646,7 @@ def rotary_qk_backward_stage2_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
             own.load(mDqRotated, (iB, iS, iH, 0, 0), rDqRotated0[None, None, u])
             own.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
             own.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
@@ -597,12 +656,13 @@ def rotary_qk_backward_stage2_places(
             iH = row % H
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of, column_sum2_of = rotary_qk_backward_stage2_chain(
-                        device.floats(rDqRotated0[None, v, u]), device.floats(rDqRotated1[None, v, u]),
-                        device.floats(rQ0[None, v, u]), device.floats(rQ1[None, v, u]),
+                        device.floats(rDqRotated0[None, v, k]), device.floats(rDqRotated1[None, v, k]),
+                        device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(

@@ -1426,12 +1426,16 @@ def selective_scan_backward_stage4_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rDt = access.registers(mDt, (vec, vectors, at_once))
     rA = access.registers(mA, (vec, vectors))
     rC = access.registers(mC, (vec, vectors, at_once))
-    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
-    rT6 = access.registers(mT6, (vec, vectors, at_once))
+    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
+    rT6 = access.registers(mT6, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
+        sT6 = rowwise.staging(how, mT6)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D * N, first)
@@ -1444,20 +1448,30 @@ def selective_scan_backward_stage4_kernel(
         early.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
         early.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
         early.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
-        early.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-        early.load(mT6, (iBS, 0, 0), rT6[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
+            early.fetch(mT6, (iBS, 0, 0), sT6, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
+            early.load(mT6, (iBS, 0, 0), rT6[None, None, u])
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iBS = row
             own = rowwise.walked(how, row < BS, D * N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u, rScanOfBSDN[None, None, k])
+                own.take(mT6, (iBS, 0, 0), sT6, u, rT6[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = selective_scan_backward_stage4_chain(
                         device.floats(rDy[None, v, u]), device.floats(rDt[None, v, u]), device.floats(rA[None, v]),
-                        device.floats(rC[None, v, u]), device.floats(rScanOfBSDN[None, v, u]),
-                        device.floats(rT6[None, v, u]),
+                        device.floats(rC[None, v, u]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
@@ -1467,8 +1481,13 @@ def selective_scan_backward_stage4_kernel(
             later.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
             later.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
             later.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
-            later.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-            later.load(mT6, (iBS, 0, 0), rT6[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
+                later.fetch(mT6, (iBS, 0, 0), sT6, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
+                later.load(mT6, (iBS, 0, 0), rT6[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D * N, per_row, how.ragged,
@@ -1549,8 +1568,12 @@ def selective_scan_backward_stage5_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -1558,26 +1581,41 @@ def selective_scan_backward_stage5_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iBS = row
         early = rowwise.walked(how, row < BS, D, first)
-        early.load(mDy, (iBS, 0), rDy[None, None, u])
-        early.load(mX, (iBS, 0), rX[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iBS, 0), sDy, u)
+            early.fetch(mX, (iBS, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iBS, 0), rDy[None, None, u])
+            early.load(mX, (iBS, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iBS = row
             own = rowwise.walked(how, row < BS, D, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iBS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iBS, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = selective_scan_backward_stage5_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBS = row
             later = rowwise.walked(how, row < BS, D, first)
-            later.load(mDy, (iBS, 0), rDy[None, None, u])
-            later.load(mX, (iBS, 0), rX[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iBS, 0), sDy, u)
+                later.fetch(mX, (iBS, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iBS, 0), rDy[None, None, u])
+                later.load(mX, (iBS, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
 

@@ -405,9 +405,13 @@ def sink_attention_backward_stage3_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rM = access.registers(mM, (vec, vectors, at_once))
-    rRowValue3 = access.registers(mRowValue3, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rM = access.registers(mM, (vec, vectors, held))
+    rRowValue3 = access.registers(mRowValue3, (vec, vectors, held))
     rSink = access.registers(mSink, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sM = rowwise.staging(how, mM)
+        sRowValue3 = rowwise.staging(how, mRowValue3)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, H * Q, first)
@@ -417,18 +421,28 @@ def sink_attention_backward_stage3_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, H * Q, first)
-        early.load(mM, (iB, 0, 0), rM[None, None, u])
-        early.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mM, (iB, 0, 0), sM, u)
+            early.fetch(mRowValue3, (iB, 0, 0), sRowValue3, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mM, (iB, 0, 0), rM[None, None, u])
+            early.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, H * Q, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mM, (iB, 0, 0), sM, u, rM[None, None, k])
+                own.take(mRowValue3, (iB, 0, 0), sRowValue3, u, rRowValue3[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = sink_attention_backward_stage3_chain(
-                        device.floats(rM[None, v, u]), device.floats(rRowValue3[None, v, u]),
+                        device.floats(rM[None, v, k]), device.floats(rRowValue3[None, v, k]),
                         device.floats(rSink[None, v]),
                     )
                     inside = at.inside()
@@ -436,8 +450,13 @@ def sink_attention_backward_stage3_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, H * Q, first)
-            later.load(mM, (iB, 0, 0), rM[None, None, u])
-            later.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mM, (iB, 0, 0), sM, u)
+                later.fetch(mRowValue3, (iB, 0, 0), sRowValue3, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mM, (iB, 0, 0), rM[None, None, u])
+                later.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q // each, per_row,

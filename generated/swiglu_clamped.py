@@ -206,9 +206,16 @@ def swiglu_clamped_backward_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rX0 = access.registers(mX, (vec, vectors, at_once))
-    rX1 = access.registers(mX, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX0 = access.registers(mX, (vec, vectors, held))
+    rX1 = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sX0 = rowwise.staging(how, mX)
+        sX1 = rowwise.staging(how, mX)
+    sDx0Run = rowwise.slots(how, mDx, 1)
+    sDx1Run = rowwise.slots(how, mDx, 1)
     fTotalSum = reduce.accumulator(vec, "sum", cutlass.Float32)
     fTotalSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
     sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32, cutlass.Float32))
@@ -216,29 +223,49 @@ def swiglu_clamped_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load(mDy, (row, 0), rDy[None, None, u])
-        early.load(mX, (row, 0, 0), rX0[None, None, u])
-        early.load(mX, (row, 1, 0), rX1[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (row, 0), sDy, u)
+            early.fetch(mX, (row, 0, 0), sX0, u)
+            early.fetch(mX, (row, 1, 0), sX1, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (row, 0), rDy[None, None, u])
+            early.load(mX, (row, 0, 0), rX0[None, None, u])
+            early.load(mX, (row, 1, 0), rX1[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (row, 0, 0), sX0, u, rX0[None, None, k])
+                own.take(mX, (row, 1, 0), sX1, u, rX1[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx0, dx1, total_sum_of, total_sum2_of = swiglu_clamped_backward_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]),
                         device.full(vec, mLimit[0]), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
-                    at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0))
-                    at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0))
+                    at.store(dx0.to(mDx.element_type), mDx, (row, 0, 0), run=sDx0Run)
+                    at.store(dx1.to(mDx.element_type), mDx, (row, 1, 0), run=sDx1Run)
+            own.send(mDx, (row, 0, 0), sDx0Run)
+            own.send(mDx, (row, 1, 0), sDx1Run)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load(mDy, (row, 0), rDy[None, None, u])
-            later.load(mX, (row, 0, 0), rX0[None, None, u])
-            later.load(mX, (row, 1, 0), rX1[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (row, 0), sDy, u)
+                later.fetch(mX, (row, 0, 0), sX0, u)
+                later.fetch(mX, (row, 1, 0), sX1, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (row, 0), rDy[None, None, u])
+                later.load(mX, (row, 0, 0), rX0[None, None, u])
+                later.load(mX, (row, 1, 0), rX1[None, None, u])
     partials.begin_next()
     found = reduce.over_row([fTotalSum, fTotalSum2], ("sum", "sum"), sTotals, threads, 1)
     if tidx == 0:

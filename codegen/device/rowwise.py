@@ -59,7 +59,7 @@ def place_of(how: Walk, columns: Int32) -> tuple[Int32, Int32]:
 
 
 def _pieces_of_place(how: Walk, columns: Int32) -> Int32:
-    return (columns + how.each_place - 1) // how.each_place
+    return (columns + how.width_of_piece - 1) // how.width_of_piece
 
 
 def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
@@ -72,7 +72,7 @@ def pieces(how: Walk, columns: Int32, least: int = 0) -> Int32 | int:
     """The number of blocks that together have all columns of a row; at least `least`, which is 0 or 1."""
     if how.whole:
         return how.cluster
-    width = how.vec * how.per_row
+    width = how.width_of_piece
     count = (columns + width - 1) // width
     return cutlass.select_(count > 0, count, 1) if least else count
 
@@ -132,7 +132,7 @@ class Row:
     @property
     def chunk(self) -> Int32 | int:
         """The first column of those that this block has of a row which is a run of its own."""
-        if self.how.cluster == 1:
+        if not self.how.splits:
             return 0
         return self.first - self.own
 
@@ -257,7 +257,7 @@ class Row:
     def end(self, run: Run, parts: int) -> Int32:
         """Where this block's part of this row ends in a run of its own; 0 if there is none."""
         columns = self.columns - self.chunk
-        if self.how.cluster > 1:
+        if self.how.splits:
             most = self.how.per_row * self.how.vectors * self.how.vec
             columns = cutlass.select_(columns < most, columns, Int32(most))
         return cutlass.select_(columns > 0, run.skip + columns * parts, Int32(0))

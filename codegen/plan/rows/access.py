@@ -179,13 +179,13 @@ class Reads:
         are so at the row's own position."""
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         own = [a for a in self.along_own_rows if a not in late]
-        plain = bool(self.rows) and self.leading > 0 and not self.inner and not self.collapsed
+        plain = self.leading > 0 and not self.inner and not self.collapsed
         return plain and bool(own) and not any(a.index_of is not None or a.back for a in own)
 
     @functools.cached_property
     def in_whole_runs(self) -> bool:
-        """Whether vectors of such rows can begin with the row: in each array, neighbouring rows are one run, and what is written of a row
-        is one piece."""
+        """Whether vectors of a block's rows in one run can begin with the row: in each array, neighbouring rows are one run, and what is
+        written of a row is one piece."""
         return all(
             self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts))
             for a in self.along_own_rows

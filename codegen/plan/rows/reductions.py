@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from codegen.graph.nodes import DTYPES
 from codegen.plan.access import Access, whole_pairs
 from codegen.plan.launches import IDLE, Extents
-from codegen.plan.rows import walking
+from codegen.plan.rows import tiling, walking
 from codegen.plan.rows.access import Reads
 from codegen.plan.rows.walking import clusters
 from codegen.shared import WARP, RowLaunch, WalkLaunch
@@ -281,7 +281,7 @@ class Reduction(Reads):
         own, width = dict(schedule), vec * self.column_bytes(dtypes)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
-            return walking.everything(vec, ragged, width, written, self.costly, extents.total, own, arch)
+            return tiling.everything(vec, ragged, width, written, self.costly, extents.total, own, arch)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
         inner = extents.inner
         if self.by_place and columns is not None and rows is not None and inner is not None:
@@ -307,12 +307,14 @@ class Reduction(Reads):
             assert self.first is not None
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
-        values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
+        if ragged and (runs := self._tiles_in_runs(waves, dtypes, extents, own, arch)) is not None:
+            return replace(runs, each=1 if self.shares else None, first=first)
+        values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
         lanes, threads = self.lanes(vec), schedule.get("threads", walking.THREADS)
         if rows == 1 and columns:  # for all threads of a block
             lanes = max(lanes, min(threads, 1 << (-(-columns // vec) - 1).bit_length()))
-        how = walking.tiles(
+        how = tiling.tiles(
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
@@ -349,12 +351,20 @@ class Reduction(Reads):
     ) -> WalkLaunch | None:
         """As `_in_one_run`, for threads that walk down rows, of which the next ones are in flight."""
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        if not columns or not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
+        if not columns or not self._wants_runs(vec, True, columns, dtypes, schedule):
             return None
-        needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
+        needs = replace(self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1), stageable=True)
         rounded = -(-columns // vec) * vec
-        found = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, dict(schedule), arch)
-        if found is None or not found.staged or found.per_row <= WARP or found.cluster > MOST_IN_LONG_RUN:
+
+        def launch(fixed: dict[str, int]) -> WalkLaunch | None:
+            how = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, {**schedule, **fixed}, arch)
+            fits = how is not None and how.staged and how.per_row > WARP and how.cluster <= MOST_IN_LONG_RUN
+            return how if fits else None
+
+        # Where an expensive value lacks registers, larger clusters come first
+        sizes = ({}, *({"cluster": n} for n in range(1, MOST_IN_LONG_RUN + 1) if clusters(arch) or n == 1))
+        found = next(filter(None, map(launch, sizes)), None)
+        if found is None:
             return None
         own = found.at_once * needs.width + vec * self.written_bytes(dtypes) + needs.sums
         block = found.threads * found.vectors * own
@@ -365,6 +375,18 @@ class Reduction(Reads):
             found, ragged=True, exact=False, by_runs=True, paced=False, long=False,
             resident=resident if found.resident else 0,
         )  # fmt: skip
+
+    def _tiles_in_runs(
+        self, waves: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None
+    ) -> WalkLaunch | None:
+        """As `_walk_in_long_runs`, for threads that have columns of their own."""
+        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
+        if not columns or rows == 1 or not self._wants_runs(1, True, columns, dtypes, schedule):
+            return None
+        vec = self.width(dtypes, schedule, shared=False, late=False)
+        needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
+        written = vec * self.written_bytes(dtypes)
+        return tiling.tiles_in_runs(vec, needs, written, waves, columns, rows, apart, dict(schedule), arch)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
         """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""

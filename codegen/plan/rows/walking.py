@@ -29,7 +29,6 @@ MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
 RESIDENT = 512  # threads for which an SM has registers
-MANY_RESIDENT = 1024  # if not all blocks run at once, so that others compute while one ends
 # That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
 BUSY_RESIDENT = (1024, 768, RESIDENT)
 REGISTERS_OF_SM = 64 * 1024
@@ -53,16 +52,7 @@ CLUSTERS = (
     8,
 )  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
 THREADS = 256  # threads of a block in which no row is whole
-MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
-# (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
-BYTES = 128  # and of them
-COSTLY_BYTES = 96  # if an expensive value is computed of them
-LEAST_BYTES = 64  # on GPUs without clusters
-ALL = 384  # with the values computed of them
-CROWDED_VALUES = 48  # values of a thread that are alive at once, from which on it holds few rows
-FEW_AT_ONCE = 2
-MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
@@ -116,6 +106,11 @@ def in_parts(most: int = ANY, rows: int = ANY) -> Iterator[None]:
 def most_parts() -> int:
     """The most parts of rows in this context."""
     return _most_parts.get()
+
+
+def most_rows() -> int:
+    """The most rows in this context of a thread that does not have whole rows."""
+    return _most_rows.get()
 
 
 def processors(arch: str | None) -> int:
@@ -357,7 +352,7 @@ def by_place(
         return None
     # Other threads load while one computes an expensive value
     most_rows = 1 if needs.costly else MOST_ROWS_HELD
-    at_once = max(1, min(most_rows, PLACE_BYTES // (vectors * needs.width), _most_rows.get()))
+    at_once = max(1, min(most_rows, PLACE_BYTES // (vectors * needs.width), most_rows()))
     at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)
@@ -387,58 +382,6 @@ def held(
     return None
 
 
-def tiles(
-    vec: int,
-    ragged: bool,
-    width: int,
-    written: int,
-    lanes: int,
-    values: bool,
-    costly: bool,
-    waves: int,
-    alive: int,
-    columns: int | None,
-    rows: int | None,
-    apart: int,
-    schedule: dict[str, int],
-    arch: str | None,
-) -> WalkLaunch:
-    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
-    vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
-    how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
-    threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
-    at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
-    per_row = lanes
-    while per_row < 32 and (columns is None or per_row * vec < columns):
-        per_row *= 2
-    pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
-    resident = max(1, RESIDENT // threads)
-    full = shares(pieces, resident * processors(arch), waves)
-    all_at_a_time = full * pieces <= resident * processors(arch)
-    if not all_at_a_time:
-        resident = max(1, MANY_RESIDENT // threads)
-        full = shares(pieces, resident * processors(arch), waves)
-    beside, many = threads // per_row, rows or 2**31
-
-    def parts_of(at_once: int) -> int:
-        return min(max(1, min(full, -(-many // (beside * at_once)))), _most_parts.get())
-
-    while (
-        not all_at_a_time and apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE
-    ):
-        at_once //= 2
-    parts = parts_of(at_once)
-    return WalkLaunch(
-        vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
-    )
-
-
-def idle(rows: int, step: int) -> float:
-    """The share of the steps, of so many rows each, that are past the last row."""
-    return -rows % step / (rows or 1)
-
-
 def shares(pieces: int, slots: int, waves: int) -> int:
     """The number of parts of rows, each for all `pieces` of columns, that fill the `slots` of resident blocks so many
     times or more: the smallest number that leaves almost no slot idle."""
@@ -461,30 +404,3 @@ def least_steps(pieces: int, slots: int, rows: int) -> int:
 def filled(blocks: int, slots: int) -> float:
     """The average share of slots that are in use while so many blocks run."""
     return blocks / (-(-blocks // slots) * slots)
-
-
-def everything(
-    vec: int,
-    ragged: bool,
-    width: int,
-    written: int,
-    costly: bool,
-    total: int | None,
-    schedule: dict[str, int],
-    arch: str | None,
-) -> WalkLaunch:
-    """The launch if all arrays are one long row."""
-    threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
-    rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
-    parts = max(1, min(resident * processors(arch), -(-rows // at_once), _most_parts.get()))
-    return WalkLaunch(
-        vec, ragged, threads, threads, 1, 1, at_once, exact=False, whole=True, resident=resident, parts=parts
-    )
-
-
-def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
-    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
-    less = 2 if values else 1
-    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), _most_rows.get()))

@@ -71,11 +71,16 @@ class WalkContext(FinishContext):
 
     def one_row(self, access: Access) -> str:
         """A thread prefetches several rows: to registers, or whole vectors of whole rows also to shared memory."""
-        return ", k" if access.mode == "flat" and self.plan.rows else ", u"
+        return ", k" if access.mode == "flat" and self.stages_rows else ", u"
+
+    @property
+    def stages_rows(self) -> bool:
+        """Whether prefetched rows may come to shared memory."""
+        return bool(self.plan.rows) or self.plan.by_runs
 
     def load(self, access: Access) -> Load:
         found = super().load(access)
-        if access.mode != "flat" or not found.of_row or not self.plan.rows:
+        if access.mode != "flat" or not found.of_row or not self.stages_rows:
             return found
         name, parts = f"s{found.name[1:]}", access.array.parts if access.array and access.interleaved else 0
         modes = "None, None, None, k" if parts else "None, None, k"

@@ -244,3 +244,57 @@ def test_gradients_over_long_rows(tmp_path, rows, columns, blocks):
     wide = [a.astype("float32") for a in (x, weight, dy)]
     for own, wanted in zip(found, jax.vjp(by_hand, *wide[:2])[1](wide[2]), strict=True):
         np.testing.assert_allclose(np.asarray(own, np.float32), wanted, rtol=2**-7, atol=2e-2)
+
+
+TILES = (
+    HEAD.format(name="tiles_by_runs")
+    + """\
+inputs:
+  x: T[..., (2 N)]
+  pair: T[..., (N 2)]
+  weight: float32[N]
+  scale: float32[...]
+outputs:
+  halves: T[..., (2 N)]
+  turned: T[..., (N 2)]
+  most: float32[N]
+  total: float32[N]
+chain: |
+  v = x[0] * scale + pair[1] * weight
+  halves[0] = v
+  halves[1] = x[1] - pair[0]
+  turned[0] = pair[1]
+  turned[1] = v
+  most = max(v, axis=...)
+  total = sum(x[1] * pair[0], axis=...)
+reference: |
+  n = weight.shape[0]
+  even, odd = pair[..., ::2], pair[..., 1::2]
+  v = x[..., :n] * scale[..., None] + odd * weight
+  halves = jnp.concatenate([v, x[..., n:] - even], axis=-1)
+  turned = jnp.stack([odd, v], axis=-1).reshape(pair.shape)
+  most = jnp.max(v, axis=0, initial=-jnp.inf)
+  total = jnp.sum(x[..., n:] * even, axis=0)
+"""
+)
+
+
+# A row has less than a warp's columns, or several blocks'; rows that begin at every place of a vector, in one part or in more than rows
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "parts"), [("bfloat16", 37, 33, 1), ("bfloat16", 19, 517, 3), ("float32", 21, 901, 1)]
+)
+def test_tiles_of_ragged_rows(tmp_path, dtype, rows, columns, parts):
+    op = make_op(tmp_path, TILES)
+    x, pair = drawn(10, (rows, 2 * columns), (rows, 2 * columns), dtype=dtype)
+    weight, scale = drawn(11, (columns,), (rows,), dtype="float32")
+    with in_parts(parts):
+        how = launch_of(op, dtype, x=x, pair=pair, weight=weight, scale=scale)
+        found = op(x, pair, weight, scale, implementation="interpret")
+    assert how.by_runs and not how.whole and how.parts == parts and how.vec > 1
+    x, pair, weight, scale = (np.asarray(a, np.float64) for a in (x, pair, weight, scale))
+    v = x[:, :columns] * scale[:, None] + pair[:, 1::2] * weight
+    wanted = np.concatenate([v, x[:, columns:] - pair[:, ::2]], axis=1)
+    assert np.array_equal(found.halves, jnp.asarray(wanted, dtype))
+    assert np.array_equal(found.turned, jnp.asarray(np.stack([pair[:, 1::2], v], axis=-1).reshape(pair.shape), dtype))
+    assert np.array_equal(found.most, v.max(0))
+    assert np.array_equal(found.total, np.sum(x[:, columns:] * pair[:, ::2], axis=0))

@@ -1,0 +1,142 @@
+"""The launches of kernels that loop over rows of which no block has all columns, or over all arrays as one long row."""
+
+from __future__ import annotations
+
+from codegen.plan.rows.walking import (
+    MOST_ROWS_HELD,
+    RESIDENT,
+    ROOM,
+    THREADS,
+    Needs,
+    clusters,
+    most_parts,
+    most_rows,
+    processors,
+    registers,
+    shared_memory,
+    shares,
+    threads_that_fit,
+)
+from codegen.shared import WARP, WalkLaunch
+
+MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
+# (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
+MANY_RESIDENT = 1024  # if not all blocks run at once, so that others compute while one ends
+BYTES = 128  # of the rows that a thread holds, at most
+COSTLY_BYTES = 96  # if an expensive value is computed of them
+LEAST_BYTES = 64  # on GPUs without clusters
+ALL = 384  # with the values computed of them
+CROWDED_VALUES = 48  # values of a thread that are alive at once, from which on it holds few rows
+FEW_AT_ONCE = 2
+MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
+# Where ragged rows come by way of shared memory: a thread's vectors and rows in flight, at most, and bytes in flight of an SM
+MOST_IN_TILE, MOST_IN_FLIGHT, IN_FLIGHT = 4, 8, 48 * 1024
+
+
+def tiles(
+    vec: int,
+    ragged: bool,
+    width: int,
+    written: int,
+    lanes: int,
+    values: bool,
+    costly: bool,
+    waves: int,
+    alive: int,
+    columns: int | None,
+    rows: int | None,
+    apart: int,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch:
+    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
+    vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
+    how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
+    threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
+    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
+    at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
+    per_row = lanes
+    while per_row < 32 and (columns is None or per_row * vec < columns):
+        per_row *= 2
+    pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
+    resident = max(1, RESIDENT // threads)
+    full = shares(pieces, resident * processors(arch), waves)
+    all_at_a_time = full * pieces <= resident * processors(arch)
+    if not all_at_a_time:
+        resident = max(1, MANY_RESIDENT // threads)
+        full = shares(pieces, resident * processors(arch), waves)
+    beside, many = threads // per_row, rows or 2**31
+
+    def parts_of(at_once: int) -> int:
+        return min(max(1, min(full, -(-many // (beside * at_once)))), most_parts())
+
+    while (
+        not all_at_a_time and apart > 1 and at_once > 1 and idle(many, parts_of(at_once) * beside * at_once) > MOST_IDLE
+    ):
+        at_once //= 2
+    parts = parts_of(at_once)
+    return WalkLaunch(
+        vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
+    )
+
+
+def tiles_in_runs(
+    vec: int, needs: Needs, written: int, waves: int, columns: int, rows: int | None, apart: int, schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch | None:  # fmt: skip
+    """As `tiles`, of ragged rows: a warp, or less if rows are short, loads and stores its piece of a row through shared memory, where
+    its next ones arrive. `written` are the bytes of a vector's results. None without room."""
+    threads, count = schedule.get("threads", THREADS), -(-columns // vec)
+    per_row = 1
+    while per_row < WARP and per_row < count:
+        per_row *= 2
+    most = max(1, min(MOST_IN_TILE, ROOM // (needs.width + needs.sums)))
+    pieces = -(-count // (per_row * most))
+    vectors = -(-count // (per_row * pieces))
+    needed = registers(needs.alive * vec, vectors * (needs.width + needs.fixed + needs.sums))
+    resident = max(1, threads_that_fit(needed) // threads)
+    row = threads * vectors * needs.width  # bytes of a row of each of a block's threads
+    at_once = max(2, min(MOST_IN_FLIGHT, 1 + IN_FLIGHT // (resident * row)))
+    block = at_once * row + threads * vectors * (written + needs.sums)
+    resident = min(resident, shared_memory(arch) // (block + block // 8))  # rows begin anywhere in a vector
+    if not resident:
+        return None
+    full = shares(pieces * apart, resident * processors(arch), waves)
+    handfuls = -(-(rows or 2**31) // (threads // per_row))
+    parts = min(max(1, min(full, handfuls)), most_parts())
+    return WalkLaunch(
+        vec, True, threads, per_row, vectors, 1, at_once, exact=False, whole=False, resident=resident, staged=True,
+        parts=parts, by_runs=True,
+    )  # fmt: skip
+
+
+def everything(
+    vec: int,
+    ragged: bool,
+    width: int,
+    written: int,
+    costly: bool,
+    total: int | None,
+    schedule: dict[str, int],
+    arch: str | None,
+) -> WalkLaunch:
+    """The launch if all arrays are one long row."""
+    threads = schedule.get("threads", THREADS)
+    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
+    rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
+    parts = max(1, min(resident * processors(arch), -(-rows // at_once), most_parts()))
+    return WalkLaunch(
+        vec, ragged, threads, threads, 1, 1, at_once, exact=False, whole=True, resident=resident, parts=parts
+    )
+
+
+def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
+    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
+    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
+    less = 2 if values else 1
+    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), most_rows()))
+
+
+def idle(rows: int, step: int) -> float:
+    """The share of the steps, of so many rows each, that are past the last row."""
+    return -rows % step / (rows or 1)

@@ -351,8 +351,8 @@ def by_place(
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
     # Other threads load while one computes an expensive value
-    most_rows = 1 if needs.costly else MOST_ROWS_HELD
-    at_once = max(1, min(most_rows, PLACE_BYTES // (vectors * needs.width), most_rows()))
+    allowed = 1 if needs.costly else MOST_ROWS_HELD
+    at_once = max(1, min(allowed, PLACE_BYTES // (vectors * needs.width), most_rows()))
     at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost
     exact = not ragged and count == per_row * vectors
     return WalkLaunch(vec, ragged, threads, per_row, vectors, 1, at_once, exact, whole=True, parts=0, by_place=True)

@@ -24,6 +24,7 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from benchmarks.scan import instructions, scan
 from codegen import device
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.shared import HALF_POWERS
 
 ARCH, VECTOR = "sm_90a", 8
 RESULTS = Path(__file__).with_suffix(".json")
@@ -56,7 +57,7 @@ FUNCTIONS = [
     Function("rsqrt", "1 / sqrt(x)"), Function("sigmoid", "1 / (1 + exp(-x))"),
     *(Function(name, f"{name}(x)", "approximate") for name in "tanh erf log log2 log1p expm1".split()),
     *(Function(name, f"{name}(x)", "approximate", True) for name in "sinh cosh".split()),
-    *(Function(f"x ** {b}", f"pow(x, {b})", exponent=b) for b in (-0.5, 0.5, 1.5, 2.5)),
+    *(Function(f"x ** {b}", f"pow(x, {b})", exponent=b) for b in HALF_POWERS),
     *(Function(f"x ** {b}", f"pow(x, {b})", "approximate", exponent=b) for b in (0.3, 2.2)),
 ]  # fmt: skip
 
@@ -113,75 +114,13 @@ def measure(function: Function, step: int) -> dict:
     return found
 
 
-HEAD = """# Accuracy of functions
-
-## Where a cheaper form is enough
-
-Under `math: auto` a function may be computed by a cheaper form with a relative error of 2**-16 (2**-15 for `gelu`, its slope, and powers). The
-generator decides for each value of a chain (`codegen/graph/precision.py`), by what rounding already costs there:
-
-- **A 16-bit output** is rounded to 8 bits (bfloat16) or 11 bits (float16), so off by up to 2**-9 to 2**-8 or 2**-12 to 2**-11 of
-  itself. The form's error is at most an eighth of that.
-- **A float32 sum, mean, maximum or minimum of values made of 16-bit arrays.** Each element x of such an array was rounded once, which
-  moves it by up to 2**-9 |x| (bfloat16) or 2**-12 |x| (float16), and a function f(x) by k 2**-9 |f(x)|, where k = |x f'(x) / f(x)|.
-  The form moves f(x) by 2**-16 |f(x)|: as an error of x would that is 2**-7 / k of its rounding error for bfloat16, 2**-4 / k for
-  float16. For k near 1 (a power, tanh(x) for |x| < 1, log(x) at e) it is lost in what the inputs' rounding causes. What follows
-  multiplies both errors alike. Where k is small, f hardly varies (sigmoid or tanh near 1, cosh near 0), and the result is still within
-  2**-16 of the sum of the terms' magnitudes.
-- **A product `a @ b` counts as an array of its factors' type.** Where both factors are 16-bit arrays, rounding them moves each of the
-  product's terms by up to 2**-8 of itself (bfloat16) or 2**-11 (float16), at random: the product by about 2**-9 or 2**-12 of the root of the sum
-  of the terms' squares. That is more than 2**-16 of the product, unless thousands of terms of one sign average it away; then the form's error is still
-  within 2**-16 of the function. So a soft cap, or another function of a product, may be approximate within a GEMM kernel that reduces
-  it. The kernel that follows XLA's product has that in float32 and computes it precisely. A maximum that is an output stays precise, because a
-  backward compares elements with it.
-- **Not where terms of one input cancel.** In log(x) - log(x + 1) for large x, the errors that rounding x causes in the two terms cancel,
-  as the terms do, and the forms' errors do not. So a value stays precise where something else that is made of the same
-  arrays is added to it or subtracted from it before the reduction. An example where it may be approximate: the logits z of a
-  soft-capped cross-entropy, c tanh(x / c). They meet their own maximum and each other, but x reaches the loss through tanh alone. An error of
-  2**-16 |z| of z is one of 2**-16 |z| of the exponent in exp(z - max(z)), where rounding x to bfloat16 costs 2**-9 |x| (1 - (z / c)**2). Near
-  c, where that is small, the cheaper tanh is accurate to 2**-20 of 1 - |tanh|.
-- **Not where a comparison decides**, nor where a value is rounded to a whole number: a small error may change the outcome.
-
-`math: precise` allows none of this, `math: fast` allows it everywhere. Quotients by one number, which are computed with its reciprocal, are
-nearly always correctly rounded, in each mode.
-
-## A mean and its variance
-
-Where a variance is a stage (over rows, or along a middle axis), as many sweeps would follow each other as there are reductions: the mean, then
-`mean(square(x - mean(x)))`. Instead one kernel sums `x - c` and its squares about a centre `c`, one number a column:
-`mean = c + mean(x - c)` and `var = mean(square(x - c)) - square(mean(x - c))`, and at least 0. The centre is the mean of a sample, every 32nd element
-along the axis (or the largest spacing up to 32 that divides its size), which costs a small kernel.
-
-The difference cancels digits where the centre is far from the mean. It can't be far: of a sample with one element of `s`, the square of
-the distance of its mean from the mean of all is at most `s` times the variance. So the error of the variance is at most `s + 1` times
-that of two sweeps, where all large deviations are in the sample, and about the same as theirs where the sample is like the rest:
-numbers far from zero lose nothing. Arrays of fewer than 2**20 elements, axes of a prime size, symbolic sizes in `codegen export` and axes of a fixed size have the exact mean as
-their centre or two sweeps. A column with an infinity or NaN has the mean of `jnp`, and the variance NaN.
-
-## Measured
-
-How far the functions of kernels may be from the exact value, and how many instructions they take. `python -m benchmarks.functions`
-writes this page. It compiles each function for Hopper, translates its PTX to C, and runs that on float32 numbers: on all of them
-where the column *inputs* says so, otherwise on every 15th and on every number that bfloat16 or float16 has. PTX gives some instructions (`ex2`, `lg2`, `rcp`) only an error bound.
-They are taken to be off by the whole bound, up or down, so a GPU's results are better than the page says.
-
-Powers with other exponents than -0.5, 0.5, 1.5 and 2.5 have a precise and an approximate form too. The table shows two of them.
-
-- *precise* is the form for outputs of 32 bits, *approximate* the form for outputs of 16 bits under `math: auto`, and *libm* CUDA's
-  function. A function without a precise row uses CUDA's.
-- *ulp* is the error in units in the last place of the float32 result, over float32, bfloat16 and float16 inputs; *at* is
-  the float32 input with the largest error.
-- *relative* is the relative error over all inputs, in units of 2**-16. Results below 2**-126 count as 2**-126, an infinity as 2**128.
-- *instructions* are those of PTX that an element always takes. The slow way of `sin` and `cos` for angles above 100000, which a
-  whole vector takes or leaves out, is not counted; nor is that of libm's.
-
-| function | form | ulp, float32 | at | ulp, bfloat16 | ulp, float16 | relative, 2**-16 | instructions | inputs |
-|---|---|---|---|---|---|---|---|---|
-"""
+TABLE = "| function | form |"  # how the page's table begins, which replaces what is there from its first line on
 
 
-def page(results: dict) -> str:
-    lines = []
+def page(before: str, results: dict) -> str:
+    """The page with a table of these results."""
+    text, first, rest = before.partition(TABLE)
+    lines = [text + first + rest.partition("\n")[0], rest.split("\n")[1]]
     for name, modes in ((f.name, results[f.name]) for f in FUNCTIONS if f.name in results):
         for mode, r in modes.items():
             if "float32" not in r:
@@ -194,7 +133,7 @@ def page(results: dict) -> str:
                 f"{r['float32']['relative'] * 2**16:.3f} | {r['instructions']:.1f} | "
                 f"{inputs} |"
             )
-    return HEAD + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -207,7 +146,7 @@ def main() -> None:
         if not arguments.names or function.name in arguments.names:
             results[function.name] = measure(function, arguments.step)
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-            PAGE.write_text(page(results))
+            PAGE.write_text(page(PAGE.read_text(), results))
             print(function.name, flush=True)
 
 

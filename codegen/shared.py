@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 WARP = 32  # threads
-HALF_POWERS = (-0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
+HALF_POWERS = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
+WHOLE_POWERS = (1.0, 2.0, 3.0, 4.0)  # exponents of powers that are products
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
 
 

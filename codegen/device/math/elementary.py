@@ -9,12 +9,14 @@ Coefficients are minimax fits of ours (Lawson's iteration on Chebyshev nodes, in
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 import cutlass
 import cutlass.cute as cute
 import numpy as np
 from cutlass import Float32, Float64
+from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
 from codegen.device.functions import (
@@ -31,7 +33,8 @@ from codegen.device.functions import (
     sqrt,
     where,
 )
-from codegen.shared import HALF_POWERS
+from codegen.device.math.division import divide
+from codegen.shared import HALF_POWERS, WHOLE_POWERS
 
 _LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
 _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 * pi), that of a normal variable at 0
@@ -286,22 +289,57 @@ def wide(function: Callable[..., Vector], exact: bool, *operands: Operand) -> Ve
     return function(*(v.to(Float64) for v in vectors)).to(Float32)
 
 
+_FOLDED = {"arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul}
+
+
+def number_in(x: Operand) -> float | None:
+    """The number that all elements of a float32 vector have, where the compiler knows it, such as a static parameter or a sum of it
+    and a constant; None if it does not."""
+    if not isinstance(x, cute.TensorSSA):
+        return float(x)
+    return _number_of(x.ir_value()) if x.dtype is Float32 else None
+
+
+def _number_of(value: ir.Value) -> float | None:
+    made = value.owner
+    name = getattr(made, "name", "")
+    if name == "arith.constant":
+        found = made.attributes["value"]
+        if isinstance(found, ir.DenseElementsAttr):
+            return float(found.get_splat_value().value) if found.is_splat else None
+        return float(found.value)
+    if name in ("vector.broadcast", "vector.splat"):
+        return _number_of(made.operands[0])
+    if name in _FOLDED:
+        found = [_number_of(operand) for operand in made.operands]
+        return None if None in found else float(np.float32(_FOLDED[name](*found)))
+    return None
+
+
 _MOST_APPROXIMATE = 16.0  # exponent of a power
 
 
 def power(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a ** b for floats. Where b is a number: within 2 ulp if it is -0.5, 0.5, 1.5 or 2.5; if it is from -16 to 16, approximately
-    within 2**-15 of relative error. So it is where a is a normal positive number: the error of b * log2(a), which is at most 150 where
-    the result is not 0 or infinite, is below 2**-15.7. Denormal results are kept: they are the square of a ** (b / 2)."""
-    if isinstance(a, int | float) and 2.0**-126 <= a < float("inf") and b.dtype is Float32:
-        return _power_of_number(a, b, approx)
-    number = isinstance(b, int | float) and a.dtype is Float32
-    if number and b in HALF_POWERS:
-        return _half_odd_power(a, b, approx)
-    if number and approx and abs(b) <= _MOST_APPROXIMATE:
-        root = cute.math.exp2(each(_lg2, a) * (b / 2), fastmath=True)
-        return where(a == -float("inf"), float("inf") if b > 0 else 0.0, root * root)
-    return cute.math.pow(*as_vectors(a, b))
+    """a ** b for floats. Where b is a number, or a parameter that is compiled in: a product if it is 1, 2, 3 or 4; within 3 ulp if it
+    is one of `HALF_POWERS`; if it is from -16 to 16, approximately within 2**-15 of relative error. So it is where a is a normal
+    positive number: the error of b * log2(a), which is at most 150 where the result is not 0 or infinite, is below 2**-15.7.
+    Denormal results are kept: they are the square of a ** (b / 2)."""
+    vectors = as_vectors(a, b)
+    if vectors[0].dtype is not Float32:
+        return cute.math.pow(*vectors)
+    base, exponent = number_in(a), number_in(b)
+    if base is not None and exponent is None and 2.0**-126 <= base < float("inf"):
+        return _power_of_number(base, vectors[1], approx)
+    a = vectors[0]
+    if exponent in WHOLE_POWERS:
+        square = a * a
+        return a if exponent == 1 else square if exponent == 2 else square * (a if exponent == 3 else square)
+    if exponent in HALF_POWERS:
+        return _half_odd_power(a, exponent, approx)
+    if exponent is not None and approx and abs(exponent) <= _MOST_APPROXIMATE:
+        root = cute.math.exp2(each(_lg2, a) * (exponent / 2), fastmath=True)
+        return where(a == -float("inf"), float("inf") if exponent > 0 else 0.0, root * root)
+    return cute.math.pow(*vectors)
 
 
 def _power_of_number(a: float, b: Vector, approx: bool) -> Vector:
@@ -322,6 +360,8 @@ def _half_odd_power(a: Vector, b: float, approx: bool) -> Vector:
     """a ** b by a root. As of any power, the result at -0.0 has no sign, and -infinity is not NaN."""
     if b < 0:
         result = rsqrt(a + 0.0, approx)
+        if b != -0.5:
+            result = divide(result, a if b == -1.5 else a * a, approx)
     elif b == 1.5:
         result = a * sqrt(a, approx)
     else:

@@ -188,9 +188,9 @@ class Adjoints:
             value = self.algebra.mul(self.graph.const(float(count)), value)
             by_axes.setdefault(tuple(a for a in value.dims if a not in node.dims), []).append(value)
         sums = [
-            self.algebra.sum_over(functools.reduce(self.algebra.add, found), axes) for axes, found in by_axes.items()
+            self.algebra.sum_over(self.algebra.total(found), axes) for axes, found in by_axes.items()
         ]
-        return functools.reduce(self.algebra.add, sums)
+        return self.algebra.total(sums)
 
     def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node]]:
         """The arguments of a node that vary, each with its contribution from the node's adjoint `g`, unless that is zero."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from codegen.autodiff.adjoints import Adjoints, Taken
 from codegen.autodiff.factors import saved_type
+from codegen.autodiff.quotients import cheaper
 from codegen.autodiff.scans import with_states_before
 from codegen.errors import UserError
 from codegen.graph.contraction import is_definite, marks, meetings
@@ -104,6 +105,9 @@ class Reverse(Adjoints):
             if (factor := self.held_factor(name)) is not None:
                 leaves[id(factor.args[0])] = Leaf(name)
         assigned = with_states_before(assigned, leaves, self.graph)
+        held = self.pinned(assigned, saved, [output for _, output, _ in outputs])
+        again = [n for n in topological(s.value for s in (*self.statements, *assigned)) if id(n) in held]
+        assigned = cheaper(self.graph, assigned, leaves, again)
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         used = {n.attr.name for n in nodes if isinstance(n.attr, Leaf)} | set(saved) | put_inputs(assigned)
         params = tuple(p for p in self.spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))

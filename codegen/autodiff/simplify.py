@@ -4,6 +4,7 @@ The user's own expressions are not rewritten."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 
 from codegen.graph.nodes import Graph, Node, lost_axes, topological
@@ -38,9 +39,11 @@ class Algebra:
 
     def rebuilt(self, node: Node, args: tuple[Node, ...]) -> Node:
         rule = getattr(self, node.op, None) if node.kind == "float" else None
-        if rule is not None and node.op in ("add", "sub", "mul", "div", "neg", "where"):
+        if rule is not None and node.op in ("add", "sub", "mul", "div", "neg", "where", "log"):
             made: Node = rule(*args)
             return made
+        if node.op in ("eq", "gt") and all(a.is_const for a in args):
+            return self.graph.const(args[0].attr == args[1].attr if node.op == "eq" else _number(args[0]) > _number(args[1]))
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
         lost = lost_axes(node) if node.op in REDUCTIONS or node.op == "contract" else ()
@@ -92,33 +95,96 @@ class Algebra:
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
         if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
             return self.make("mul", a, b)
+        factors = self.cancelled([f for f in factors if not f.is_const])
         # factors with fewer axes come first, so that a row's factors are not multiplied for each element
-        rest = sorted((f for f in factors if not f.is_const), key=lambda f: len(f.dims))
+        rest = sorted(factors, key=lambda f: len(f.dims))
         if not rest:
             return self.const(number)
-        if abs(number) != 1 and rest[0].op == "div" and id(rest[0]) not in self.known:
-            rest[0] = self.div(self.mul(self.const(number), rest[0].args[0]), rest[0].args[1])
-            number = 1.0
         if abs(number) != 1:  # last among the factors of an element, whose order may matter
             rest.insert(0 if len(rest[0].dims) < len(rest[-1].dims) else len(rest), self.const(abs(number)))
-        product = functools.reduce(lambda x, y: self.make("mul", x, y), rest)
+        product = self.product(rest)
         if id(product) not in self.known:
             self.products[id(product)] = tuple(rest)
         return self.neg(product) if number < 0 else product
 
+    def product(self, factors: list[Node]) -> Node:
+        """The product of factors, in their order; it is divided where a factor is an inverse."""
+        first = next((i for i, f in enumerate(factors) if not self.is_inverse(f)), 0)
+        made = factors[first]
+        for factor in (*factors[:first], *factors[first + 1 :]):
+            inverse = self.is_inverse(factor)
+            made = self.make("div" if inverse else "mul", made, factor.args[0] if inverse else factor)
+        return made
+
+    def cancelled(self, factors: list[Node]) -> list[Node]:
+        """The factors without those that are there with their inverses."""
+        left = list(factors)
+        for inverse in [f for f in factors if self.is_inverse(f)]:
+            if inverse.args[0] in left:
+                left.remove(inverse.args[0])
+                left.remove(inverse)
+        return left
+
+    def is_inverse(self, factor: Node) -> bool:
+        """Whether a factor stands for a division, and is not a value of the user's."""
+        return factor.op == "reciprocal" and id(factor) not in self.known
+
+    def inverse(self, b: Node) -> Node:
+        """1 / b, as a factor."""
+        if b.is_const and LEAST <= abs(_number(b)) <= MOST:
+            return self.const(1 / _number(b))
+        return self.neg(self.inverse(b.args[0])) if b.op == "neg" else self.make("reciprocal", b)
+
     def div(self, a: Node, b: Node) -> Node:
-        if _is(a, 0) or _is(b, 1):
-            return a
-        if a.op == "neg":
-            return self.neg(self.div(a.args[0], b))
-        factors = list(self.products.get(id(a), ()))
-        if b.op == "param" and b in factors:  # as of cap * f(x / cap)
-            factors.remove(b)
-            return functools.reduce(self.mul, factors)
-        return self.make("div", a, b)
+        return a if _is(a, 0) or _is(b, 1) else self.mul(a, self.inverse(b))
+
+    def total(self, terms: list[Node]) -> Node:
+        """A sum. Terms that differ only in a number become one."""
+        alike: dict[tuple[int, ...], list[tuple[float, Node]]] = {}
+        for term in terms:
+            number, atoms = self.atoms(term)
+            alike.setdefault(tuple(sorted(map(id, atoms))), []).append((number, term))
+        found = []
+        for same in alike.values():
+            number, term = same[0]
+            all_of = sum(n for n, _ in same)
+            if len(same) > 1 and abs(all_of) == 1:
+                term = functools.reduce(self.mul, self.atoms(term)[1], self.const(all_of))
+            elif len(same) > 1:
+                term = self.mul(self.const(all_of / number), term)
+            found.append(term)
+        return functools.reduce(self.add, found)
+
+    def atoms(self, term: Node) -> tuple[float, list[Node]]:
+        """The number in a product, and its other factors, of which none is a product."""
+        factors = self.factors(term)
+        signs = sum(f.op == "neg" for f in factors)
+        factors = [part for f in factors for part in self.factors(_plain(f))]
+        number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], (-1.0) ** signs)
+        return number, [f for f in factors if not f.is_const]
+
+    def log(self, a: Node) -> Node:
+        return self.const(math.log(_number(a))) if a.is_const and _number(a) > 0 else self.make("log", a)
 
     def where(self, condition: Node, a: Node, b: Node) -> Node:
+        if condition.is_const:
+            return a if condition.attr else b
         return a if a is b else self.make("where", condition, a, b)
+
+    def factors(self, value: Node) -> list[Node]:
+        """The factors of a product, in order. Products are split from the outermost until there are about `MOST_FACTORS`; the rest
+        stays whole, since a power of a power has as many factors as the exponents' product."""
+        factors = [value]
+        while len(factors) < MOST_FACTORS:
+            split = [
+                f
+                for factor in factors
+                for f in self.products.get(id(factor)) or (factor.args if factor.op == "mul" else (factor,))
+            ]
+            if len(split) == len(factors):
+                break
+            factors = split
+        return factors
 
     # Reductions
 
@@ -131,9 +197,9 @@ class Algebra:
             return self.neg(self.sum_over(value.args[0], axes))
         if value.op == "sum":
             return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
-        if value.op == "div" and not set(axes) & set(value.args[1].dims):
+        if value.op == "div" and id(value) in self.known and not set(axes) & set(value.args[1].dims):
             return self.div(self.sum_over(value.args[0], axes), value.args[1])
-        factors = _factors(value)
+        factors = self.factors(value)
         outside = [f for f in factors if not set(axes) & set(f.dims)]
         inside = [f for f in factors if set(axes) & set(f.dims)]
         if outside and set(axes) <= {d for f in inside for d in f.dims}:
@@ -148,18 +214,6 @@ class Algebra:
                 return self.sum_over(product, self.graph.order((*axes, *lost)))
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node("sum", (value,), self.graph.order(axes), kind="float", dims=dims)
-
-
-def _factors(value: Node) -> list[Node]:
-    """The factors of a product, in order. Products are split from the outermost until there are about `MOST_FACTORS`; the rest stays
-    whole, since a power of a power has as many factors as the exponents' product."""
-    factors = [value]
-    while len(factors) < MOST_FACTORS:
-        split = [f for factor in factors for f in (factor.args if factor.op == "mul" else (factor,))]
-        if len(split) == len(factors):
-            break
-        factors = split
-    return factors
 
 
 def _plain(node: Node) -> Node:

@@ -51,6 +51,7 @@ def _operator(name: str, sign: str, rule: str, grad: tuple[str, ...]) -> Operati
 
 _TWO_OVER_SQRT_PI = "1.1283791670955126"
 _LN2, _LOG2E = "0.6931471805599453", "1.4426950408889634"
+LOWERED_POWER = "_lowered_power"  # in derived graphs: no chain can call it
 PINNED = "_pinned"  # a mark in derived graphs: no chain can call it
 _FAST = "cute.math.{}({{0}}, fastmath=True)"
 
@@ -61,7 +62,7 @@ OPS: dict[str, Operation] = {
         _operator("add", "+", "arith", ("g", "g")),
         _operator("sub", "-", "arith", ("g", "-g")),
         _operator("mul", "*", "arith", ("g * b", "g * a")),
-        Operation("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-g * y / b"), "nonzero"),
+        Operation("div", 2, "float", "device.divide({0}, {1}, {approx})", "{0} / {1}", ("g / b", "-(g / b) * y"), "nonzero"),
         Operation("neg", 1, "arith", "-{0}", "-{0}", ("-g",), infix=True),
         Operation("pow", 2, "float", "device.power({0}, {1}, {approx})", "{0} ** {1}", ("g * where(b == 0, 0, b * a ** (b - 1))", "g * y * log(where(a == 0, 1, a))"), "positive"),
         # comparisons and logic
@@ -141,6 +142,8 @@ OPS: dict[str, Operation] = {
         Operation("stop_gradient", 1, "arith", "{0}", "jax.lax.stop_gradient({0})", ("0",)),
         # `a`, computed by the same uncontracted operations wherever it is computed (`contraction.py`)
         Operation(PINNED, 1, "arith", "{0}", "{0}", ("g",)),
+        # a ** b, from `c`, which is a ** (b + 1) and is there anyway
+        Operation(LOWERED_POWER, 3, "float", "device.lowered_power({0}, {1}, {2}, {approx})", "jnp.power({0}, {1})", ("", "", "")),
         # `a`, a product of the elements beside `b`, over the axes that `c` lacks: in jnp it is differentiated as that
         Operation("_others", 3, "float", "{0}", "runtime.product_of_others({0}, {1}, {2})", ("", "", "")),
     )

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from codegen.graph.emit import ATOM, BINDING, PLAIN, literal, parenthesised
 from codegen.graph.names import temporaries
 from codegen.graph.nodes import Call, Chain, Leaf, Node, Selected, along_of, axes_text, lost_axes, topological
-from codegen.graph.ops import OPERATORS, OPS, PLACED, REDUCTIONS, SCANS
+from codegen.graph.ops import LOWERED_POWER, OPERATORS, OPS, PLACED, REDUCTIONS, SCANS
 
 WIDTH = 100  # the most characters of an expression
 SIGNS = {
@@ -48,6 +48,8 @@ class _Writer:
             return call.values
         if node.op == "_bits":
             return ()
+        if node.op == LOWERED_POWER:
+            return node.args[:2]
         return node.args[:1] if node.op.startswith("_") and node.op != PLACED else node.args
 
     def text(self, first: int) -> str:
@@ -97,7 +99,8 @@ class _Writer:
             assert isinstance(node.attr, Selected)
             values, places, index = (text for text, _ in args)
             return f"sum(where({index} == {places}, {values}, 0.0), axis={node.attr.into})", ATOM
-        if node.op == "float" or node.op.startswith("_"):
+        op = "pow" if node.op == LOWERED_POWER else node.op
+        if op == "float" or op.startswith("_"):
             return args[0]
         if node.op == "shift":
             assert isinstance(node.attr, tuple)
@@ -123,11 +126,11 @@ class _Writer:
         numbers = [a.op for a in node.args if a.kind != "bool"]
         if OPS[node.op].rule in ("arith", "compare", "select") and set(numbers) == {"float"}:
             args[-1] = _as_float(args[-1])
-        if node.op not in OPERATORS:
-            return f"{node.op}({', '.join(text for text, _ in args)})", ATOM
-        binding = PLAIN[node.op]
+        if op not in OPERATORS:
+            return f"{op}({', '.join(text for text, _ in args)})", ATOM
+        binding = PLAIN[op]
         texts = [parenthesised(*arg, binding, place) for place, arg in enumerate(args)]
-        return SIGNS.get(node.op, OPS[node.op].jnp).format(*texts), binding
+        return SIGNS.get(op, OPS[op].jnp).format(*texts), binding
 
 
 def _as_float(text: tuple[str, int]) -> tuple[str, int]:

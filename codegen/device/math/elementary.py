@@ -342,6 +342,17 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
     return cute.math.pow(*vectors)
 
 
+def lowered_power(a: Operand, b: Operand, larger: Operand, approx: bool) -> Vector:
+    """a ** b where `larger` is a ** (b + 1): approximately as `power`, which shares the logarithm with the other; else their quotient,
+    except at 0 and at the infinities."""
+    a, b, larger = as_vectors(a, b, larger)
+    if approx or a.dtype is not Float32:
+        return power(a, b, approx)
+    none = a == 0.0
+    at_end = where(none ^ (b > 0.0), where(b == 0.0, 1.0, float("inf")), where(b == 0.0, 1.0, 0.0))
+    return where(none | (cute.math.abs(a) == float("inf")), at_end, divide(larger, a, False))
+
+
 def _power_of_number(a: float, b: Vector, approx: bool) -> Vector:
     """a ** b for a normal positive number: 2 ** (b * log2(a)), within 4 ulp. Approximately, the product is rounded; else 2 to the power of
     what rounding loses, which is near 0, is a factor."""

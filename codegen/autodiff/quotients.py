@@ -1,0 +1,108 @@
+"""Cheaper forms of what a backward computes for each element: several quotients with one divisor share its reciprocal, a quotient by
+a root takes the reciprocal root, and a power is made from another power of the same base.
+
+A result may differ from the quotient or power in its last bits, and where a divisor's reciprocal or a base's power is no normal number
+though the quotient or power is one. So a value keeps its form where the last bit may matter: where it is compared, rounded to a whole
+number or selected by, and where it has to have the bits that another kernel computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from codegen.graph.contraction import made_of, users_of
+from codegen.graph.nodes import Graph, Node, Statement, topological
+from codegen.graph.ops import IN_STAGES, LOWERED_POWER
+from codegen.graph.precision import STEPS
+
+SUMMED = frozenset({"sum", "mean"})  # reductions whose results follow small changes of their arguments
+
+
+def cheaper(
+    graph: Graph, statements: list[Statement], known: Collection[int], pinned: Iterable[Node]
+) -> list[Statement]:
+    """Statements in cheaper forms. Nodes that are `known`, by identity, are read and stay; `pinned` are computed in other kernels too."""
+
+    def is_known(node: Node) -> bool:
+        return id(node) in known
+
+    nodes = list(topological((s.value for s in statements), is_known))
+    found = _Forms(graph, nodes, fixed(nodes, known, pinned))
+    for node in topological((s.value for s in statements), is_known, found.with_larger):
+        args = node.args if is_known(node) else tuple(found.done[id(a)] for a in node.args)
+        found.done[id(node)] = found.of(node, args)
+    return [replace(s, value=found.done[id(s.value)]) for s in statements]
+
+
+def fixed(nodes: Sequence[Node], known: Collection[int], pinned: Iterable[Node]) -> set[int]:
+    """The identities of the values that keep their forms."""
+    kept = {id(n) for value in pinned for n in made_of(value)} | set(known)
+    users = users_of(nodes)
+    for node in reversed(nodes):
+        for user in users[id(node)]:
+            steps = user.kind != "float" or user.op in STEPS or (user.op in IN_STAGES and user.op not in SUMMED)
+            if steps or (id(user) in kept and id(user) not in known):
+                kept.add(id(node))
+    return kept
+
+
+@dataclass
+class _Forms:
+    """The cheaper forms of nodes, of which some keep theirs."""
+
+    graph: Graph
+    nodes: Sequence[Node]
+    kept: set[int]
+    done: dict[int, Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        inner = self.graph.axes[-1:]
+        self.users = users_of(self.nodes)
+        self.powers = {(id(n.args[0]), id(n.args[1])): n for n in self.nodes if n.op == "pow"}
+        own = [n for n in self.nodes if n.op in ("div", "reciprocal") and {*inner} <= {*n.args[-1].dims}]
+        by: dict[int, list[Node]] = {}
+        for node in own:
+            by.setdefault(id(node.args[-1]), []).append(node)
+        self.shared: set[int] = set()  # quotients that become products
+        for found in by.values():
+            free = [n for n in found if id(n) not in self.kept]
+            divisor = found[0].args[-1]
+            alone = divisor.op == "sqrt" and len(free) == len(found) == len(self.users[id(divisor)])
+            if alone or len(free) > 1:
+                self.shared |= {id(n) for n in free}
+
+    def with_larger(self, node: Node) -> tuple[Node, ...]:
+        """The arguments of a node, and the power that it is made from."""
+        larger = self.next_power(node) if node.op == "pow" else None
+        return node.args if larger is None else (*node.args, larger)
+
+    def of(self, node: Node, args: tuple[Node, ...]) -> Node:
+        """The form of a node with these arguments."""
+        if id(node) in self.shared:
+            inverse = self.inverse(node.args[-1], args[-1])
+            return inverse if node.op == "reciprocal" else self.make("mul", args[0], inverse)
+        if node.op == "pow" and id(node) not in self.kept and (larger := self.next_power(node)) is not None:
+            return self.make(LOWERED_POWER, *args, self.done[id(larger)])
+        if all(a is b for a, b in zip(args, node.args, strict=True)):
+            return node
+        return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+
+    def inverse(self, divisor: Node, made: Node) -> Node:
+        roots = divisor.op == "sqrt" and all(id(n) in self.shared for n in self.users[id(divisor)])
+        return self.make("rsqrt", made.args[0]) if roots else self.make("reciprocal", made)
+
+    def next_power(self, power: Node) -> Node | None:
+        """The power of the same base with an exponent that is larger by 1, if it is computed too."""
+        base, exponent = power.args
+        if exponent.is_const:
+            assert isinstance(exponent.attr, int | float)
+            wanted: Node = self.graph.const(float(exponent.attr) + 1)
+        elif exponent.op == "sub" and exponent.args[1].is_const and exponent.args[1].attr == 1:
+            wanted = exponent.args[0]
+        else:
+            return None
+        return self.powers.get((id(base), id(wanted)))
+
+    def make(self, op: str, *args: Node) -> Node:
+        return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])

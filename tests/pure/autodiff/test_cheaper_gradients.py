@@ -1,0 +1,60 @@
+"""The forms in which gradients are computed: what is shared, what cancels, and which values keep their form."""
+
+import pytest
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.pipeline import read_op
+from tests.making import spec_text
+
+
+def gradients(chain: str, inputs: str = "x a b", params: str = "", outputs: str = "y: float32[..., N]") -> str:
+    """The backward of a chain of float32 arrays, as text."""
+    arrays = "; ".join(f"{name}: float32[..., N]" for name in inputs.split())
+    found = backward_of(read_op("specs/made.yaml", spec_text(arrays, outputs, chain, more=params)))
+    assert isinstance(found, Derived), found
+    return found.op.spec.chain.value
+
+
+def test_quotients_with_one_divisor_share_its_reciprocal():
+    text = gradients("y = x * a / (1 + b * b)")
+    assert text.count("reciprocal(") == 1 and "/" not in text
+
+
+def test_a_single_quotient_stays_one():
+    assert gradients("y = log(x)", "x") == "dx = dy / x\n"
+
+
+def test_a_value_that_is_compared_keeps_its_form():
+    # y and the gradient's clip are compared with the quotient: a product might lie on the other side of the bound
+    text = gradients("y = clip(x / a, 0, 1)", "x a")
+    assert "t0 = x / a\n" in text and "reciprocal" not in text
+
+
+def test_a_quotient_by_a_root_takes_the_reciprocal_root():
+    assert gradients("y = sqrt(x)", "x") == "dx = dy * rsqrt(x) * 0.5\n"
+    # where the root itself is needed, it is computed once
+    assert "rsqrt" not in gradients("y = sqrt(x) * sqrt(x) * sqrt(x)", "x")
+
+
+def test_a_power_is_made_from_the_one_above_it():
+    op = backward_of(read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = exp(x ** 2.7)")))
+    assert isinstance(op, Derived)
+    assert [n.op for n in op.op.spec.read.nodes if "pow" in n.op] == ["pow", "_lowered_power"]
+    alone = backward_of(read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x ** 2.7")))
+    assert isinstance(alone, Derived)
+    assert [n.op for n in alone.op.spec.read.nodes if "pow" in n.op] == ["pow"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        ("y = 0.5 * x * x", "dx = dy * x\n"),  # two terms that differ in a number
+        ("y = 3 * x * x", "dx = dy * (3.0 * x) * 2.0\n"),
+        ("y = 2.0 / exp(x)", "dx = -(dy * (2.0 / exp(x)))\n"),  # a factor and its reciprocal
+        ("y = x ** 2.5", "dx = dy * x ** 1.5 * 2.5\n"),  # no test whether the exponent is 0
+        ("y = 10 ** x", "dx = dy * 10.0 ** x * 2.302585092994046\n"),
+        ("y = erf(x / 4)", "dx = dy * exp(-(x / 4.0 * (x / 4.0))) * 0.28209479177387814\n"),  # one constant
+    ],
+)
+def test_terms_and_factors(chain: str, expected: str):
+    assert gradients(chain, "x") == expected

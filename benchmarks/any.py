@@ -2,9 +2,10 @@
 
     python -m benchmarks.any --seed 1 --count 200 --out any.json      # on a GPU; 200 ops take some minutes
     python -m benchmarks.any --seed 1 --only 17                       # one of them again
+    python -m benchmarks.any --seed 1 --kinds newer                   # scans, random numbers, products, tables, ...
     python -m benchmarks.any --seed 1 --count 5 --dry                 # without a GPU: build, plan and compile for sm_90a
 
-Each op of `tests/random_specs/usual.py` is built, its kernels are compiled, its results and its gradients are compared with
+Each op of `tests/random_specs/usual.py`, or of `newer.py` next to it, is built, its kernels are compiled, its results and its gradients are compared with
 those of the jnp form, and both are timed with a copy of as many bytes, on the device's own clock, in turns. Worker processes
 build and compile at the same time. One at a time uses the GPU. A process that dies is replaced, and its op has failed.
 """
@@ -29,8 +30,10 @@ from pathlib import Path
 from typing import Any
 
 from tests import xla_flags
+from tests.random_specs.newer import newer_spec
 from tests.random_specs.usual import LARGE, usual_spec
 
+KINDS = {"usual": usual_spec, "newer": newer_spec}  # a seed and a number give the same op of a kind in every version
 GROUPS, CALLS = 5, 10
 WAYS = ("forward", "backward")
 FROZEN = 4  # of so many ops, the frozen backward of one is timed too
@@ -59,14 +62,14 @@ class Way:
     differ: Callable[[Any, Any], Any]
 
 
-def work(seed: int, ways: Sequence[str], dry: bool, folder: Path) -> None:
+def work(given: argparse.Namespace) -> None:
     """Reads numbers, writes a line of JSON for each: its rows."""
     for line in sys.stdin:
         number, start = int(line), time.time()
-        usual = usual_spec(seed, number)
+        usual = KINDS[given.kinds](given.seed, number)
         found = {"number": number, "layout": usual.layout, "shape": usual.shape, "text": chain_of(usual.spec.text)}
         try:
-            found |= {"rows": trial(usual, ways, dry, folder, number % FROZEN == 0)}
+            found |= {"rows": trial(usual, given.ways, given.dry, given.folder, number % FROZEN == 0)}
         except Exception as error:
             found |= {"rows": [], "error": short(error), "trace": traceback.format_exc(limit=-4)}
         found["seconds"] = round(time.time() - start, 2)
@@ -159,8 +162,23 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
         "large": max(sizes) >= LARGE // 4,
         "launch": "; ".join(found["launch"]),
         "left": "; ".join(filter(None, found["left"])),
-        "instructions_us": dict(limits.instruction_times(op, binding, shape)),
+        "instructions_us": dict(limits.instruction_times(op, binding, shape)) | product_times(op, shape),
     }
+
+
+def product_times(op: Any, shape: dict[str, int]) -> dict[str, float]:
+    """The microseconds that the tensor cores take for an op's products, where the GPU's rate is known."""
+    import jax
+
+    from codegen.graph.nodes import topological
+    from codegen.measuring.compiled.limits import this_gpu
+    from codegen.runtime.compiled.platform import current_arch
+
+    nodes = [n for n in topological(s.value for s in op.statements) if n.op == "contract"]
+    arch = current_arch()
+    gpu = this_gpu(arch, jax.devices()[0].device_kind) if arch and nodes else None
+    flops = sum(2 * math.prod(shape[a] for a in {*n.args[0].dims, *n.args[1].dims}) for n in nodes)
+    return {} if gpu is None else {"products": flops / gpu.tensor_cores * 1e6}
 
 
 def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> Way:
@@ -298,7 +316,12 @@ class Crew:
             ended(process)
 
     def start(self) -> subprocess.Popen:
-        options = [f"--seed={self.given.seed}", f"--folder={self.folder}", *(f"--{way}" for way in self.given.ways)]
+        options = [
+            f"--seed={self.given.seed}",
+            f"--kinds={self.given.kinds}",
+            f"--folder={self.folder}",
+            *(f"--{way}" for way in self.given.ways),
+        ]
         command = [sys.executable, "-m", "benchmarks.any", "--worker", *options, *(["--dry"] if self.given.dry else [])]
         with open(self.folder / "log", "a") as log:
             return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -317,7 +340,7 @@ class Crew:
             pass
         finally:
             timer.cancel()
-        usual = usual_spec(self.given.seed, number)
+        usual = KINDS[self.given.kinds](self.given.seed, number)
         died = f"its process ended with {process.wait()}"
         text = chain_of(usual.spec.text)
         return {"number": number, "layout": usual.layout, "shape": usual.shape, "text": text, "rows": [], "error": died}
@@ -408,6 +431,7 @@ def told(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     words = argparse.ArgumentParser(prog="python -m benchmarks.any", description=__doc__.partition("\n")[0])
     words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--kinds", choices=KINDS, default="usual", help="which ops are drawn")
     words.add_argument("--count", type=int, default=200, help="ops")
     words.add_argument("--only", type=int, help="one op, by its number")
     words.add_argument("--minutes", type=float, default=8.0, help="begin no op after so many")
@@ -421,7 +445,7 @@ def main() -> None:
     given = words.parse_args()
     given.ways = given.ways or list(WAYS)
     if given.worker:
-        work(given.seed, given.ways, given.dry, given.folder)
+        work(given)
         return
     workers = given.workers or min(os.cpu_count() or 1, GPU_WORKERS)
     if given.dry:
@@ -440,7 +464,13 @@ def main() -> None:
         found = crew.run(workers)
         log = (Path(name) / "log").read_text(errors="replace")
     print(f"{time.time() - start:.0f} s with {workers} workers")
-    result = {"seed": given.seed, "dry": given.dry, "seconds": round(time.time() - start), "ops": found}
+    result = {
+        "kinds": given.kinds,
+        "seed": given.seed,
+        "dry": given.dry,
+        "seconds": round(time.time() - start),
+        "ops": found,
+    }
     if given.dry:
         rows = flat(found)
         failed = [r for r in [*(op for op in found if "error" in op), *rows] if "error" in r]

@@ -187,9 +187,7 @@ class Adjoints:
         for value, count in Counter(values).items():
             value = self.algebra.mul(self.graph.const(float(count)), value)
             by_axes.setdefault(tuple(a for a in value.dims if a not in node.dims), []).append(value)
-        sums = [
-            self.algebra.sum_over(self.algebra.total(found), axes) for axes, found in by_axes.items()
-        ]
+        sums = [self.algebra.sum_over(self.algebra.total(found), axes) for axes, found in by_axes.items()]
         return self.algebra.total(sums)
 
     def pulled(self, node: Node, g: Node) -> Iterable[tuple[Node, Node]]:

@@ -43,7 +43,9 @@ class Algebra:
             made: Node = rule(*args)
             return made
         if node.op in ("eq", "gt") and all(a.is_const for a in args):
-            return self.graph.const(args[0].attr == args[1].attr if node.op == "eq" else _number(args[0]) > _number(args[1]))
+            return self.graph.const(
+                args[0].attr == args[1].attr if node.op == "eq" else _number(args[0]) > _number(args[1])
+            )
         if all(a is b for a, b in zip(args, node.args, strict=True)):
             return node
         lost = lost_axes(node) if node.op in REDUCTIONS or node.op == "contract" else ()

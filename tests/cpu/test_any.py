@@ -8,17 +8,33 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import any as benchmark
+from tests.random_specs.newer import LAYOUTS_OF, newer_spec
 from tests.random_specs.trial import Effort, try_spec
 from tests.random_specs.usual import BACK, LAYOUTS, usual_spec
 
 
-def first(layout: str):
-    return next(u for i in range(200) if (u := usual_spec(0, i)).layout == layout)
+def first(layout: str, drawn=usual_spec):
+    return next(u for i in range(200) if (u := drawn(0, i)).layout == layout)
 
 
-@pytest.mark.parametrize("layout", ["blocks", "norm over the middle", "scores"])
-def test_a_usual_op_agrees_with_its_reference(layout, tmp_path):
-    outcome = try_spec(first(layout).spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
+DRAWN = [(usual_spec, layout) for layout in ("blocks", "norm over the middle", "scores")] + [
+    (newer_spec, layout)
+    for layout in (
+        "neighbours",
+        "scan",
+        "random numbers",
+        "largest",
+        "product",
+        "computed index",
+        "looked up",
+        "transposed",
+    )
+]
+
+
+@pytest.mark.parametrize(("drawn", "layout"), DRAWN)
+def test_an_op_agrees_with_its_reference(drawn, layout, tmp_path):
+    outcome = try_spec(first(layout, drawn).spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
     assert not outcome.failure, f"{outcome.failure}\n{outcome.message}"
     assert not outcome.refused
 
@@ -28,6 +44,10 @@ def test_two_hundred_ops_are_of_every_layout_and_hardly_two_alike():
     assert {u.layout for u in found} == LAYOUTS.keys() | BACK.keys()
     assert len({u.spec.text.partition("summary")[2] for u in found}) > 190
     assert usual_spec(3, 7) == found[7]
+    newer = [newer_spec(3, i) for i in range(200)]
+    assert {u.layout for u in newer} == LAYOUTS_OF.keys()
+    assert len({u.spec.text.partition("summary")[2] for u in newer}) > 150
+    assert newer_spec(3, 7) == newer[7]
 
 
 def test_a_tiny_run_compares_and_times_both_ways(tmp_path):

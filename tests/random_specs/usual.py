@@ -117,11 +117,11 @@ class Usual:
 def usual_spec(seed: int, number: int) -> Usual:
     """The op of this number among those of a seed."""
     layouts = BACK if number % EIGHTH == EIGHTH - 1 else LAYOUTS
-    return _Maker(random.Random(f"usual {seed} {number}"), name=f"any_{seed}_{number}").usual(layouts)
+    return Maker(random.Random(f"usual {seed} {number}"), name=f"any_{seed}_{number}").usual(layouts)
 
 
 @dataclass
-class _Maker(Values):
+class Maker(Values):
     """The spec as it grows, step by step: each step reads the value before it, so that nothing is unused."""
 
     name: str = ""
@@ -132,21 +132,27 @@ class _Maker(Values):
     narrow: bool = False  # whether values are divided by a scale for float8
 
     def usual(self, layouts: dict[str, Layout]) -> Usual:
-        self.kind = self.weighted({name: layout.often for name, layout in layouts.items()})
-        self.layout = layouts[self.kind]
-        self.shape = self.sizes()
-        self.types = [("T", ("float32", "bfloat16"))]
+        self.lay_out(self.weighted({name: layout.often for name, layout in layouts.items()}), layouts)
         if self.kind == "elementwise" and self.chance(0.12):
             self.rotated()
         else:
             self.steps()
+        return self.made()
+
+    def lay_out(self, kind: str, layouts: dict[str, Layout]) -> None:
+        self.kind, self.layout = kind, layouts[kind]
+        self.shape = self.sizes()
+        self.types = [("T", ("float32", "bfloat16"))]
+
+    def made(self, *more: str) -> Usual:
+        """What was drawn, whose values may have `more` axes than the layout."""
         if self.domains:
             self.keys.append(("domain", f"{{{', '.join(self.domains)}}}"))
         inputs = sorted(self.inputs, key=lambda a: a.default is not None)
         self.types = self.types if any(a.dtype == "T" for a in (*inputs, *self.outputs)) else []
         spec = RandomSpec(
-            self.name, self.layout.axes, tuple(self.types), tuple(inputs), tuple(self.outputs), tuple(self.params),
-            tuple(self.chain), tuple(self.keys),
+            self.name, (*self.layout.axes, *more), tuple(self.types), tuple(inputs), tuple(self.outputs),
+            tuple(self.params), tuple(self.chain), tuple(self.keys),
         )  # fmt: skip
         return Usual(spec, self.shape, self.kind)
 
@@ -417,17 +423,17 @@ class _Maker(Values):
         self.chain.append(("y", 1, call("add", call("mul", two, cos), call("mul", one, sin))))
 
 
-def _snake(m: _Maker, v: Node) -> Node:
+def _snake(m: Maker, v: Node) -> Node:
     a = m.param("a", 1.5)
     return call("add", v, call("div", call("square", call("sin", call("mul", v, a))), a))
 
 
-def _lerp(m: _Maker, v: Node) -> Node:
+def _lerp(m: Maker, v: Node) -> Node:
     a = m.param("alpha", 0.9)
     return call("add", call("mul", v, a), call("mul", m.whole("state"), call("sub", const(1.0), a)))
 
 
-STEPS_OF_ONE: dict[str, Callable[[_Maker, Node], Node]] = {
+STEPS_OF_ONE: dict[str, Callable[[Maker, Node], Node]] = {
     "residual": lambda m, v: call("add", v, m.whole("residual")),
     "activation": lambda m, v: m.activated(v),
     "softcap": lambda m, v: call("mul", call("tanh", call("div", v, const(15.0))), const(15.0)),

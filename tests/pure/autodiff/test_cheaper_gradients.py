@@ -37,10 +37,14 @@ def test_a_quotient_by_a_root_takes_the_reciprocal_root():
 
 
 def test_a_power_is_made_from_the_one_above_it():
-    op = backward_of(read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = exp(x ** 2.7)")))
+    op = backward_of(
+        read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = exp(x ** 2.7)"))
+    )
     assert isinstance(op, Derived)
     assert [n.op for n in op.op.spec.read.nodes if "pow" in n.op] == ["pow", "_lowered_power"]
-    alone = backward_of(read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x ** 2.7")))
+    alone = backward_of(
+        read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x ** 2.7"))
+    )
     assert isinstance(alone, Derived)
     assert [n.op for n in alone.op.spec.read.nodes if "pow" in n.op] == ["pow"]
 

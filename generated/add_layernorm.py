@@ -352,8 +352,8 @@ def add_layernorm_frozen_chain(
     """The chain, on one vector of each operand and the row's statistics."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
-    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
+    t2 = dresidual_out - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd, t1, approx) * row_sum2
     return dx
 
 
@@ -455,8 +455,8 @@ def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, row_mean, rstd, we
     t0 = weight * dy
     centred = residual_out - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 + weight * rstd * dy - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
+    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 + weight * rstd * dy - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     return dx
 
 
@@ -566,8 +566,8 @@ def add_layernorm_backward_chain(
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide(row_sum * rstd * rstd * rstd, t1, approx) * centred + weight * rstd * dy
-    dx = t2 - device.divide(rstd * row_sum2, t1, approx)
+    t2 = dresidual_out - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred + weight * rstd * dy
+    dx = t2 - device.divide(rstd, t1, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
 
@@ -776,8 +776,8 @@ def add_layernorm_backward_xla(dy, dresidual_out, residual_out, row_mean, rstd, 
     t0 = weight * dy
     centred = residual_out - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 + weight * rstd * dy - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
+    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 + weight * rstd * dy - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

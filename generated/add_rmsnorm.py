@@ -164,8 +164,8 @@ def add_rmsnorm_frozen_chain(dy, dresidual_out, residual_out, weight, size_n, ep
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = dresidual_out + weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * residual_out
+        row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * residual_out
     return dx
 
 
@@ -257,8 +257,8 @@ def add_rmsnorm_frozen_launch(
 def add_rmsnorm_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = dresidual_out + weight * rstd * dy - t0 * residual_out
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = dresidual_out + weight * rstd * dy - t0 * rstd * residual_out
     return dx
 
 
@@ -359,8 +359,8 @@ def add_rmsnorm_backward_chain(dy, dresidual_out, residual_out, weight, size_n, 
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
     dx = dresidual_out + weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * residual_out
+        row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * residual_out
     return dx, dy * (residual_out * rstd)
 
 
@@ -542,8 +542,8 @@ def add_rmsnorm_backward_launch(
 def add_rmsnorm_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = dresidual_out + weight * rstd * dy - t0 * residual_out
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = dresidual_out + weight * rstd * dy - t0 * rstd * residual_out
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
     return dx, dweight
 

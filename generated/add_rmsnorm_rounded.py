@@ -165,8 +165,8 @@ def add_rmsnorm_rounded_frozen_chain(dy, dresidual_out, residual_out, weight, si
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = dresidual_out + weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True,
-    ) * residual_out
+        row_sum, size_n.to(cutlass.Float32), True,
+    ) * rstd * rstd * rstd * residual_out
     dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
     return dx
 
@@ -258,8 +258,8 @@ def add_rmsnorm_rounded_frozen_launch(
 def add_rmsnorm_rounded_frozen_xla(dy, dresidual_out, residual_out, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * residual_out, jnp.bfloat16).astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * rstd * residual_out, jnp.bfloat16).astype(jnp.float32)
     return dx
 
 
@@ -360,8 +360,8 @@ def add_rmsnorm_rounded_backward_chain(dy, dresidual_out, residual_out, weight, 
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = dresidual_out + weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True,
-    ) * residual_out
+        row_sum, size_n.to(cutlass.Float32), True,
+    ) * rstd * rstd * rstd * residual_out
     dx = device.cast(t0, cutlass.BFloat16).to(cutlass.Float32)
     return dx, dy * (residual_out * rstd)
 
@@ -543,8 +543,8 @@ def add_rmsnorm_rounded_backward_launch(
 def add_rmsnorm_rounded_backward_xla(dy, dresidual_out, residual_out, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(residual_out * residual_out, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * residual_out, jnp.bfloat16).astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * residual_out, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = runtime.cast(dresidual_out + weight * rstd * dy - t0 * rstd * residual_out, jnp.bfloat16).astype(jnp.float32)
     dweight = jnp.sum(dy * (residual_out * rstd), axis=row_axes, keepdims=True)
     return dx, dweight
 

@@ -631,8 +631,8 @@ def batch_norm_train_backward_stage2_chain(dy, dmean, dvar, mean, var, x, weight
     t0 = device.rsqrt(var + eps, approx)
     t1 = weight * t0
     t2 = size_rows.to(cutlass.Float32)
-    t5 = device.divide_by_shared((dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0, t2, approx) * (x - mean)
-    dx = t1 * dy + t5 + device.divide_by_shared(dmean - t1 * t4, t2, approx)
+    t5 = t1 * dy + device.divide(2.0, t2, approx) * (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * (x - mean)
+    dx = t5 + device.divide_by_shared(dmean - t1 * t4, t2, approx)
     return dx
 
 
@@ -683,7 +683,7 @@ def batch_norm_train_backward_stage2_xla(dy, dmean, dvar, mean, var, x, weight, 
     t0 = jax.lax.rsqrt(var + eps)
     t1 = weight * t0
     t2 = size_rows.astype(jnp.float32)
-    dx = t1 * dy + (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0 / t2 * (x - mean) + (dmean - t1 * t4) / t2
+    dx = t1 * dy + 2.0 / t2 * (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * (x - mean) + (dmean - t1 * t4) / t2
     return dx
 
 
@@ -699,8 +699,8 @@ def batch_norm_train_backward_whole_chain(dy, dmean, dvar, mean, var, x, weight,
     t1 = weight * t0
     t2 = x - mean
     t5 = size_rows.to(cutlass.Float32)
-    dx = t1 * dy + device.divide_by_row(
-        (dvar - weight * t3 * t0 * t0 * t0 * 0.5) * 2.0, t5, approx,
+    dx = t1 * dy + device.divide(2.0, t5, approx) * (
+        dvar - weight * t3 * t0 * t0 * t0 * 0.5
     ) * t2 + device.divide_by_row(dmean - t1 * t4, t5, approx)
     return dx
 

@@ -180,7 +180,7 @@ def column_moments_reference(x):
 def column_moments_backward_chain(dmean, dmean_square, x, size_rows, approx):
     """The chain, on one vector of each operand."""
     t0 = size_rows.to(cutlass.Float32)
-    dx = device.divide_by_shared(dmean_square * 2.0, t0, approx) * x + device.divide_by_shared(dmean, t0, approx)
+    dx = device.divide(2.0, t0, approx) * dmean_square * x + device.divide_by_shared(dmean, t0, approx)
     return dx
 
 
@@ -215,7 +215,7 @@ def column_moments_backward_launch(
 def column_moments_backward_xla(dmean, dmean_square, x, size_rows):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = size_rows.astype(jnp.float32)
-    dx = dmean_square * 2.0 / t0 * x + dmean / t0
+    dx = 2.0 / t0 * dmean_square * x + dmean / t0
     return dx
 
 

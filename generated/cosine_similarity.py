@@ -223,17 +223,16 @@ def cosine_similarity_backward_chain(dsimilarity, similarity, row_norm, row_norm
     """The chain, on one vector of each operand."""
     x_norm = device.maximum(row_norm, eps)
     y_norm = device.maximum(row_norm2, eps)
-    t0 = x_norm * y_norm
-    t1 = device.divide(dsimilarity, t0, approx)
-    t2 = device.divide(dsimilarity * similarity, t0, approx)
+    t0 = device.divide(dsimilarity, x_norm * y_norm, approx)
+    t1 = t0 * similarity
+    t2 = device.divide(
+        t1 * y_norm * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0)), row_norm, approx,
+    )
+    dx = t0 * y - t2 * x
     t3 = device.divide(
-        t2 * y_norm * device.where(row_norm > eps, 1.0, device.where(row_norm == eps, 0.5, 0.0)), row_norm, approx,
+        t1 * x_norm * device.where(row_norm2 > eps, 1.0, device.where(row_norm2 == eps, 0.5, 0.0)), row_norm2, approx,
     )
-    dx = t1 * y - t3 * x
-    t4 = device.divide(
-        t2 * x_norm * device.where(row_norm2 > eps, 1.0, device.where(row_norm2 == eps, 0.5, 0.0)), row_norm2, approx,
-    )
-    dy = t1 * x - t4 * y
+    dy = t0 * x - t3 * y
     return dx, dy
 
 
@@ -281,13 +280,12 @@ def cosine_similarity_backward_xla(dsimilarity, similarity, row_norm, row_norm2,
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x_norm = jnp.maximum(row_norm, eps)
     y_norm = jnp.maximum(row_norm2, eps)
-    t0 = x_norm * y_norm
-    t1 = dsimilarity / t0
-    t2 = dsimilarity * similarity / t0
-    t3 = t2 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx = t1 * y - t3 / row_norm * x
-    t4 = t2 * x_norm * jnp.where(row_norm2 > eps, 1.0, jnp.where(row_norm2 == eps, jnp.asarray(0.5, jnp.float32), 0.0))
-    dy = t1 * x - t4 / row_norm2 * y
+    t0 = dsimilarity / (x_norm * y_norm)
+    t1 = t0 * similarity
+    t2 = t1 * y_norm * jnp.where(row_norm > eps, 1.0, jnp.where(row_norm == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dx = t0 * y - t2 / row_norm * x
+    t3 = t1 * x_norm * jnp.where(row_norm2 > eps, 1.0, jnp.where(row_norm2 == eps, jnp.asarray(0.5, jnp.float32), 0.0))
+    dy = t0 * x - t3 / row_norm2 * y
     return dx, dy
 
 

@@ -266,11 +266,10 @@ def cross_entropy_smoothed_forward_xla(x, label, index_n, smoothing):
 def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n, smoothing, approx):
     """The chain, on one vector of each operand."""
     t0 = (1.0 - smoothing) * dloss
-    t1 = smoothing * dloss
-    t2 = device.where(
-        device.equal_index(index_n, label), -t0, 0.0,
-    ) - device.divide(t1, size_n.to(cutlass.Float32), approx)
-    dx = t2 + (t1 + t0) * device.exp(x - lse, approx)
+    t1 = device.where(device.equal_index(index_n, label), -t0, 0.0) - device.divide(
+        smoothing, size_n.to(cutlass.Float32), approx,
+    ) * dloss
+    dx = t1 + (smoothing * dloss + t0) * device.exp(x - lse, approx)
     return dx
 
 
@@ -312,8 +311,9 @@ def cross_entropy_smoothed_backward_launch(
 def cross_entropy_smoothed_backward_xla(dloss, lse, x, label, index_n, size_n, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = (1.0 - smoothing) * dloss
-    t1 = smoothing * dloss
-    dx = jnp.where(index_n == label, -t0, 0.0) - t1 / size_n.astype(jnp.float32) + (t1 + t0) * jnp.exp(x - lse)
+    dx = jnp.where(
+        index_n == label, -t0, 0.0,
+    ) - smoothing / size_n.astype(jnp.float32) * dloss + (smoothing * dloss + t0) * jnp.exp(x - lse)
     return dx
 
 

@@ -359,7 +359,7 @@ def dense_head_rmsnorm_rotary_frozen_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx) * row_sum * rstd * rstd * rstd
     dacc0 = weight0 * rstd * t0 - t2 * acc0
     dacc1 = weight1 * rstd * t1 - t2 * acc1
     return dacc0, dacc1
@@ -479,8 +479,8 @@ def dense_head_rmsnorm_rotary_frozen_xla(dy0, dy1, acc0, acc1, weight0, weight1,
     rstd = jax.lax.rsqrt(t3 + eps)
     t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
     t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
-    t4 = jnp.sum(weight1 * t1 * acc1 + weight0 * t0 * acc0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
-    t2 = t4 / size_d.astype(jnp.float32)
+    t4 = 0.5 / size_d.astype(jnp.float32) * jnp.sum(weight1 * t1 * acc1 + weight0 * t0 * acc0, axis=-1, keepdims=True)
+    t2 = t4 * rstd * rstd * rstd
     dacc0 = weight0 * rstd * t0 - t2 * acc0
     dacc1 = weight1 * rstd * t1 - t2 * acc1
     return dacc0, dacc1
@@ -607,7 +607,7 @@ def dense_head_rmsnorm_rotary_backward_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx) * row_sum * rstd * rstd * rstd
     dacc0 = weight0 * rstd * t0 - t2 * acc0
     dacc1 = weight1 * rstd * t1 - t2 * acc1
     t3 = acc0 * rstd
@@ -906,8 +906,8 @@ def dense_head_rmsnorm_rotary_backward_xla(dy0, dy1, acc0, acc1, weight0, weight
     rstd = jax.lax.rsqrt(t5 + eps)
     t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
     t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
-    t6 = jnp.sum(weight1 * t1 * acc1 + weight0 * t0 * acc0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
-    t2 = t6 / size_d.astype(jnp.float32)
+    t6 = 0.5 / size_d.astype(jnp.float32) * jnp.sum(weight1 * t1 * acc1 + weight0 * t0 * acc0, axis=-1, keepdims=True)
+    t2 = t6 * rstd * rstd * rstd
     dacc0 = weight0 * rstd * t0 - t2 * acc0
     dacc1 = weight1 * rstd * t1 - t2 * acc1
     t3 = acc0 * rstd

@@ -143,7 +143,7 @@ def embedding_rmsnorm_frozen_chain(dy, table_at_token, weight, size_n, eps, row_
     """The chain, on one vector of each operand and the row's statistics."""
     x = table_at_token
     rstd = device.rsqrt(row_mean + eps, False)
-    dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x
+    dtable = weight * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), False) * rstd * rstd * rstd * x
     return dtable
 
 
@@ -229,7 +229,7 @@ def embedding_rmsnorm_frozen_xla(dy, table_at_token, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x = table_at_token
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dtable = weight * rstd * dy - t0 * x
     return dtable
 
@@ -325,7 +325,7 @@ def embedding_rmsnorm_backward_chain(dy, table_at_token, weight, size_n, eps, ro
     """The chain: dtable, and the values to reduce into column_sum, from one vector of each operand."""
     x = table_at_token
     rstd = device.rsqrt(row_mean + eps, False)
-    dtable = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x
+    dtable = weight * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), False) * rstd * rstd * rstd * x
     return dtable, dy * (x * rstd)
 
 
@@ -505,7 +505,7 @@ def embedding_rmsnorm_backward_xla(dy, table_at_token, weight, size_n, eps, row_
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     x = table_at_token
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dtable = weight * rstd * dy - t0 * x
     dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
     return dtable, dweight

@@ -130,7 +130,7 @@ def gemma_rmsnorm_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum, ap
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = 1.0 + weight
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = t0 * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx
 
 
@@ -213,7 +213,7 @@ def gemma_rmsnorm_frozen_xla(dy, x, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 + weight
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(t0 * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
+    t1 = jnp.sum(t0 * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd * x
     dx = t0 * rstd * dy - t1
     return dx
 
@@ -313,7 +313,7 @@ def gemma_rmsnorm_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, 
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = 1.0 + weight
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = t0 * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx, dy * (x * rstd)
 
 
@@ -479,7 +479,7 @@ def gemma_rmsnorm_backward_xla(dy, x, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 + weight
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(t0 * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
+    t1 = jnp.sum(t0 * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd * x
     dx = t0 * rstd * dy - t1
     dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
     return dx, dweight

@@ -571,8 +571,8 @@ def global_response_norm_frozen_stage3_chain(
     """The chain, on one vector of each operand."""
     length = device.sqrt(sum_of_b_c, approx)
     t0 = mean_of_b + eps
-    t1 = device.divide_by_shared(gamma * sum_of_b_c2, t0, approx) - device.divide(
-        device.divide(sum_of_b, t0, approx), size_c.to(cutlass.Float32), approx,
+    t1 = device.divide_by_shared(gamma, t0, approx) * sum_of_b_c2 - device.divide(
+        device.divide(sum_of_b, size_c.to(cutlass.Float32), approx), t0, approx,
     )
     dx = dy + device.multiply(
         gamma * device.divide_by_shared(length, t0, approx), dy,
@@ -625,7 +625,7 @@ def global_response_norm_frozen_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, 
     length = jnp.sqrt(sum_of_b_c)
     t0 = mean_of_b + eps
     dx = dy + runtime.settled(gamma * (length / t0) * dy) + (
-        gamma * sum_of_b_c2 / t0 - sum_of_b / t0 / size_c.astype(jnp.float32)
+        gamma / t0 * sum_of_b_c2 - sum_of_b / size_c.astype(jnp.float32) / t0
     ) / length * x
     return dx
 
@@ -933,8 +933,8 @@ def global_response_norm_backward_stage3_chain(
     """The chain, on one vector of each operand."""
     length = device.sqrt(sum_of_b_c, approx)
     t0 = mean_of_b + eps
-    t1 = device.divide_by_shared(gamma * sum_of_b_c2, t0, approx) - device.divide(
-        device.divide(sum_of_b, t0, approx), size_c.to(cutlass.Float32), approx,
+    t1 = device.divide_by_shared(gamma, t0, approx) * sum_of_b_c2 - device.divide(
+        device.divide(sum_of_b, size_c.to(cutlass.Float32), approx), t0, approx,
     )
     dx = dy + device.multiply(
         gamma * device.divide_by_shared(length, t0, approx), dy,
@@ -987,7 +987,7 @@ def global_response_norm_backward_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b
     length = jnp.sqrt(sum_of_b_c)
     t0 = mean_of_b + eps
     dx = dy + runtime.settled(gamma * (length / t0) * dy) + (
-        gamma * sum_of_b_c2 / t0 - sum_of_b / t0 / size_c.astype(jnp.float32)
+        gamma / t0 * sum_of_b_c2 - sum_of_b / size_c.astype(jnp.float32) / t0
     ) / length * x
     return dx
 

@@ -287,8 +287,8 @@ def group_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row_s
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide(rstd, t1, approx) * row_sum2
     return dx
 
 
@@ -378,8 +378,8 @@ def group_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     t0 = weight * dy
     centred = x - row_mean
     t1 = size_c.astype(jnp.float32) * size_s.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 - rstd / t1 * jnp.sum(t0, axis=(-2, -1), keepdims=True)
     return dx
 
 
@@ -478,8 +478,8 @@ def group_norm_backward_chain(dy, rstd, row_mean, x, weight, size_c, size_s, row
     centred = x - row_mean
     t1 = size_c.to(cutlass.Float32) * size_s.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide(rstd, t1, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
 
@@ -693,8 +693,8 @@ def group_norm_backward_xla(dy, rstd, row_mean, x, weight, size_c, size_s):
     t0 = weight * dy
     centred = x - row_mean
     t1 = size_c.astype(jnp.float32) * size_s.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - rstd * jnp.sum(t0, axis=(-2, -1), keepdims=True) / t1
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-2, -1), keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 - rstd / t1 * jnp.sum(t0, axis=(-2, -1), keepdims=True)
     dweight = jnp.sum(dy * (centred * rstd), axis=(-4, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-4, -1), keepdims=True)
     return dx, dweight, dbias

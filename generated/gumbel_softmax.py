@@ -188,7 +188,7 @@ def gumbel_softmax_backward_row_sum(dy, y):
 
 def gumbel_softmax_backward_chain(dy, y, temperature, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    dx = device.divide_by_row(y * (dy - row_sum), temperature, approx)
+    dx = device.divide_by_row(y, temperature, approx) * (dy - row_sum)
     return dx
 
 
@@ -260,7 +260,7 @@ def gumbel_softmax_backward_launch(
 
 def gumbel_softmax_backward_xla(dy, y, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = y * (dy - jnp.sum(dy * y, axis=-1, keepdims=True)) / temperature
+    dx = y / temperature * (dy - jnp.sum(dy * y, axis=-1, keepdims=True))
     return dx
 
 

@@ -129,7 +129,7 @@ def head_rmsnorm_frozen_stage0(dy, x, weight):
 def head_rmsnorm_frozen_chain(dy, x, weight, size_d, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy - device.divide(row_sum, size_d.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx
 
 
@@ -211,7 +211,7 @@ def head_rmsnorm_frozen_launch(
 def head_rmsnorm_frozen_xla(dy, x, weight, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_d.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_d.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy - t0 * x
     return dx
 
@@ -309,7 +309,7 @@ def head_rmsnorm_backward_stage0(dy, x, weight):
 def head_rmsnorm_backward_chain(dy, x, weight, size_d, eps, row_mean, row_sum, approx):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_d.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy - device.divide(row_sum, size_d.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx, dy * (x * rstd)
 
 
@@ -474,7 +474,7 @@ def head_rmsnorm_backward_launch(
 def head_rmsnorm_backward_xla(dy, x, weight, size_d, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_d.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_d.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy - t0 * x
     dweight = jnp.sum(dy * (x * rstd), axis=(*row_axes, -2), keepdims=True)
     return dx, dweight

@@ -179,7 +179,7 @@ def head_rmsnorm_rotary_frozen_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx) * row_sum * rstd * rstd * rstd
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     return dx0, dx1
@@ -299,8 +299,8 @@ def head_rmsnorm_rotary_frozen_xla(dy0, dy1, x0, x1, weight0, weight1, cos, sin,
     rstd = jax.lax.rsqrt(t3)
     t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
     t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
-    t4 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
-    t2 = t4 / size_d.astype(jnp.float32)
+    t4 = 0.5 / size_d.astype(jnp.float32) * jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True)
+    t2 = t4 * rstd * rstd * rstd
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     return dx0, dx1
@@ -427,7 +427,7 @@ def head_rmsnorm_rotary_backward_chain(
     rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = device.multiply(sin, dy1) + device.multiply(cos, dy0)
     t1 = device.multiply(cos, dy1) - device.multiply(sin, dy0)
-    t2 = device.divide(row_sum * rstd * rstd * rstd * 0.5, size_d.to(cutlass.Float32), approx)
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx) * row_sum * rstd * rstd * rstd
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     t3 = x0 * rstd
@@ -724,8 +724,8 @@ def head_rmsnorm_rotary_backward_xla(dy0, dy1, x0, x1, weight0, weight1, cos, si
     rstd = jax.lax.rsqrt(t5)
     t0 = runtime.settled(sin * dy1) + runtime.settled(cos * dy0)
     t1 = runtime.settled(cos * dy1) - runtime.settled(sin * dy0)
-    t6 = jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True) * rstd * rstd * rstd * 0.5
-    t2 = t6 / size_d.astype(jnp.float32)
+    t6 = 0.5 / size_d.astype(jnp.float32) * jnp.sum(weight1 * t1 * x1 + weight0 * t0 * x0, axis=-1, keepdims=True)
+    t2 = t6 * rstd * rstd * rstd
     dx0 = weight0 * rstd * t0 - t2 * x0
     dx1 = weight1 * rstd * t1 - t2 * x1
     t3 = x0 * rstd

@@ -290,12 +290,9 @@ def instance_norm_frozen_stage0(dy, row_mean, x):
 
 def instance_norm_frozen_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = weight * rstd
+    t0 = device.divide(weight, size_s.to(cutlass.Float32), approx)
     centred = x - row_mean
-    t1 = size_s.to(cutlass.Float32)
-    dx = t0 * dy - device.divide(
-        weight * row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(t0 * row_sum2, t1, approx)
+    dx = weight * rstd * dy - t0 * row_sum * rstd * rstd * rstd * centred - t0 * rstd * row_sum2
     return dx
 
 
@@ -384,11 +381,10 @@ def instance_norm_frozen_launch(
 
 def instance_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = weight * rstd
+    t0 = weight / size_s.astype(jnp.float32)
     centred = x - row_mean
-    t1 = size_s.astype(jnp.float32)
-    t2 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t1
+    t1 = weight * rstd * dy - t0 * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd * centred
+    dx = t1 - t0 * rstd * jnp.sum(dy, axis=-1, keepdims=True)
     return dx
 
 
@@ -490,12 +486,9 @@ def instance_norm_backward_stage0(dy, row_mean, x):
 
 def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    t0 = weight * rstd
+    t0 = device.divide(weight, size_s.to(cutlass.Float32), approx)
     centred = x - row_mean
-    t1 = size_s.to(cutlass.Float32)
-    dx = t0 * dy - device.divide(
-        weight * row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(t0 * row_sum2, t1, approx)
+    dx = weight * rstd * dy - t0 * row_sum * rstd * rstd * rstd * centred - t0 * rstd * row_sum2
     return dx, dy * (centred * rstd), dy
 
 
@@ -703,11 +696,10 @@ def instance_norm_backward_launch(
 
 def instance_norm_backward_xla(dy, rstd, row_mean, x, weight, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = weight * rstd
+    t0 = weight / size_s.astype(jnp.float32)
     centred = x - row_mean
-    t1 = size_s.astype(jnp.float32)
-    t2 = t0 * dy - weight * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - t0 * jnp.sum(dy, axis=-1, keepdims=True) / t1
+    t1 = weight * rstd * dy - t0 * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd * centred
+    dx = t1 - t0 * rstd * jnp.sum(dy, axis=-1, keepdims=True)
     dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
     return dx, dweight, dbias

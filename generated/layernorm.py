@@ -287,8 +287,8 @@ def layernorm_frozen_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row_s
     centred = x - row_mean
     t1 = size_n.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide(rstd, t1, approx) * row_sum2
     return dx
 
 
@@ -380,8 +380,8 @@ def layernorm_frozen_xla(dy, rstd, row_mean, x, weight, size_n):
     t0 = weight * dy
     centred = x - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     return dx
 
 
@@ -489,8 +489,8 @@ def layernorm_backward_chain(dy, rstd, row_mean, x, weight, size_n, row_sum, row
     centred = x - row_mean
     t1 = size_n.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide(rstd, t1, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
 
@@ -687,8 +687,8 @@ def layernorm_backward_xla(dy, rstd, row_mean, x, weight, size_n, row_axes):
     t0 = weight * dy
     centred = x - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t1 * centred
-    dx = t2 - rstd * jnp.sum(t0, axis=-1, keepdims=True) / t1
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = t2 - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

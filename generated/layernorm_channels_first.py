@@ -931,8 +931,8 @@ def layernorm_channels_first_frozen_stage2_chain(
     """The chain, on one vector of each operand."""
     rstd = device.rsqrt(var_of_b_s + eps, approx)
     t0 = size_c.to(cutlass.Float32)
-    t1 = weight * rstd * dy - device.divide_by_shared(sum_of_b_s * rstd * rstd * rstd, t0, approx) * (x - mean_of_b_s4)
-    dx = t1 - device.divide_by_shared(rstd * sum_of_b_s2, t0, approx)
+    t1 = weight * rstd * dy - device.divide_by_shared(sum_of_b_s, t0, approx) * rstd * rstd * rstd * (x - mean_of_b_s4)
+    dx = t1 - device.divide_by_shared(rstd, t0, approx) * sum_of_b_s2
     return dx
 
 
@@ -982,7 +982,7 @@ def layernorm_channels_first_frozen_stage2_xla(
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(var_of_b_s + eps)
     t0 = size_c.astype(jnp.float32)
-    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * (x - mean_of_b_s4) - rstd * sum_of_b_s2 / t0
+    dx = weight * rstd * dy - sum_of_b_s / t0 * rstd * rstd * rstd * (x - mean_of_b_s4) - rstd / t0 * sum_of_b_s2
     return dx
 
 
@@ -1001,8 +1001,8 @@ def layernorm_channels_first_frozen_whole_chain(
     centred = x - mean_of_b_s4
     t1 = size_c.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide_by_row(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_row(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide_by_row(rstd, t1, approx) * row_sum2
     return dx
 
 
@@ -1323,8 +1323,8 @@ def layernorm_channels_first_backward_stage2_chain(
     centred = x - mean_of_b_s4
     t0 = size_c.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide_by_row(
-        sum_of_b_s * rstd * rstd * rstd, t0, approx,
-    ) * centred - device.divide_by_row(rstd * sum_of_b_s2, t0, approx)
+        sum_of_b_s, t0, approx,
+    ) * rstd * rstd * rstd * centred - device.divide_by_row(rstd, t0, approx) * sum_of_b_s2
     return dx, dy * (centred * rstd), dy
 
 
@@ -1498,7 +1498,7 @@ def layernorm_channels_first_backward_stage2_xla(
     rstd = jax.lax.rsqrt(var_of_b_s + eps)
     centred = x - mean_of_b_s4
     t0 = size_c.astype(jnp.float32)
-    dx = weight * rstd * dy - sum_of_b_s * rstd * rstd * rstd / t0 * centred - rstd * sum_of_b_s2 / t0
+    dx = weight * rstd * dy - sum_of_b_s / t0 * rstd * rstd * rstd * centred - rstd / t0 * sum_of_b_s2
     dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
     dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
     return dx, dweight, dbias
@@ -1520,8 +1520,8 @@ def layernorm_channels_first_backward_whole_chain(
     centred = x - mean_of_b_s4
     t1 = size_c.to(cutlass.Float32)
     dx = weight * rstd * dy - device.divide_by_row(
-        row_sum * rstd * rstd * rstd, t1, approx,
-    ) * centred - device.divide_by_row(rstd * row_sum2, t1, approx)
+        row_sum, t1, approx,
+    ) * rstd * rstd * rstd * centred - device.divide_by_row(rstd, t1, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
 

@@ -190,9 +190,9 @@ def layernorm_stats_frozen_chain(dy, dmean, drstd, mean, rstd, x, weight, size_n
     """The chain, on one vector of each operand and the row's statistics."""
     t1 = x - mean
     t2 = size_n.to(cutlass.Float32)
-    dx = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
-    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
+    dx = weight * rstd * dy - device.divide(drstd + row_sum, t2, approx) * rstd * rstd * rstd * t1 + device.divide(
+        dmean - rstd * row_sum2, t2, approx,
+    )
     return dx
 
 
@@ -294,7 +294,7 @@ def layernorm_stats_frozen_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n):
     t0 = weight * dy
     t1 = x - mean
     t2 = size_n.astype(jnp.float32)
-    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t2 * t1
+    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) / t2 * rstd * rstd * rstd * t1
     dx = t3 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t2
     return dx
 
@@ -403,9 +403,9 @@ def layernorm_stats_backward_chain(dy, dmean, drstd, mean, rstd, x, weight, size
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t1 = x - mean
     t2 = size_n.to(cutlass.Float32)
-    dx = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, t2, approx,
-    ) * t1 + device.divide(dmean - rstd * row_sum2, t2, approx)
+    dx = weight * rstd * dy - device.divide(drstd + row_sum, t2, approx) * rstd * rstd * rstd * t1 + device.divide(
+        dmean - rstd * row_sum2, t2, approx,
+    )
     return dx, dy * (t1 * rstd), dy
 
 
@@ -611,7 +611,7 @@ def layernorm_stats_backward_xla(dy, dmean, drstd, mean, rstd, x, weight, size_n
     t0 = weight * dy
     t1 = x - mean
     t2 = size_n.astype(jnp.float32)
-    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) * rstd * rstd * rstd / t2 * t1
+    t3 = weight * rstd * dy - (drstd + jnp.sum(t0 * t1, axis=-1, keepdims=True)) / t2 * rstd * rstd * rstd * t1
     dx = t3 + (dmean - rstd * jnp.sum(t0, axis=-1, keepdims=True)) / t2
     dweight = jnp.sum(dy * (t1 * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)

@@ -88,11 +88,8 @@ def learned_step_quantize_frozen_chain(dy, x, step, most, approx):
     """The chain, on one vector of each operand."""
     t0 = device.divide_by_column(x, step, approx)
     t1 = -most - 1.0
-    t2 = device.maximum(t0, t1)
-    t3 = step * dy * device.where(
-        t2 < most, 1.0, device.where(t2 == most, 0.5, 0.0),
-    ) * device.where(t0 > t1, 1.0, device.where(t0 == t1, 0.5, 0.0))
-    dx = device.divide_by_column(t3, step, approx)
+    t2 = device.where((t0 == t1) | (t0 == most), device.where(most > t1, 0.5, device.where(most == t1, 0.25, 0.0)), 0.0)
+    dx = dy * device.where((t0 > t1) & (t0 < most), 1.0, t2)
     return dx
 
 
@@ -128,25 +125,23 @@ def learned_step_quantize_frozen_xla(dy, x, step, most):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x / step
     t1 = -most - 1.0
-    t2 = jnp.maximum(t0, t1)
-    t3 = step * dy * jnp.where(
-        t2 < most, 1.0, jnp.where(t2 == most, jnp.asarray(0.5, jnp.float32), 0.0),
-    ) * jnp.where(t0 > t1, 1.0, jnp.where(t0 == t1, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx = t3 / step
+    t2 = jnp.where(
+        (t0 == t1) | (t0 == most),
+        jnp.where(most > t1, 0.5, jnp.where(most == t1, jnp.asarray(0.25, jnp.float32), 0.0)), 0.0,
+    )
+    dx = dy * jnp.where((t0 > t1) & (t0 < most), 1.0, t2)
     return dx
 
 
-def learned_step_quantize_backward_chain(dy, x, step, most, approx):
+def learned_step_quantize_backward_chain(dy, x, step, most):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.divide_by_column(x, step, False)
     t1 = -most - 1.0
-    t2 = device.maximum(t0, t1)
-    t3 = step * dy * device.where(
-        t2 < most, 1.0, device.where(t2 == most, 0.5, 0.0),
-    ) * device.where(t0 > t1, 1.0, device.where(t0 == t1, 0.5, 0.0))
-    dx = device.divide_by_column(t3, step, approx)
-    v = device.minimum(t2, most)
-    return dx, dy * (v + (cute.math.roundeven(v) - v)) - device.divide_by_column(t3 * t0, step, False)
+    t3 = device.where((t0 == t1) | (t0 == most), device.where(most > t1, 0.5, device.where(most == t1, 0.25, 0.0)), 0.0)
+    t2 = dy * device.where((t0 > t1) & (t0 < most), 1.0, t3)
+    dx = t2
+    v = device.minimum(device.maximum(t0, t1), most)
+    return dx, dy * (v + (cute.math.roundeven(v) - v)) - dx * t0
 
 
 def learned_step_quantize_backward_columns(column_sum):
@@ -177,16 +172,10 @@ def learned_step_quantize_backward_kernel(
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
-    approx = device.narrow(mDx)
 
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, held))
-    rX = access.registers(mX, (vec, vectors, held))
+    rDy = access.registers(mDy, (vec, vectors, at_once))
+    rX = access.registers(mX, (vec, vectors, at_once))
     rStep = access.registers(mStep, (vec, vectors))
-    if cutlass.const_expr(how.staged):
-        sDy = rowwise.staging(how, mDy)
-        sX = rowwise.staging(how, mX)
-    sDxRun = rowwise.slots(how, mDx, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, N, first)
@@ -195,42 +184,26 @@ def learned_step_quantize_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (row, 0), sDy, u)
-            early.fetch(mX, (row, 0), sX, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mDy, (row, 0), rDy[None, None, u])
-            early.load(mX, (row, 0), rX[None, None, u])
+        early.load(mDy, (row, 0), rDy[None, None, u])
+        early.load(mX, (row, 0), rX[None, None, u])
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             own = rowwise.walked(how, row < rows, N, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mDy, (row, 0), sDy, u, rDy[None, None, k])
-                own.take(mX, (row, 0), sX, u, rX[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, column_sum_of = learned_step_quantize_backward_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rStep[None, v]),
-                        device.full(vec, most), approx,
+                        device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rStep[None, v]),
+                        device.full(vec, most),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
-            own.send(mDx, (row, 0), sDxRun)
+                    at.store(dx.to(mDx.element_type), mDx, (row, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (row, 0), sDy, u)
-                later.fetch(mX, (row, 0), sX, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mDy, (row, 0), rDy[None, None, u])
-                later.load(mX, (row, 0), rX[None, None, u])
+            later.load(mDy, (row, 0), rDy[None, None, u])
+            later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
     partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged)
 
@@ -269,13 +242,14 @@ def learned_step_quantize_backward_xla(dy, x, step, most, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x / step
     t1 = -most - 1.0
-    t2 = jnp.maximum(t0, t1)
-    t3 = step * dy * jnp.where(
-        t2 < most, 1.0, jnp.where(t2 == most, jnp.asarray(0.5, jnp.float32), 0.0),
-    ) * jnp.where(t0 > t1, 1.0, jnp.where(t0 == t1, jnp.asarray(0.5, jnp.float32), 0.0))
-    dx = t3 / step
-    v = jnp.minimum(t2, most)
-    dstep = jnp.sum(dy * (v + jax.lax.stop_gradient(jnp.round(v) - v)) - t3 * t0 / step, axis=row_axes, keepdims=True)
+    t3 = jnp.where(
+        (t0 == t1) | (t0 == most),
+        jnp.where(most > t1, 0.5, jnp.where(most == t1, jnp.asarray(0.25, jnp.float32), 0.0)), 0.0,
+    )
+    t2 = dy * jnp.where((t0 > t1) & (t0 < most), 1.0, t3)
+    dx = t2
+    v = jnp.minimum(jnp.maximum(t0, t1), most)
+    dstep = jnp.sum(dy * (v + jax.lax.stop_gradient(jnp.round(v) - v)) - dx * t0, axis=row_axes, keepdims=True)
     return dx, dstep
 
 

@@ -144,7 +144,7 @@ def mean_squared_error_reference(x, y):
 
 def mean_squared_error_backward_chain(dloss, x, y, size_rows, size_n, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.divide(dloss * 2.0, size_rows.to(cutlass.Float32) * size_n.to(cutlass.Float32), approx) * (x - y)
+    t0 = device.divide(2.0 * dloss, size_rows.to(cutlass.Float32) * size_n.to(cutlass.Float32), approx) * (x - y)
     dx = t0
     dy = -dx
     return dx, dy
@@ -182,7 +182,7 @@ def mean_squared_error_backward_launch(
 
 def mean_squared_error_backward_xla(dloss, x, y, size_rows, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = dloss * 2.0 / (size_rows.astype(jnp.float32) * size_n.astype(jnp.float32)) * (x - y)
+    t0 = 2.0 * dloss / (size_rows.astype(jnp.float32) * size_n.astype(jnp.float32)) * (x - y)
     dx = t0
     dy = -dx
     return dx, dy

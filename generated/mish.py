@@ -77,7 +77,7 @@ def mish_backward_chain(dy, x, approx):
     t1 = device.exp(t0, approx)
     t2 = t1 * (t1 + 2.0)
     t3 = t2 + 2.0
-    t4 = device.divide_by_normal(t2, t3, approx) + t0 * device.divide(t1 * (1.0 + t1) * 4.0, t3 * t3, approx)
+    t4 = device.divide_by_normal(t2, t3, approx) + device.divide(t0 * t1 * (1.0 + t1), t3 * t3, approx) * 4.0
     dx = dy * t4
     return dx
 
@@ -110,7 +110,7 @@ def mish_backward_xla(dy, x):
     t1 = jnp.exp(t0)
     t2 = t1 * (t1 + 2.0)
     t3 = t2 + 2.0
-    dx = dy * (t2 / t3 + t0 * (t1 * (1.0 + t1) * 4.0 / (t3 * t3)))
+    dx = dy * (t2 / t3 + t0 * t1 * (1.0 + t1) / (t3 * t3) * 4.0)
     return dx
 
 

@@ -378,8 +378,8 @@ def modulated_layernorm_backward_chain(dy, rstd, row_mean, x, scale, size_n, row
     centred = x - row_mean
     t2 = size_n.to(cutlass.Float32)
     dx = t0 * rstd * dy - device.divide(
-        row_sum * rstd * rstd * rstd, t2, approx,
-    ) * centred - device.divide(rstd * row_sum2, t2, approx)
+        row_sum, t2, approx,
+    ) * rstd * rstd * rstd * centred - device.divide(rstd, t2, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
 
@@ -681,8 +681,8 @@ def modulated_layernorm_backward_xla(dy, rstd, row_mean, x, scale, size_n):
     t1 = t0 * dy
     centred = x - row_mean
     t2 = size_n.astype(jnp.float32)
-    t3 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * centred
-    dx = t3 - rstd * jnp.sum(t1, axis=-1, keepdims=True) / t2
+    t3 = t0 * rstd * dy - jnp.sum(t1 * centred, axis=-1, keepdims=True) / t2 * rstd * rstd * rstd * centred
+    dx = t3 - rstd / t2 * jnp.sum(t1, axis=-1, keepdims=True)
     dscale = jnp.sum(dy * (centred * rstd), axis=-2, keepdims=True)
     dshift = jnp.sum(dy, axis=-2, keepdims=True)
     return dx, dscale, dshift

@@ -172,9 +172,9 @@ def qk_rmsnorm_frozen_chain(
     """The chain, on one vector of each operand and the row's statistics."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
     t0 = size_d.to(cutlass.Float32)
-    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum, t0, approx) * q_rstd * q_rstd * q_rstd * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2, t0, approx) * k_rstd * k_rstd * k_rstd * k
     return dq, dk
 
 
@@ -294,11 +294,11 @@ def qk_rmsnorm_frozen_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, eps)
     t0 = size_d.astype(jnp.float32)
     dq = q_weight * q_rstd * dq_out - jnp.sum(
         q_weight * dq_out * q, axis=-1, keepdims=True,
-    ) * q_rstd * q_rstd * q_rstd / t0 * q
+    ) / t0 * q_rstd * q_rstd * q_rstd * q
     k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
     dk = k_weight * k_rstd * dk_out - jnp.sum(
         k_weight * dk_out * k, axis=-1, keepdims=True,
-    ) * k_rstd * k_rstd * k_rstd / t0 * k
+    ) / t0 * k_rstd * k_rstd * k_rstd * k
     return dq, dk
 
 
@@ -442,9 +442,9 @@ def qk_rmsnorm_backward_chain(
     """The chain: dq, dk, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     q_rstd = device.rsqrt(row_mean + eps, approx)
     t0 = size_d.to(cutlass.Float32)
-    dq = q_weight * q_rstd * dq_out - device.divide(row_sum * q_rstd * q_rstd * q_rstd, t0, approx) * q
+    dq = q_weight * q_rstd * dq_out - device.divide(row_sum, t0, approx) * q_rstd * q_rstd * q_rstd * q
     k_rstd = device.rsqrt(row_mean2 + eps, approx)
-    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2 * k_rstd * k_rstd * k_rstd, t0, approx) * k
+    dk = k_weight * k_rstd * dk_out - device.divide(row_sum2, t0, approx) * k_rstd * k_rstd * k_rstd * k
     return dq, dk, dq_out * (q * q_rstd), dk_out * (k * k_rstd)
 
 
@@ -681,11 +681,11 @@ def qk_rmsnorm_backward_xla(dq_out, dk_out, q, k, q_weight, k_weight, size_d, ep
     t0 = size_d.astype(jnp.float32)
     dq = q_weight * q_rstd * dq_out - jnp.sum(
         q_weight * dq_out * q, axis=-1, keepdims=True,
-    ) * q_rstd * q_rstd * q_rstd / t0 * q
+    ) / t0 * q_rstd * q_rstd * q_rstd * q
     k_rstd = jax.lax.rsqrt(jnp.mean(k * k, axis=-1, keepdims=True) + eps)
     dk = k_weight * k_rstd * dk_out - jnp.sum(
         k_weight * dk_out * k, axis=-1, keepdims=True,
-    ) * k_rstd * k_rstd * k_rstd / t0 * k
+    ) / t0 * k_rstd * k_rstd * k_rstd * k
     dq_weight = jnp.sum(dq_out * (q * q_rstd), axis=(*row_axes, -2), keepdims=True)
     dk_weight = jnp.sum(dk_out * (k * k_rstd), axis=(*row_axes, -2), keepdims=True)
     return dq, dk, dq_weight, dk_weight

@@ -183,7 +183,7 @@ def rms_dense_frozen_stage1_epilogue_stage0(t1, x):
 def rms_dense_frozen_stage1_epilogue_chain(t1, x, size_k, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx
 
 
@@ -260,7 +260,7 @@ def rms_dense_frozen_stage1_epilogue_xla(t1, x, size_k, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = t1 * x
     t0 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    dx = t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    dx = t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     return dx
 
 
@@ -273,7 +273,7 @@ def rms_dense_backward_stage1_epilogue_stage0(t1, x):
 def rms_dense_backward_stage1_epilogue_chain(t1, x, size_k, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx
 
 
@@ -350,7 +350,7 @@ def rms_dense_backward_stage1_epilogue_xla(t1, x, size_k, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = t1 * x
     t0 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    dx = t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    dx = t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     return dx
 
 

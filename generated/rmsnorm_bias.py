@@ -131,7 +131,7 @@ def rmsnorm_bias_frozen_stage0(dy, x, weight):
 def rmsnorm_bias_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx
 
 
@@ -213,7 +213,7 @@ def rmsnorm_bias_frozen_launch(
 def rmsnorm_bias_frozen_xla(dy, x, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy - t0 * x
     return dx
 
@@ -311,7 +311,7 @@ def rmsnorm_bias_backward_stage0(dy, x, weight):
 def rmsnorm_bias_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum, approx):
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     return dx, dy * (x * rstd), dy
 
 
@@ -492,7 +492,7 @@ def rmsnorm_bias_backward_launch(
 def rmsnorm_bias_backward_xla(dy, x, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t0 = jnp.sum(weight * dy * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy - t0 * x
     dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)

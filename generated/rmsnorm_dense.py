@@ -184,7 +184,7 @@ def rmsnorm_dense_frozen_stage1_epilogue_stage0(t1, x, scale):
 def rmsnorm_dense_frozen_stage1_epilogue_chain(t1, x, scale, size_k, eps, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.rsqrt(row_mean + eps, approx)
-    dx = scale * t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = scale * t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx
 
 
@@ -269,7 +269,7 @@ def rmsnorm_dense_frozen_stage1_epilogue_xla(t1, x, scale, size_k, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = scale * t1 * x
     t0 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    dx = scale * t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    dx = scale * t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     return dx
 
 
@@ -368,7 +368,7 @@ def rmsnorm_dense_backward_stage1_epilogue_chain(t1, x, scale, size_k, eps, row_
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = device.rsqrt(row_mean + eps, approx)
     z2 = t1 * (x * t0)
-    dx = scale * t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = scale * t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx, z2
 
 
@@ -539,7 +539,7 @@ def rmsnorm_dense_backward_stage1_epilogue_xla(t1, x, scale, size_k, eps, row_ax
     z = scale * t1 * x
     t0 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     z2 = t1 * (x * t0)
-    dx = scale * t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    dx = scale * t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     dscale = jnp.sum(z2, axis=row_axes, keepdims=True)
     return dx, dscale
 

@@ -140,7 +140,7 @@ def rmsnorm_gated_frozen_stage0(dy, x, weight, t0):
 def rmsnorm_gated_frozen_chain(dy, x, z, weight, size_n, eps, t0, row_mean, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy * t0 - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     t1, t2 = device.both_sigmoids(z, approx)
     dz = dy * (x * rstd * weight) * t1 * (1.0 + z * t2)
     return dx, dz
@@ -247,7 +247,7 @@ def rmsnorm_gated_frozen_xla(dy, x, z, weight, size_n, eps):
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t1 = jax.lax.logistic(z)
     t0 = z * t1
-    t2 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t2 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy * t0 - t2 * x
     dz = dy * (x * rstd * weight) * t1 * (1.0 + z * jax.lax.logistic(-z))
     return dx, dz
@@ -358,7 +358,7 @@ def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_su
     rstd = device.rsqrt(row_mean + eps, approx)
     t2, t3 = device.both_sigmoids(z, approx)
     t0 = z * t2
-    dx = weight * rstd * dy * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx) * x
+    dx = weight * rstd * dy * t0 - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     t1 = x * rstd
     dz = dy * (t1 * weight) * t2 * (1.0 + z * t3)
     return dx, dz, dy * t0 * t1
@@ -544,7 +544,7 @@ def rmsnorm_gated_backward_xla(dy, x, z, weight, size_n, eps, row_axes):
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t2 = jax.lax.logistic(z)
     t0 = z * t2
-    t3 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t3 = jnp.sum(weight * dy * t0 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dx = weight * rstd * dy * t0 - t3 * x
     t1 = x * rstd
     dz = dy * (t1 * weight) * t2 * (1.0 + z * jax.lax.logistic(-z))

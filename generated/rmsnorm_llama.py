@@ -136,7 +136,7 @@ def rmsnorm_llama_frozen_chain(dy, x, weight, size_n, eps, row_mean, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
-    dx = rstd * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
+    dx = rstd * t0 - device.divide(row_sum, size_n.to(cutlass.Float32), True) * rstd * rstd * rstd * x
     return dx
 
 
@@ -218,7 +218,7 @@ def rmsnorm_llama_frozen_xla(dy, x, weight, size_n, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t0 = runtime.cast(weight * dy, jnp.bfloat16).astype(jnp.float32)
-    dx = rstd * t0 - jnp.sum(t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
+    dx = rstd * t0 - jnp.sum(t0 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd * x
     return dx
 
 
@@ -317,7 +317,7 @@ def rmsnorm_llama_backward_chain(dy, x, weight, size_n, eps, row_mean, row_sum):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, True)
     t0 = device.cast(weight * dy, cutlass.BFloat16).to(cutlass.Float32)
-    dx = rstd * t0 - device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), True) * x
+    dx = rstd * t0 - device.divide(row_sum, size_n.to(cutlass.Float32), True) * rstd * rstd * rstd * x
     return dx, dy * device.cast(x * rstd, cutlass.BFloat16).to(cutlass.Float32)
 
 
@@ -482,7 +482,7 @@ def rmsnorm_llama_backward_xla(dy, x, weight, size_n, eps, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     t0 = runtime.cast(weight * dy, jnp.bfloat16).astype(jnp.float32)
-    dx = rstd * t0 - jnp.sum(t0 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
+    dx = rstd * t0 - jnp.sum(t0 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd * x
     dweight = jnp.sum(dy * runtime.cast(x * rstd, jnp.bfloat16).astype(jnp.float32), axis=row_axes, keepdims=True)
     return dx, dweight
 

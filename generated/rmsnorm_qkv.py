@@ -316,7 +316,7 @@ def rmsnorm_qkv_frozen_stage1_epilogue_chain(acc, acc2, acc3, x, scale, size_k, 
     z = acc + acc2 + acc3
     t0 = device.rsqrt(row_mean + eps, approx)
     t1 = z
-    dx = scale * t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = scale * t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx
 
 
@@ -419,7 +419,7 @@ def rmsnorm_qkv_frozen_stage1_epilogue_xla(acc, acc2, acc3, x, scale, size_k, ep
     t1 = z
     dx = scale * t0 * t1 - jnp.sum(
         scale * t1 * x, axis=-1, keepdims=True,
-    ) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    ) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     return dx
 
 
@@ -534,7 +534,7 @@ def rmsnorm_qkv_backward_stage1_epilogue_chain(acc, acc2, acc3, x, scale, size_k
     z = acc + acc2 + acc3
     t0 = device.rsqrt(row_mean + eps, approx)
     t1 = z
-    dx = scale * t0 * t1 - device.divide(row_sum * t0 * t0 * t0, size_k.to(cutlass.Float32), approx) * x
+    dx = scale * t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
     return dx, t1 * (x * t0)
 
 
@@ -730,7 +730,7 @@ def rmsnorm_qkv_backward_stage1_epilogue_xla(acc, acc2, acc3, x, scale, size_k, 
     t1 = z
     dx = scale * t0 * t1 - jnp.sum(
         scale * t1 * x, axis=-1, keepdims=True,
-    ) * t0 * t0 * t0 / size_k.astype(jnp.float32) * x
+    ) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
     dscale = jnp.sum(t1 * (x * t0), axis=row_axes, keepdims=True)
     return dx, dscale
 

@@ -135,7 +135,7 @@ def rmsnorm_reordered_frozen_chain(dy, x, weight_at_order, size_n, eps, row_mean
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = weight_at_order
     rstd = device.rsqrt(row_mean + eps, False)
-    dx = -(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x)
+    dx = -(device.divide(row_sum, size_n.to(cutlass.Float32), False) * rstd * rstd * rstd * x)
     dx2 = t0 * rstd * dy
     return dx, dx2
 
@@ -222,7 +222,7 @@ def rmsnorm_reordered_frozen_xla(dy, x, x_at_order, weight_at_order, size_n, eps
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight_at_order
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t1 = jnp.sum(t0 * dy * x_at_order, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
+    t1 = jnp.sum(t0 * dy * x_at_order, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd
     dx = -(t1 * x)
     dx2 = t0 * rstd * dy
     return dx, dx2
@@ -319,7 +319,7 @@ def rmsnorm_reordered_backward_chain(dy, x, x_at_order, weight_at_order, size_n,
     t0 = weight_at_order
     t1 = x_at_order
     rstd = device.rsqrt(row_mean + eps, False)
-    dx = -(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), False) * x)
+    dx = -(device.divide(row_sum, size_n.to(cutlass.Float32), False) * rstd * rstd * rstd * x)
     dx2 = t0 * rstd * dy
     return dx, dx2, dy * (t1 * rstd)
 
@@ -503,7 +503,7 @@ def rmsnorm_reordered_backward_xla(dy, x, x_at_order, weight_at_order, size_n, e
     t0 = weight_at_order
     t1 = x_at_order
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    t2 = jnp.sum(t0 * dy * t1, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32) * x
+    t2 = jnp.sum(t0 * dy * t1, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd * rstd * x
     dx = -t2
     dx2 = t0 * rstd * dy
     dweight = jnp.sum(dy * (t1 * rstd), axis=row_axes, keepdims=True)

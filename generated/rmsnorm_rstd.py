@@ -156,8 +156,8 @@ def rmsnorm_rstd_frozen_row_sum(dy, x, weight):
 def rmsnorm_rstd_frozen_chain(dy, drstd, rstd, x, weight, size_n, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     dx = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+        drstd + row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * x
     return dx
 
 
@@ -243,8 +243,8 @@ def rmsnorm_rstd_frozen_launch(
 
 def rmsnorm_rstd_frozen_xla(dy, drstd, rstd, x, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = (drstd + jnp.sum(weight * dy * x, axis=-1, keepdims=True)) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy - t0 * x
+    t0 = (drstd + jnp.sum(weight * dy * x, axis=-1, keepdims=True)) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = weight * rstd * dy - t0 * rstd * x
     return dx
 
 
@@ -332,8 +332,8 @@ def rmsnorm_rstd_backward_row_sum(dy, x, weight):
 def rmsnorm_rstd_backward_chain(dy, drstd, rstd, x, weight, size_n, row_sum, approx):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     dx = weight * rstd * dy - device.divide(
-        (drstd + row_sum) * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+        drstd + row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * x
     return dx, dy * (x * rstd)
 
 
@@ -500,8 +500,8 @@ def rmsnorm_rstd_backward_launch(
 
 def rmsnorm_rstd_backward_xla(dy, drstd, rstd, x, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = (drstd + jnp.sum(weight * dy * x, axis=-1, keepdims=True)) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy - t0 * x
+    t0 = (drstd + jnp.sum(weight * dy * x, axis=-1, keepdims=True)) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = weight * rstd * dy - t0 * rstd * x
     dweight = jnp.sum(dy * (x * rstd), axis=row_axes, keepdims=True)
     return dx, dweight
 

@@ -240,8 +240,8 @@ def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
 def rmsnorm_silu_frozen_chain(dy, rstd, x, weight, size_n, t2, t3, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     dx = weight * rstd * dy * t2 * t3 - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+        row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * x
     return dx
 
 
@@ -357,8 +357,8 @@ def rmsnorm_silu_frozen_xla(dy, rstd, x, weight, size_n):
     t1 = runtime.settled(x * rstd * weight)
     t2 = jax.lax.logistic(t1)
     t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
-    t0 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy * t2 * t3 - t0 * x
+    t0 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = weight * rstd * dy * t2 * t3 - t0 * rstd * x
     return dx
 
 
@@ -460,8 +460,8 @@ def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
     t2 = t4
     t3 = 1.0 + device.multiply(t1, t5)
     dx = weight * rstd * dy * t2 * t3 - device.divide(
-        row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx,
-    ) * x
+        row_sum, size_n.to(cutlass.Float32), approx,
+    ) * rstd * rstd * rstd * x
     return dx, dy * t2 * t3 * t0
 
 
@@ -629,8 +629,8 @@ def rmsnorm_silu_backward_xla(dy, rstd, x, weight, size_n, row_axes):
     t1 = runtime.settled(t0 * weight)
     t2 = jax.lax.logistic(t1)
     t3 = 1.0 + runtime.settled(t1 * jax.lax.logistic(-t1))
-    t4 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) * rstd * rstd * rstd / size_n.astype(jnp.float32)
-    dx = weight * rstd * dy * t2 * t3 - t4 * x
+    t4 = jnp.sum(weight * dy * t2 * t3 * x, axis=-1, keepdims=True) / size_n.astype(jnp.float32) * rstd * rstd
+    dx = weight * rstd * dy * t2 * t3 - t4 * rstd * x
     dweight = jnp.sum(dy * t2 * t3 * t0, axis=row_axes, keepdims=True)
     return dx, dweight
 

@@ -143,7 +143,7 @@ def row_moments_reference(x):
 def row_moments_backward_chain(dmean, dvariance, mean, x, size_n, approx):
     """The chain, on one vector of each operand."""
     t0 = size_n.to(cutlass.Float32)
-    dx = device.divide(dvariance * 2.0, t0, approx) * (x - mean) + device.divide(dmean, t0, approx)
+    dx = device.divide(2.0, t0, approx) * dvariance * (x - mean) + device.divide(dmean, t0, approx)
     return dx
 
 
@@ -181,7 +181,7 @@ def row_moments_backward_launch(
 def row_moments_backward_xla(dmean, dvariance, mean, x, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = size_n.astype(jnp.float32)
-    dx = dvariance * 2.0 / t0 * (x - mean) + dmean / t0
+    dx = 2.0 / t0 * dvariance * (x - mean) + dmean / t0
     return dx
 
 

@@ -105,7 +105,7 @@ def row_rms_reference(x, eps):
 
 def row_rms_backward_chain(drms, rms, x, size_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide(device.divide(drms, rms, approx), size_n.to(cutlass.Float32), approx) * x
+    dx = device.divide(device.divide(drms, size_n.to(cutlass.Float32), approx), rms, approx) * x
     return dx
 
 
@@ -139,7 +139,7 @@ def row_rms_backward_launch(
 
 def row_rms_backward_xla(drms, rms, x, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = drms / rms / size_n.astype(jnp.float32) * x
+    dx = drms / size_n.astype(jnp.float32) / rms * x
     return dx
 
 

@@ -202,55 +202,66 @@ def sink_attention_backward_stage1_t0(do, o):
     return do * o
 
 
-def sink_attention_backward_stage1_row(row_add, t0):
+def sink_attention_backward_stage1_row(row_add, m, sink, t0):
     """The row's own results, from its statistics."""
     delta = t0
     row_value2 = device.reciprocal(row_add, False)
     row_value3 = device.divide(delta, row_add, False)
-    return delta, row_value2, row_value3
+    row_value4 = device.divide(device.exp(sink - m, False), row_add, False)
+    return delta, row_value2, row_value3, row_value4
 
 
 @cute.kernel
 def sink_attention_backward_stage1_kernel(
-    mDo: cute.Tensor,  # (BHQ, D) T
-    mO: cute.Tensor,  # (BHQ, D) T
-    mRowAdd: cute.Tensor,  # (BHQ) float32
-    mDelta: cute.Tensor,  # (BHQ) float32
-    mRowValue2: cute.Tensor,  # (BHQ) float32
-    mRowValue3: cute.Tensor,  # (BHQ) float32
+    mDo: cute.Tensor,  # (B, H, Q, D) T
+    mO: cute.Tensor,  # (B, H, Q, D) T
+    mRowAdd: cute.Tensor,  # (B, H, Q) float32
+    mM: cute.Tensor,  # (B, H, Q) float32
+    mSink: cute.Tensor,  # (H) float32
+    mDelta: cute.Tensor,  # (B, H, Q) float32
+    mRowValue2: cute.Tensor,  # (B, H, Q) float32
+    mRowValue3: cute.Tensor,  # (B, H, Q) float32
+    mRowValue4: cute.Tensor,  # (B, H, Q) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
-    BHQ, D = mDo.shape[0], mDo.shape[1]
+    B, H, Q, D = mDo.shape[0], mDo.shape[1], mDo.shape[2], mDo.shape[3]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDo = access.registers(mDo, (vec, vectors, at_once))
     rO = access.registers(mO, (vec, vectors, at_once))
     rRowAdd = access.registers(mRowAdd, (1, at_once))
+    rM = access.registers(mM, (1, at_once))
+    rSink = access.registers(mSink, (1, at_once))
     rDelta = access.registers(mDelta, (1, at_once))
     rRowValue2 = access.registers(mRowValue2, (1, at_once))
     rRowValue3 = access.registers(mRowValue3, (1, at_once))
+    rRowValue4 = access.registers(mRowValue4, (1, at_once))
     sT0 = rowwise.shared(how, cutlass.Float32)
-    sDoRun = rowwise.fetch(how, mDo, BHQ, D)
-    sORun = rowwise.fetch(how, mO, BHQ, D)
+    sDoRun = rowwise.fetch(how, mDo, B * H * Q, D)
+    sORun = rowwise.fetch(how, mO, B * H * Q, D)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2, rRowValue3)
+    place = rowwise.meeting_place(how, rDo, rO, rDelta, rRowValue2, rRowValue3, rRowValue4)
     rowwise.load_together(mDo, first_row, rDo, place)
     rowwise.load_together(mO, first_row, rO, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
-        iBHQ = index
-        row = rowwise.row(how, index, index < BHQ, D, shifts=True)
+        iQ = index % Q
+        iH = (index // Q) % H
+        iB = ((index // Q) // H)
+        row = rowwise.row(how, index, index < B * H * Q, D, shifts=True)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDo, (iBHQ, 0), rDo[None, None, u], run=sDoRun)
-        row.load(mO, (iBHQ, 0), rO[None, None, u], run=sORun)
-        row.load_one(mRowAdd, (iBHQ,), rRowAdd[None, u])
+        row.load(mDo, (iB, iH, iQ, 0), rDo[None, None, u], run=sDoRun)
+        row.load(mO, (iB, iH, iQ, 0), rO[None, None, u], run=sORun)
+        row.load_one(mRowAdd, (iB, iH, iQ), rRowAdd[None, u])
+        row.load_one(mM, (iB, iH, iQ), rM[None, u])
+        row.load_one(mSink, (iH,), rSink[None, u])
         reduce.meet([*sT0], how.cluster)
         rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDo, (iBHQ, 0), rDo[None, None, u], run=sDoRun)
-            part.load(mO, (iBHQ, 0), rO[None, None, u], run=sORun)
+            part.load(mDo, (iB, iH, iQ, 0), rDo[None, None, u], run=sDoRun)
+            part.load(mO, (iB, iH, iQ, 0), rO[None, None, u], run=sORun)
             for v in cutlass.range_constexpr(vectors):
                 values = sink_attention_backward_stage1_t0(
                     device.floats(rDo[None, v, u]), device.floats(rO[None, v, u]),
@@ -259,71 +270,82 @@ def sink_attention_backward_stage1_kernel(
         t0, = row.reduce([rT0], ("sum",), sT0)
 
         if row.writes():
-            delta, row_value2, row_value3 = sink_attention_backward_stage1_row(
-                device.floats(device.full(1, rRowAdd[0, u], rRowAdd.element_type)), device.full(1, t0),
+            delta, row_value2, row_value3, row_value4 = sink_attention_backward_stage1_row(
+                device.floats(device.full(1, rRowAdd[0, u], rRowAdd.element_type)),
+                device.floats(device.full(1, rM[0, u], rM.element_type)),
+                device.floats(device.full(1, rSink[0, u], rSink.element_type)), device.full(1, t0),
             )
-            row.store_one(delta.to(mDelta.element_type), mDelta, (iBHQ,), rDelta[None, u])
-            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iBHQ,), rRowValue2[None, u])
-            row.store_one(row_value3.to(mRowValue3.element_type), mRowValue3, (iBHQ,), rRowValue3[None, u])
+            row.store_one(delta.to(mDelta.element_type), mDelta, (iB, iH, iQ), rDelta[None, u])
+            row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iB, iH, iQ), rRowValue2[None, u])
+            row.store_one(row_value3.to(mRowValue3.element_type), mRowValue3, (iB, iH, iQ), rRowValue3[None, u])
+            row.store_one(row_value4.to(mRowValue4.element_type), mRowValue4, (iB, iH, iQ), rRowValue4[None, u])
     rowwise.store_together(rDelta, mDelta, first_row, place)
     rowwise.store_together(rRowValue2, mRowValue2, first_row, place)
     rowwise.store_together(rRowValue3, mRowValue3, first_row, place)
+    rowwise.store_together(rRowValue4, mRowValue4, first_row, place)
 
 
 @cute.jit
 def sink_attention_backward_stage1_launch(
-    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowAdd: cute.Tensor, mDelta: cute.Tensor,
-    mRowValue2: cute.Tensor, mRowValue3: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDo: cute.Tensor, mO: cute.Tensor, mRowAdd: cute.Tensor, mM: cute.Tensor, mSink: cute.Tensor,
+    mDelta: cute.Tensor, mRowValue2: cute.Tensor, mRowValue3: cute.Tensor, mRowValue4: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
 ):
-    BHQ = mDo.shape[0]
+    B, H, Q = mDo.shape[0], mDo.shape[1], mDo.shape[2]
     sink_attention_backward_stage1_kernel(
-        mDo, mO, mRowAdd, mDelta, mRowValue2, mRowValue3, how,
-    ).launch(**rowwise.grid(how, BHQ, stream))
+        mDo, mO, mRowAdd, mM, mSink, mDelta, mRowValue2, mRowValue3, mRowValue4, how,
+    ).launch(**rowwise.grid(how, B * H * Q, stream))
 
 
-def sink_attention_backward_stage1_xla(do, o, row_add):
+def sink_attention_backward_stage1_xla(do, o, row_add, m, sink):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.sum(do * o, axis=-1, keepdims=True)
     delta = t0
     row_value2 = jnp.reciprocal(row_add)
     row_value3 = delta / row_add
-    return delta, row_value2, row_value3
+    row_value4 = jnp.exp(sink - m) / row_add
+    return delta, row_value2, row_value3, row_value4
 
 
-def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value2, row_value3, index_s, index_q, scale):
+def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value2, row_value3, row_value4, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
     t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - m, True)
-    weights = t1 * row_value2
+    t2 = t1 * row_value2
+    weights = t2
     slopes = scale * device.where(t0, (dp * row_value2 - row_value3) * t1, 0.0)
-    return weights, slopes
+    sum1_term = row_value4 * dp * weights
+    return weights, slopes, sum1_term
 
 
-def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value2, row_value3, scale):
+def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value2, row_value3, row_value4, scale):
     """The chain, on one vector of each operand."""
     t0 = device.exp(acc * scale - m, True)
-    weights = t0 * row_value2
+    t1 = t0 * row_value2
+    weights = t1
     slopes = scale * ((dp * row_value2 - row_value3) * t0)
-    return weights, slopes
+    sum1_term = row_value4 * dp * weights
+    return weights, slopes, sum1_term
 
 
 def sink_attention_backward_stage2_slope(
     at: attend.Scores, acc, dp, statistics: tuple, tensors: tuple, masked: bool, scale: float,
 ):
-    """The weights of some scores, their products' gradients; without `masked`, where the mask holds."""
+    """The weights of some scores, their products' gradients, terms of sums; without `masked`, where the mask holds."""
     iQ = at.row
     rM = device.full(at.vec, statistics[0][0])
     rRowValue2 = device.full(at.vec, statistics[1][0])
     rRowValue3 = device.full(at.vec, statistics[2][0])
+    rRowValue4 = device.full(at.vec, statistics[3][0])
     rIndexS = at.positions()
     rIndexQ = at.fill(iQ)
     if not masked:
         return sink_attention_backward_stage2_full_chain(
-            acc, dp, rM, rRowValue2, rRowValue3, device.full(at.vec, scale),
+            acc, dp, rM, rRowValue2, rRowValue3, rRowValue4, device.full(at.vec, scale),
         )
     return sink_attention_backward_stage2_slope_chain(
-        acc, dp, rM, rRowValue2, rRowValue3, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-        device.full(at.vec, scale),
+        acc, dp, rM, rRowValue2, rRowValue3, rRowValue4, rIndexS.load().to(cutlass.Int32),
+        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
     )
 
 
@@ -339,12 +361,14 @@ def sink_attention_backward_stage2_launch(
     mM: cute.Tensor,  # (B, H, Q) float32
     mRowValue2: cute.Tensor,  # (B, H, Q) float32
     mRowValue3: cute.Tensor,  # (B, H, Q) float32
+    mRowValue4: cute.Tensor,  # (B, H, Q) float32
     mQ: cute.Tensor,  # (B, H, Q, D) T
     mK: cute.Tensor,  # (B, H, S, D) T
     mV: cute.Tensor,  # (B, H, S, D) T
     mDq: cute.Tensor,  # (B, H, Q, D) T
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
+    mSum1: cute.Tensor,  # (B, H, S) float32
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
@@ -359,11 +383,11 @@ def sink_attention_backward_stage2_launch(
     dk = attend.arranged(mDk, sizes, (1, 0), 2)
     dv = attend.arranged(mDv, sizes, (1, 0), 2)
     along_rows = ()
-    along_columns = ()
+    along_columns = (attend.by_row(mSum1, sizes, (1, 0), 2),)
     pairs = ()
     statistics = (
         attend.by_row(mM, sizes, (1, 0), 2), attend.by_row(mRowValue2, sizes, (1, 0), 2),
-        attend.by_row(mRowValue3, sizes, (1, 0), 2),
+        attend.by_row(mRowValue3, sizes, (1, 0), 2), attend.by_row(mRowValue4, sizes, (1, 0), 2),
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
@@ -372,9 +396,9 @@ def sink_attention_backward_stage2_launch(
     )
 
 
-def sink_attention_backward_stage3_chain(m, row_value3, sink):
+def sink_attention_backward_stage3_chain(sum1):
     """The values to reduce into column_sum, from one vector of each operand."""
-    return row_value3 * device.exp(sink - m, False)
+    return sum1
 
 
 def sink_attention_backward_stage3_columns(column_sum):
@@ -385,81 +409,51 @@ def sink_attention_backward_stage3_columns(column_sum):
 
 @cute.kernel
 def sink_attention_backward_stage3_kernel(
-    mM: cute.Tensor,  # (B, H, Q) float32
-    mRowValue3: cute.Tensor,  # (B, H, Q) float32
-    mSink: cute.Tensor,  # (H) float32
+    mSum1: cute.Tensor,  # (B, H, S) float32
     mDsink: cute.Tensor,  # (H) float32
-    mColumnSumParts: cute.Tensor,  # (parts, H * Q) column_sum of each part
+    mColumnSumParts: cute.Tensor,  # (parts, H * S) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
     each = how.each
-    B, H, Q = mM.shape[0], mM.shape[1], mM.shape[2]
+    B, H, S = mSum1.shape[0], mSum1.shape[1], mSum1.shape[2]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, H * Q)
+    pieces = rowwise.pieces(how, H * S)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rM = access.registers(mM, (vec, vectors, held))
-    rRowValue3 = access.registers(mRowValue3, (vec, vectors, held))
-    rSink = access.registers(mSink, (vec, vectors))
-    if cutlass.const_expr(how.staged):
-        sM = rowwise.staging(how, mM)
-        sRowValue3 = rowwise.staging(how, mRowValue3)
+    rSum1 = access.registers(mSum1, (vec, vectors, at_once))
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
-    all_rows = rowwise.every_row(how, H * Q, first)
-    all_rows.gather_shared(mSink, (0,), (0,), (H, Q,), rSink)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
-        early = rowwise.walked(how, row < B, H * Q, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mM, (iB, 0, 0), sM, u)
-            early.fetch(mRowValue3, (iB, 0, 0), sRowValue3, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mM, (iB, 0, 0), rM[None, None, u])
-            early.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
+        early = rowwise.walked(how, row < B, H * S, first)
+        early.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
-            own = rowwise.walked(how, row < B, H * Q, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mM, (iB, 0, 0), sM, u, rM[None, None, k])
-                own.take(mRowValue3, (iB, 0, 0), sRowValue3, u, rRowValue3[None, None, k])
+            own = rowwise.walked(how, row < B, H * S, first)
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = sink_attention_backward_stage3_chain(
-                        device.floats(rM[None, v, k]), device.floats(rRowValue3[None, v, k]),
-                        device.floats(rSink[None, v]),
-                    )
+                    column_sum_of = sink_attention_backward_stage3_chain(device.floats(rSum1[None, v, u]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
-            later = rowwise.walked(how, row < B, H * Q, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mM, (iB, 0, 0), sM, u)
-                later.fetch(mRowValue3, (iB, 0, 0), sRowValue3, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mM, (iB, 0, 0), rM[None, None, u])
-                later.load(mRowValue3, (iB, 0, 0), rRowValue3[None, None, u])
+            later = rowwise.walked(how, row < B, H * S, first)
+            later.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q // each, per_row,
+        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * S // each, per_row,
         how.ragged,
     )
 
@@ -467,14 +461,14 @@ def sink_attention_backward_stage3_kernel(
 @cute.kernel
 def sink_attention_backward_stage3_finish(
     mDsink: cute.Tensor,  # (H) float32
-    mColumnSumParts: cute.Tensor,  # (parts, H * Q) column_sum of each part
+    mColumnSumParts: cute.Tensor,  # (parts, H * S) column_sum of each part
     each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     H: cutlass.Int32,
-    Q: cutlass.Int32,
+    S: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (H, Q // each,), (True, False))
-    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q // each,), (True, False))
+    c, there = partials.result_to_finish(mColumnSumParts, (H, S // each,), (True, False))
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, S // each,), (True, False))
     if there:
         dsink = sink_attention_backward_stage3_columns(device.full(1, column_sum))
         mDsink[c] = dsink.to(mDsink.element_type)[0]
@@ -482,26 +476,26 @@ def sink_attention_backward_stage3_finish(
 
 @cute.jit
 def sink_attention_backward_stage3_launch(
-    stream: cuda.CUstream, mM: cute.Tensor, mRowValue3: cute.Tensor, mSink: cute.Tensor, mDsink: cute.Tensor,
-    mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mSum1: cute.Tensor, mDsink: cute.Tensor, mColumnSumParts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
 ):
-    H, Q = mM.shape[1], mM.shape[2]
-    pieces = rowwise.pieces(how, H * Q)
+    H, S = mSum1.shape[1], mSum1.shape[2]
+    pieces = rowwise.pieces(how, H * S)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        sink_attention_backward_stage3_kernel(
-            mM, mRowValue3, mSink, mDsink, mColumnSumParts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_of_results(mColumnSumParts, (H, Q // how.each,), (True, False), H)
+        sink_attention_backward_stage3_kernel(mSum1, mDsink, mColumnSumParts, how).launch(
+            **rowwise.walking_grid(how, blocks, stream)
+        )
+    blocks = partials.blocks_of_results(mColumnSumParts, (H, S // how.each,), (True, False), H)
     if blocks > 0:
-        sink_attention_backward_stage3_finish(mDsink, mColumnSumParts, how.each, H, Q).launch(
+        sink_attention_backward_stage3_finish(mDsink, mColumnSumParts, how.each, H, S).launch(
             **partials.finishing_grid(blocks, stream)
         )
 
 
-def sink_attention_backward_stage3_xla(m, row_value3, sink):
+def sink_attention_backward_stage3_xla(sum1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dsink = -jnp.sum(row_value3 * jnp.exp(sink - m), axis=(-3, -1), keepdims=True)
+    dsink = -jnp.sum(sum1, axis=(-3, -1), keepdims=True)
     return dsink
 
 

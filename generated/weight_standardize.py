@@ -74,10 +74,7 @@ def weight_standardize_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rW = access.registers(mW, (vec, vectors, held))
-    if cutlass.const_expr(how.staged):
-        sW = rowwise.staging(how, mW)
+    rW = access.registers(mW, (vec, vectors, at_once))
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -85,34 +82,22 @@ def weight_standardize_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mW, (iKI, 0), sW, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mW, (iKI, 0), rW[None, None, u])
+        early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, k]))
+                    t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mW, (iKI, 0), sW, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mW, (iKI, 0), rW[None, None, u])
+            later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, O, per_row, how.ragged)
 
@@ -193,11 +178,8 @@ def weight_standardize_stage2_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rW = access.registers(mW, (vec, vectors, held))
+    rW = access.registers(mW, (vec, vectors, at_once))
     rCentreOfO = access.registers(mCentreOfO, (vec, vectors))
-    if cutlass.const_expr(how.staged):
-        sW = rowwise.staging(how, mW)
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -208,36 +190,24 @@ def weight_standardize_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mW, (iKI, 0), sW, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mW, (iKI, 0), rW[None, None, u])
+        early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t1_of, column_mean_of = weight_standardize_stage2_chain(
-                        device.floats(rW[None, v, k]), device.floats(rCentreOfO[None, v]),
+                        device.floats(rW[None, v, u]), device.floats(rCentreOfO[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mW, (iKI, 0), sW, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mW, (iKI, 0), rW[None, None, u])
+            later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, O, per_row,
@@ -544,13 +514,13 @@ def weight_standardize_saving_launch(
 
 
 def weight_standardize_backward_stage1_chain(dy, mean_of_o4, w):
-    """The values to reduce into t5, column_sum, from one vector of each operand."""
+    """The values to reduce into t4, column_sum, from one vector of each operand."""
     return dy * (w - mean_of_o4), dy
 
 
-def weight_standardize_backward_stage1_columns(var_of_o, eps, t5, column_sum, approx):
+def weight_standardize_backward_stage1_columns(var_of_o, eps, t4, column_sum, approx):
     """The columns' results, from their statistics."""
-    t3 = t5
+    t3 = t4
     sum_of_o = column_sum
     dgain = device.rsqrt(var_of_o + eps, approx) * t3
     return t3, sum_of_o, dgain
@@ -565,7 +535,7 @@ def weight_standardize_backward_stage1_kernel(
     mT3: cute.Tensor,  # (O) float32
     mSumOfO: cute.Tensor,  # (O) float32
     mDgain: cute.Tensor,  # (O) T
-    mT5Parts: cute.Tensor,  # (parts, O) t5 of each part
+    mT4Parts: cute.Tensor,  # (parts, O) t4 of each part
     mColumnSumParts: cute.Tensor,  # (parts, O) column_sum of each part
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Walk],
@@ -577,20 +547,16 @@ def weight_standardize_backward_stage1_kernel(
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
-    parts = mT5Parts.shape[0]
+    parts = mT4Parts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, held))
+    rDy = access.registers(mDy, (vec, vectors, at_once))
     rMeanOfO4 = access.registers(mMeanOfO4, (vec, vectors))
     rVarOfO = access.registers(mVarOfO, (vec, vectors))
-    rW = access.registers(mW, (vec, vectors, held))
-    if cutlass.const_expr(how.staged):
-        sDy = rowwise.staging(how, mDy)
-        sW = rowwise.staging(how, mW)
-    fT5 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    rW = access.registers(mW, (vec, vectors, at_once))
+    fT4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, O, first)
@@ -601,45 +567,30 @@ def weight_standardize_backward_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iKI, 0), sDy, u)
-            early.fetch(mW, (iKI, 0), sW, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mDy, (iKI, 0), rDy[None, None, u])
-            early.load(mW, (iKI, 0), rW[None, None, u])
+        early.load(mDy, (iKI, 0), rDy[None, None, u])
+        early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mDy, (iKI, 0), sDy, u, rDy[None, None, k])
-                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t5_of, column_sum_of = weight_standardize_backward_stage1_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rMeanOfO4[None, v]),
-                        device.floats(rW[None, v, k]),
+                    t4_of, column_sum_of = weight_standardize_backward_stage1_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rMeanOfO4[None, v]),
+                        device.floats(rW[None, v, u]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fT5, fColumnSum], ("sum", "sum"), (t5_of, column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fT4, fColumnSum], ("sum", "sum"), (t4_of, column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iKI, 0), sDy, u)
-                later.fetch(mW, (iKI, 0), sW, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mDy, (iKI, 0), rDy[None, None, u])
-                later.load(mW, (iKI, 0), rW[None, None, u])
+            later.load(mDy, (iKI, 0), rDy[None, None, u])
+            later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fT5, fColumnSum], ("sum", "sum"), [mT5Parts, mColumnSumParts], sColumns, part, first, step, O, per_row,
+        [fT4, fColumnSum], ("sum", "sum"), [mT4Parts, mColumnSumParts], sColumns, part, first, step, O, per_row,
         how.ragged,
     )
 
@@ -650,19 +601,19 @@ def weight_standardize_backward_stage1_finish(
     mT3: cute.Tensor,  # (O) float32
     mSumOfO: cute.Tensor,  # (O) float32
     mDgain: cute.Tensor,  # (O) T
-    mT5Parts: cute.Tensor,  # (parts, O) t5 of each part
+    mT4Parts: cute.Tensor,  # (parts, O) t4 of each part
     mColumnSumParts: cute.Tensor,  # (parts, O) column_sum of each part
     eps: cutlass.Constexpr[float],
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mT5Parts)
-    t5, column_sum = partials.over_parts([mT5Parts, mColumnSumParts], ("sum", "sum"), c)
+    c, there = partials.column_to_finish(mT4Parts)
+    t4, column_sum = partials.over_parts([mT4Parts, mColumnSumParts], ("sum", "sum"), c)
     approx = device.narrow(mDgain)
     rVarOfO = access.registers(mVarOfO, (1,))
     rowwise.load_one(mVarOfO, (c,), there, rVarOfO)
     if there:
         t3, sum_of_o, dgain = weight_standardize_backward_stage1_columns(
-            device.floats(device.full(1, rVarOfO[0], rVarOfO.element_type)), device.full(1, eps), device.full(1, t5),
+            device.floats(device.full(1, rVarOfO[0], rVarOfO.element_type)), device.full(1, eps), device.full(1, t4),
             device.full(1, column_sum), approx,
         )
         mT3[c] = t3.to(mT3.element_type)[0]
@@ -673,27 +624,27 @@ def weight_standardize_backward_stage1_finish(
 @cute.jit
 def weight_standardize_backward_stage1_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfO4: cute.Tensor, mVarOfO: cute.Tensor, mW: cute.Tensor,
-    mT3: cute.Tensor, mSumOfO: cute.Tensor, mDgain: cute.Tensor, mT5Parts: cute.Tensor, mColumnSumParts: cute.Tensor,
+    mT3: cute.Tensor, mSumOfO: cute.Tensor, mDgain: cute.Tensor, mT4Parts: cute.Tensor, mColumnSumParts: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
 ):
     O = mDy.shape[1]
     pieces = rowwise.pieces(how, O)
-    blocks = mT5Parts.shape[0] * pieces
+    blocks = mT4Parts.shape[0] * pieces
     if blocks > 0:
         weight_standardize_backward_stage1_kernel(
-            mDy, mMeanOfO4, mVarOfO, mW, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps, how,
+            mDy, mMeanOfO4, mVarOfO, mW, mT3, mSumOfO, mDgain, mT4Parts, mColumnSumParts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT5Parts, O)
+    blocks = partials.blocks_to_finish(mT4Parts, O)
     if blocks > 0:
         weight_standardize_backward_stage1_finish(
-            mVarOfO, mT3, mSumOfO, mDgain, mT5Parts, mColumnSumParts, eps,
+            mVarOfO, mT3, mSumOfO, mDgain, mT4Parts, mColumnSumParts, eps,
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def weight_standardize_backward_stage1_xla(dy, mean_of_o4, var_of_o, w, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t5 = jnp.sum(dy * (w - mean_of_o4), axis=(-3, -2), keepdims=True)
-    t3 = t5
+    t4 = jnp.sum(dy * (w - mean_of_o4), axis=(-3, -2), keepdims=True)
+    t3 = t4
     sum_of_o = jnp.sum(dy, axis=(-3, -2), keepdims=True)
     dgain = jax.lax.rsqrt(var_of_o + eps) * t3
     return t3, sum_of_o, dgain
@@ -704,11 +655,8 @@ def weight_standardize_backward_stage2_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = device.rsqrt(var_of_o + eps, approx)
-    t1 = gain * t0
-    t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
-    dw = t1 * dy - device.divide_by_shared(
-        gain * t3 * t0 * t0 * t0, t4, approx,
-    ) * (w - mean_of_o4) - device.divide_by_shared(t1 * sum_of_o, t4, approx)
+    t1 = device.divide_by_shared(gain, size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32), approx)
+    dw = gain * t0 * dy - t1 * t3 * t0 * t0 * t0 * (w - mean_of_o4) - t1 * t0 * sum_of_o
     return dw
 
 
@@ -756,9 +704,8 @@ def weight_standardize_backward_stage2_launch(
 def weight_standardize_backward_stage2_xla(dy, mean_of_o4, var_of_o, w, gain, t3, sum_of_o, size_k, size_i, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jax.lax.rsqrt(var_of_o + eps)
-    t1 = gain * t0
-    t4 = size_k.astype(jnp.float32) * size_i.astype(jnp.float32)
-    dw = t1 * dy - gain * t3 * t0 * t0 * t0 / t4 * (w - mean_of_o4) - t1 * sum_of_o / t4
+    t1 = gain / (size_k.astype(jnp.float32) * size_i.astype(jnp.float32))
+    dw = gain * t0 * dy - t1 * t3 * t0 * t0 * t0 * (w - mean_of_o4) - t1 * t0 * sum_of_o
     return dw
 
 
@@ -773,12 +720,9 @@ def weight_standardize_backward_whole_chain(
 ):
     """The chain, on one vector of each operand and the rows' statistics."""
     t0 = device.rsqrt(var_of_o + eps, approx)
-    t1 = gain * t0
+    t1 = device.divide_by_row(gain, size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32), approx)
     t2 = w - mean_of_o4
-    t4 = size_k.to(cutlass.Float32) * size_i.to(cutlass.Float32)
-    dw = t1 * dy - device.divide_by_row(
-        gain * t3 * t0 * t0 * t0, t4, approx,
-    ) * t2 - device.divide_by_row(t1 * row_sum, t4, approx)
+    dw = gain * t0 * dy - t1 * t3 * t0 * t0 * t0 * t2 - t1 * t0 * row_sum
     return dw
 
 

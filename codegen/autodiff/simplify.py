@@ -97,9 +97,9 @@ class Algebra:
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
         if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
             return self.make("mul", a, b)
-        factors = self.cancelled([f for f in factors if not f.is_const])
+        left = self.cancelled([f for f in factors if not f.is_const])
         # factors with fewer axes come first, so that a row's factors are not multiplied for each element
-        rest = sorted(factors, key=lambda f: len(f.dims))
+        rest = sorted(left, key=lambda f: len(f.dims))
         if not rest:
             return self.const(number)
         if abs(number) != 1:  # last among the factors of an element, whose order may matter

@@ -427,7 +427,10 @@ def sink_attention_backward_stage3_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rSum1 = access.registers(mSum1, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rSum1 = access.registers(mSum1, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sSum1 = rowwise.staging(how, mSum1)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
 
@@ -435,22 +438,34 @@ def sink_attention_backward_stage3_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
         early = rowwise.walked(how, row < B, H * S, first)
-        early.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mSum1, (iB, 0, 0), sSum1, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
             own = rowwise.walked(how, row < B, H * S, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mSum1, (iB, 0, 0), sSum1, u, rSum1[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = sink_attention_backward_stage3_chain(device.floats(rSum1[None, v, u]))
+                    column_sum_of = sink_attention_backward_stage3_chain(device.floats(rSum1[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, H * S, first)
-            later.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mSum1, (iB, 0, 0), sSum1, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mSum1, (iB, 0, 0), rSum1[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * S // each, per_row,

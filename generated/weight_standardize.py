@@ -74,7 +74,10 @@ def weight_standardize_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rW = access.registers(mW, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rW = access.registers(mW, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sW = rowwise.staging(how, mW)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -82,22 +85,34 @@ def weight_standardize_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        early.load(mW, (iKI, 0), rW[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mW, (iKI, 0), sW, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, u]))
+                    t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, k]))
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            later.load(mW, (iKI, 0), rW[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mW, (iKI, 0), sW, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, O, per_row, how.ragged)
 
@@ -178,8 +193,11 @@ def weight_standardize_stage2_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rW = access.registers(mW, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rW = access.registers(mW, (vec, vectors, held))
     rCentreOfO = access.registers(mCentreOfO, (vec, vectors))
+    if cutlass.const_expr(how.staged):
+        sW = rowwise.staging(how, mW)
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -190,24 +208,36 @@ def weight_standardize_stage2_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        early.load(mW, (iKI, 0), rW[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mW, (iKI, 0), sW, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t1_of, column_mean_of = weight_standardize_stage2_chain(
-                        device.floats(rW[None, v, u]), device.floats(rCentreOfO[None, v]),
+                        device.floats(rW[None, v, k]), device.floats(rCentreOfO[None, v]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            later.load(mW, (iKI, 0), rW[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mW, (iKI, 0), sW, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, O, per_row,
@@ -552,10 +582,14 @@ def weight_standardize_backward_stage1_kernel(
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
-    rDy = access.registers(mDy, (vec, vectors, at_once))
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
     rMeanOfO4 = access.registers(mMeanOfO4, (vec, vectors))
     rVarOfO = access.registers(mVarOfO, (vec, vectors))
-    rW = access.registers(mW, (vec, vectors, at_once))
+    rW = access.registers(mW, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sDy = rowwise.staging(how, mDy)
+        sW = rowwise.staging(how, mW)
     fT4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
@@ -567,27 +601,42 @@ def weight_standardize_backward_stage1_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         iKI = row
         early = rowwise.walked(how, row < KI, O, first)
-        early.load(mDy, (iKI, 0), rDy[None, None, u])
-        early.load(mW, (iKI, 0), rW[None, None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mDy, (iKI, 0), sDy, u)
+            early.fetch(mW, (iKI, 0), sW, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mDy, (iKI, 0), rDy[None, None, u])
+            early.load(mW, (iKI, 0), rW[None, None, u])
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iKI = row
             own = rowwise.walked(how, row < KI, O, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mDy, (iKI, 0), sDy, u, rDy[None, None, k])
+                own.take(mW, (iKI, 0), sW, u, rW[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t4_of, column_sum_of = weight_standardize_backward_stage1_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rMeanOfO4[None, v]),
-                        device.floats(rW[None, v, u]),
+                        device.floats(rDy[None, v, k]), device.floats(rMeanOfO4[None, v]),
+                        device.floats(rW[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fT4, fColumnSum], ("sum", "sum"), (t4_of, column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
-            later.load(mDy, (iKI, 0), rDy[None, None, u])
-            later.load(mW, (iKI, 0), rW[None, None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mDy, (iKI, 0), sDy, u)
+                later.fetch(mW, (iKI, 0), sW, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mDy, (iKI, 0), rDy[None, None, u])
+                later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
     partials.store_parts(
         [fT4, fColumnSum], ("sum", "sum"), [mT4Parts, mColumnSumParts], sColumns, part, first, step, O, per_row,

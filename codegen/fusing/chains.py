@@ -12,6 +12,7 @@ from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
 from codegen.graph.nodes import nodes_of
+from codegen.plan.attention import Attention
 from codegen.plan.op import Gemm, Staged
 from codegen.tracing.naming import unique
 from codegen.tracing.specs import Made, Request, spec_of
@@ -105,6 +106,7 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     """The chains of a function that save memory traffic, in the order of their first steps."""
     grown = _Growing(graph, expressing)
     grown.join()
+    grown.take_attention()
     grown.take_products()
     found = []
     for group, own in worthwhile(graph, {g: cost(graph, g, whole=True) for g in grown.groups()}).items():
@@ -148,12 +150,12 @@ class _Growing:
     def join(self) -> None:
         """Join each step with the steps before it, if one kernel computes them together. Products are left out."""
         for place in sorted(self.group):
-            if self.graph.steps[place].name == "dot_general" or self.waits(place):
+            if self.is_product(place) or self.waits(place):
                 continue
             left, others = list(self.before[place]), []
             while left:  # first what is recomputed for it, and for that
                 maker = left.pop()
-                if maker not in self.group or self.graph.steps[maker].name == "dot_general":
+                if maker not in self.group or self.is_product(maker):
                     continue
                 if self.waits(maker) and self.is_sensible(self.group[maker], self.group[place]):
                     self.try_joined(self.group[maker], self.group[place])
@@ -168,21 +170,38 @@ class _Growing:
 
     def join_makers(self, place: int) -> None:
         for maker in sorted(self.before[place], reverse=True):
-            if maker in self.group and self.graph.steps[maker].name != "dot_general":
+            if maker in self.group and not self.is_product(maker):
                 self.try_joined(self.group[maker], self.group[place])
 
     def waits(self, place: int) -> bool:
         """Whether a step is recomputed, so that it joins the step that uses it before it joins its own arguments'
         steps."""
         step = self.graph.steps[place]
-        users = [u for u in self.after.get(place, ()) if u in self.group and self.graph.steps[u].name != "dot_general"]
+        users = [u for u in self.after.get(place, ()) if u in self.group and not self.is_product(u)]
         return is_recomputed(step) and step.outputs[0] not in self.graph.results and bool(users)
+
+    def take_attention(self) -> None:
+        """Join two products and the softmax between them, and the order of the result's dimensions, where one kernel computes them."""
+        for place in filter(self.is_product, sorted(self.group)):
+            for between in {self.group[m] for m in self.before[place] if m in self.group}:
+                scores = {m for p in between for m in self.before[p] if m in self.group and self.is_product(m)}
+                if len(scores) != 1 or any(len(self.group[p]) > 1 for p in (place, *scores)):
+                    continue
+                users = self.after.get(place, ())
+                ordered = users if [self.graph.steps[u].name for u in users] == ["transpose"] else ()
+                whole = between | {place, *scores, *ordered}
+                made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
+                if made is not None and isinstance(made.planned.plan, Attention):
+                    self.set(whole)
+
+    def is_product(self, place: int) -> bool:
+        return self.graph.steps[place].name == "dot_general"
 
     def take_products(self) -> None:
         """Join each product with a chain that uses it: with the first one that is better so, where there are several, as of a
         forward and of its backward. The others then read the product's result, which the op writes too."""
         for place in sorted(self.group, reverse=True):
-            if self.graph.steps[place].name == "dot_general":
+            if self.is_product(place):
                 for user in sorted(self.after.get(place, ())):
                     if user in self.group and len(self.group[place]) == 1:
                         self.take(place, self.group[user])
@@ -191,7 +210,7 @@ class _Growing:
         """Join a product to a chain, together with the other products that the chain uses, or else alone."""
         others = {
             m for u in users for m in self.before[u]
-            if m not in users and m in self.group and self.graph.steps[m].name == "dot_general" and len(self.group[m]) == 1
+            if m not in users and m in self.group and self.is_product(m) and len(self.group[m]) == 1
         }  # fmt: skip
         whole = frozenset({place, *others}) | users
         if others != {place} and self.is_convex(whole) and self.is_better(whole, [users]):

@@ -22,7 +22,7 @@ from codegen.tracing.axes import RESHAPE
 from codegen.tracing.naming import argument_names, assigned_name, assigned_names, proper, unique
 from codegen.tracing.ops import op_of
 from codegen.tracing.specs import Made, Request, spec_of
-from codegen.tracing.steps import Place, Step, Value
+from codegen.tracing.steps import Place, Step, Value, failed
 from codegen.tracing.translate import NotExpressed, translated
 
 LARGE = 2**22  # bytes of a chain's arrays above which it is compared with its reference on small arrays alone
@@ -87,7 +87,11 @@ def looked_at(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[l
             found[place] = value
         return function(*jax.tree.unflatten(tree, found))
 
-    program = program_of(jax.make_jaxpr(of_arrays)(*(leaves[i] for i in places)), EXPRESSING)
+    try:
+        closed = jax.make_jaxpr(of_arrays)(*(leaves[i] for i in places))
+    except Exception as error:
+        raise failed(function, error) from error
+    program = program_of(closed, EXPRESSING)
     names = argument_names(function, arguments)
     found = _grouped(program, {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)})
     return found, ends(program)

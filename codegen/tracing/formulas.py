@@ -72,6 +72,8 @@ class Formulas:
                 pass
         if op == "where" and args[0].is_number:
             return args[1] if args[0].attr else args[2]
+        if op == "where" and (args[1].attr, args[2].attr) == (True, False) and kind == "bool":
+            return args[0]  # as jnp.tril writes it
         if op == "own" and args[0].is_number:
             return args[0]
         if op in ("mul", "div") and args[1].is_number and args[1].attr == 1 and args[0].kind == kind:

@@ -8,13 +8,17 @@ stays one step, `own`, which also has the steps of its value.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core, source_info_util
+
+from codegen.errors import UserError
 
 CALLS = {
     "jit": "jaxpr",
@@ -229,3 +233,13 @@ def _place(equation: Any) -> Place | None:
 def traced(function: Callable[..., Any], *examples: Any) -> Flat:
     """The steps of a function on arguments of these shapes and dtypes."""
     return flatten(jax.make_jaxpr(function)(*examples))
+
+
+def failed(function: Callable[..., Any], error: Exception) -> UserError:
+    """The error of a function that cannot be traced, with its line in the user's source."""
+    lines = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    own = [f for f in lines if not Path(f.filename).is_relative_to(Path(__file__).parents[1])]
+    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    name = getattr(function, "__name__", "the function")
+    said = f"{type(error).__name__}: {error}".split("\n")[0]
+    return UserError(f"{name} cannot be traced with these arguments{place}: {said[:400]}")

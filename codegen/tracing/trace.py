@@ -16,7 +16,7 @@ from codegen.tracing import agreement
 from codegen.tracing.naming import argument_names, proper, result_names, unique
 from codegen.tracing.reference import source_of
 from codegen.tracing.specs import Made, Param, Request, no_source, spec_of
-from codegen.tracing.steps import Flat, Place, Value, traced
+from codegen.tracing.steps import Flat, Place, Value, failed, traced
 from codegen.tracing.translate import NotExpressed
 
 Like = jax.ShapeDtypeStruct
@@ -114,14 +114,17 @@ def _traced(
     names = argument_names(_without(function, scalars), tuple(arrays))
     try:
         return traced(_called(function, examples, scalars), arrays, list(scalars.values())), names
-    except Exception:  # a scalar decides what is traced: it stays a number
+    except Exception as error:  # a scalar decides what is traced: it stays a number
         if not scalars:
-            raise
+            raise failed(function, error) from error
         kept = dict(scalars)
         scalars.clear()
         numbers = list(kept.values())
         call = _called(function, examples, kept)
-        return traced(lambda given: call(given, numbers), arrays), names
+        try:
+            return traced(lambda given: call(given, numbers), arrays), names
+        except Exception as another:
+            raise failed(function, another) from another
 
 
 def _widened(examples: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from codegen.cli.loading import arguments_like, load_function
-from codegen.cli.options import AsJson, Like, Specs, UsageError
+from codegen.cli.options import AsJson, Like, Specs, UsageError, usage
 from codegen.cli.printing import gather, show
 from codegen.cli.project import find_project
 from codegen.errors import named, shown
@@ -59,7 +59,8 @@ def suggest(
 
     if measure and not device_time.is_available():
         raise UsageError("--measure: JAX has no NVIDIA GPU here whose kernels the profiler sees")
-    every, ends = suggesting.looked_at(found, given if isinstance(given, tuple) else (given,))
+    with usage():
+        every, ends = suggesting.looked_at(found, given if isinstance(given, tuple) else (given,))
     checked, whole = _checked(every)
     least = SMALL * sum(one.saved for one in checked)
     worth = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)

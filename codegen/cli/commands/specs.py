@@ -84,7 +84,9 @@ def _traced(op: str, function: str, like: list[str]) -> str:
     arguments = arguments_like(found, like)
     from codegen.tracing.trace import trace
 
-    return f"# yaml-language-server: $schema={SCHEMA_FILE}\n{trace(found, *arguments, op=op)}"
+    with usage():
+        text = trace(found, *arguments, op=op)
+    return f"# yaml-language-server: $schema={SCHEMA_FILE}\n{text}"
 
 
 def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> None:

@@ -251,3 +251,25 @@ def test_arrays_of_one_number_are_no_results():
     fused = codegen.fuse(gradients)
     jax.make_jaxpr(fused)(*arrays)
     assert [r.chain for r in fused.report if "= 1.0" in r.chain] == []
+
+
+@pytest.mark.parametrize("heads", ["before rows", "after rows"])
+def test_attention_is_one_chain(heads):
+    """Two products and the softmax between them, as written by hand, with heads before or after the rows."""
+    q, k, v = (jax.random.normal(jax.random.key(n), (2, 6, 3, 8)).astype(jnp.bfloat16) for n in range(3))
+
+    def function(q, k, v):
+        if heads == "before rows":
+            q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+            scores = (q @ k.swapaxes(-1, -2)).astype(jnp.float32) / 8
+        else:
+            scores = jnp.einsum("bshd,bthd->bhst", q, k).astype(jnp.float32) / 8
+        scores = jnp.where(jnp.tril(jnp.ones((6, 6), bool)), scores, -jnp.inf)
+        p = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        return (p @ v).swapaxes(1, 2) if heads == "before rows" else jnp.einsum("bhst,bthd->bshd", p, v)
+
+    fused = codegen.fuse(function)
+    got, wanted = jax.jit(fused)(q, k, v), jax.jit(function)(q, k, v)
+    np.testing.assert_allclose(np.float32(got), np.float32(wanted), atol=2e-2)
+    (chain,) = (r.chain for r in fused.report)
+    assert chain.count("dot(") == 2 and "softmax(" in chain

@@ -170,6 +170,10 @@ def test_new_writes_the_spec_of_a_function(tmp_path, monkeypatch):
         (["--from", "operator:add", "--like", "a=bfloat99[4]"], "Did you mean 'bfloat16'?"),
         (["--from", "operator:add", "--like", "c=bfloat16[4]"], "no such parameter"),
         (["--from", "operator:add", "--like", "a=bfloat16[4]"], "the function takes 'b'"),
+        (
+            ["--from", "operator:matmul", "--like", "a=int8[4]", "--like", "b=int8[8]"],
+            "TypeError: dot_general requires",
+        ),
     ],
 )
 def test_new_says_what_is_wrong_with_its_arguments(arguments, message, tmp_path, monkeypatch):

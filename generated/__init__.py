@@ -68,10 +68,10 @@ Contractions:
 
 Several kernels:
   batch_norm_train, beam_search_step, column_quantize_fp8, dense_int4,
-  dense_int8, global_response_norm, layernorm_channels_first, limit_groups,
-  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, nucleus_sampling,
-  rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, row_median, sparsemax,
-  top_k_gate, top_p, weight_standardize
+  dense_int8, global_response_norm, group_norm_channels_last,
+  layernorm_channels_first, limit_groups, mlp_geglu_dropout, mlp_squared_relu,
+  mlp_swiglu, nucleus_sampling, rms_dense, rmsnorm_dense, rmsnorm_qkv,
+  rotary_qk, row_median, sparsemax, top_k_gate, top_p, weight_standardize
 """
 
 import sys
@@ -219,6 +219,7 @@ if TYPE_CHECKING:
     from .glu import glu as glu
     from .glu_pairs import glu_pairs as glu_pairs
     from .group_norm import group_norm as group_norm
+    from .group_norm_channels_last import group_norm_channels_last as group_norm_channels_last
     from .gumbel_softmax import gumbel_softmax as gumbel_softmax
     from .hard_sigmoid import hard_sigmoid as hard_sigmoid
     from .hard_swish import hard_swish as hard_swish
@@ -516,6 +517,7 @@ __all__ = [
     "glu",
     "glu_pairs",
     "group_norm",
+    "group_norm_channels_last",
     "gumbel_softmax",
     "hard_sigmoid",
     "hard_swish",

@@ -454,22 +454,23 @@ def _bits_inside(first: cutlass.Int32, columns: cutlass.Int32, vec: int) -> cutl
 
 @cute.jit
 def scatter_row(
-    src: cute.Tensor,
-    dst: cute.Tensor,
-    place: cute.Coord,
-    modes: cutlass.Constexpr[tuple[int | None, ...]],
-    extents: tuple[cutlass.Int32, ...],
-    first: cutlass.Int32,
-    columns: cutlass.Int32,
-    width: cutlass.Constexpr[int],
-):
-    """Store one vector of a row as `gather_row` loads it, element by element. Of `width` columns that share a value, the first is
-    stored."""
+    src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, modes: cutlass.Constexpr[tuple[int | None, ...]],
+    extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, columns: cutlass.Int32, width: cutlass.Constexpr[int],
+    ragged: cutlass.Constexpr[bool],
+):  # fmt: skip
+    """Store one vector of a row as `gather_row` loads it: as one where its columns are adjacent in the tensor, else element by element.
+    Of `width` columns that share a value, the first is stored."""
     vec = cute.size(src)
-    for i in cutlass.range_constexpr(0, vec, min(vec, width)):
-        c = first + i
-        if (c >= 0) & (c < columns) & (c % width == 0):
-            dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
+    adjacent = not ragged and width == 1 and modes[-1] == len(extents) - 1 and dst.stride[-1] == 1
+    if cutlass.const_expr(adjacent):
+        if first < columns:
+            where = _in_row(place, modes, _coordinates(first, extents))
+            cute.autovec_copy(src, device.vector(dst, cute.crd2idx(where, dst.layout), vec))
+    else:
+        for i in cutlass.range_constexpr(0, vec, min(vec, width)):
+            c = first + i
+            if (c >= 0) & (c < columns) & (c % width == 0):
+                dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
 
 
 def _back(where: cute.Coord, back: tuple[int, ...], shape: cute.Shape) -> cute.Coord:

@@ -277,7 +277,8 @@ class Row:
     ) -> None:  # fmt: skip
         """As `gather`, from an array that all rows share."""
         if src is not None:
-            where, how = (self.column, self.step, self.columns, dst), self.how
+            column = self.column if self.c is None else self.c
+            where, how = (column, self.step, self.columns, dst), self.how
             if how.vec == 1 and isinstance(how, RowLaunch) and how.holds_row and not back:
                 runs.gather(src, place, modes, extents, *where)
             else:
@@ -330,7 +331,9 @@ class Row:
     ) -> None:
         """Store this vector to an array that lacks some of the column axes: one value for `width` columns."""
         if not self.together:
-            access.scatter_row(_held(values, dst, None), dst, place, modes, extents, self.c, self.columns, width)
+            access.scatter_row(
+                _held(values, dst, None), dst, place, modes, extents, self.c, self.columns, width, self.apart
+            )
 
     def store_one(
         self, value: Vector, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None

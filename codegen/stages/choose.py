@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from codegen.errors import SpecError, UserError
@@ -24,7 +24,7 @@ from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.limits import whole_bytes
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.planner import Whole
-from codegen.plan.rows import middle, reducing, scanning, selecting
+from codegen.plan.rows import middle, reducing, scanning, selecting, strided
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Array, Spec
@@ -91,13 +91,13 @@ def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> 
 
 def with_whole(spec: Spec, plan: Staged) -> Staged:
     """The plan of stages, with the kernel that computes all of it for calls of some sizes, if there is one."""
-    try:
-        whole = _in_the_middle(spec, "whole", spec.outputs, ())
-        more = plan.held if spec.grad != "none" else ()
-        saving = _in_the_middle(spec, "saving", (*spec.outputs, *held_arrays(plan)), more) if more else None
-    except (SpecError, UserError):
-        return plan
-    return replace(plan, whole=whole, saving=saving)
+    more = plan.held if spec.grad != "none" else ()
+    for kernel in (middle.make_plan, strided.make_plan):
+        with contextlib.suppress(SpecError, UserError):
+            whole = _as_one(kernel, spec, "whole", spec.outputs, ())
+            saving = _as_one(kernel, spec, "saving", (*spec.outputs, *held_arrays(plan)), more) if more else None
+            return replace(plan, whole=whole, saving=saving)
+    return plan
 
 
 def held_arrays(plan: Staged) -> tuple[Array, ...]:
@@ -106,9 +106,14 @@ def held_arrays(plan: Staged) -> tuple[Array, ...]:
     return tuple(made[name] for name, _ in plan.held)
 
 
-def _in_the_middle(spec: Spec, name: str, outputs: Sequence[Array], more: Sequence[tuple[str, Node]]) -> Op:
-    """The kernel that writes these outputs, `more` values among them, where it reduces along middle axes alone. Raises `SpecError` or
-    `UserError` if there is none."""
+def _as_one(
+    make_plan: Callable[[Spec, tuple[Statement, ...]], Reduction],
+    spec: Spec,
+    name: str,
+    outputs: Sequence[Array],
+    more: Sequence[tuple[str, Node]],
+) -> Op:
+    """The kernel of some kind that writes these outputs, `more` values among them. Raises `SpecError` or `UserError` if there is none."""
     summary = f"{spec.op} in one kernel" + (", which also writes what its backward takes." if more else ".")
     own = replace(
         spec, op=f"{spec.op}_{name}", summary=summary, outputs=tuple(outputs), grad="none", aliases=(), save=(), tolerance=(), domain=(),
@@ -120,7 +125,7 @@ def _in_the_middle(spec: Spec, name: str, outputs: Sequence[Array], more: Sequen
         unnamed = [Statement(name, None, value) for name, value in more if name not in named]
         taken = {a.name for a in own.arrays} | {p.name for p in spec.params} | named
         own = extended_spec(own, spec, unnamed, graph, taken)
-    return _made(own, middle.make_plan(own, own.read.statements))
+    return _made(own, make_plan(own, own.read.statements))
 
 
 def _around_products(spec: Spec) -> Stages | None:

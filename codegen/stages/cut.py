@@ -84,14 +84,15 @@ class Cutting:
         self.tried: dict[tuple[frozenset[int], frozenset[int]], Op | SpecError | UserError] = {}
 
     def result(self, node: Node) -> Array:
-        """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding."""
+        """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding, in
+        the same order."""
         dtype = str(node.attr) if node.op == "cast" else self.dtypes[node.kind]
         last = self.last.get(id(node), ())
         axes = (*(a for a in node.dims if a not in last), *(a for a in node.dims if a in last))
         alike = [node, *node.args] if node.op == "cast" else [node]  # a store of this type rounds the same
         for value in alike:
             output = self.given.get((id(value), dtype))
-            if output is not None and (not last or self.outputs[output].axes == axes):
+            if output is not None and self.outputs[output].axes == axes:
                 return self.outputs[output]
         found = [self.called[id(value)] for value in alike if id(value) in self.called]
         used = {a.name for a in self.results.values()}

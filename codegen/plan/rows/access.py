@@ -201,6 +201,10 @@ class Reads:
             own += [t for t in self.view(access.index_of[0]).tokens if t not in self.apart]
         return not self.leading or any(not isinstance(t, int) or t < self.leading for t in own)
 
+    def read_when_needed(self, access: Access) -> bool:
+        """Whether each vector of an array is read when it is needed: all rows share it."""
+        return access.mode == "flat" and not self.of_row(access)
+
     def taken_mode(self, access: Access) -> int | None:
         """The mode of a table that is read at an index; None for an array that is read at its own position."""
         if access.index_of is None:

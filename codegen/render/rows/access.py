@@ -146,7 +146,7 @@ class RowAccess(Context):
 
     def one_vector(self, access: Access) -> bool:
         """Whether registers hold a single vector of the values that all rows share, which is read when it is needed."""
-        return access.mode == "flat" and not self.plan.of_row(access) and access.array in self.spec.inputs
+        return access.array in self.spec.inputs and self.plan.read_when_needed(access)
 
     def of_row(self, access: Access) -> str:
         """The mode of the row in the registers of an array with own values for each row."""

@@ -19,8 +19,9 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,6 @@ class Case:
 
     def tiny(self) -> Case:
         """The same for a CPU."""
-        from dataclasses import replace
-
         return replace(self, rows=min(self.rows, 256), columns=256, heads=min(self.heads, 2))
 
 
@@ -242,7 +241,7 @@ def compiled(case: Case, form: Callable[[Arrays], Any], backward: bool) -> Way:
     return Way(forward, saving.lower(given).compile(), apply.lower(pull, do).compile())
 
 
-def prepared(case: Case, name: str, form: Callable[[Arrays], Any]) -> tuple[Way | None, str]:
+def prepared(case: Case, form: Callable[[Arrays], Any]) -> tuple[Way | None, str]:
     """A form, compiled; where that fails for the backward, without it; and why."""
     why = ""
     for backward in (True, False) if case.backward else (False,):
@@ -273,17 +272,17 @@ def imported(path: Path) -> Any:
         sys.path.remove(str(path.parent))
 
 
-def compile_ours(case: Case, path: Path) -> str:
+def compile_ours(name: str, path: Path) -> None:
     """Compile a case's kernels into the cache; a worker's task."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "CUTE_DSL_ARCH": "sm_90a"}
     import jax
 
+    case = next(c for c in CASES if c.name == name)
     form, given = forms(case, imported(path), False)["ours"], jax.eval_shape(lambda: arrays_of(case))
     jax.jit(form).trace(given).lower(lowering_platforms=("cuda",))
     if case.backward:
         do = jax.eval_shape(form, given)
         jax.jit(lambda given, do: pulled(form, given)(do)).trace(given, do).lower(lowering_platforms=("cuda",))
-    return case.name
 
 
 # What is measured
@@ -408,42 +407,53 @@ def main() -> None:
     words.add_argument("--out", type=Path)
     given = words.parse_args()
     cases = chosen(given.cases, given.tiny)
+    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
-        report = run(cases, Path(name), given.tiny)
-    if given.out:
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+        for report in run(cases, Path(name), given.tiny):
+            print(json.dumps(report["rows"][-1]), flush=True)
+            if given.out:
+                given.out.write_text(json.dumps(report, indent=1) + "\n")
     print(table(report["rows"]))
 
 
-def run(cases: Sequence[Case], folder: Path, tiny: bool) -> dict[str, Any]:
-    paths = written(folder, cases)
-    processes = min(WORKERS, len(cases), os.cpu_count() or 1)
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, context) as workers:
-        pending = {} if tiny else {c.name: workers.submit(compile_ours, c, paths[c.name]) for c in cases}
-        from codegen.measuring.times.bench import machine
+def run(cases: Sequence[Case], folder: Path, tiny: bool) -> Iterator[dict[str, Any]]:
+    """The report so far, after each set of cases that take turns."""
+    start = time.time()
+    made = all_compiled(cases, folder, tiny)
+    from codegen.measuring.times.bench import machine
 
-        with concurrent.futures.ThreadPoolExecutor(processes) as threads:
-
-            def both(case: Case) -> dict[str, tuple[Way | None, str]]:
-                made = {}
-                for name, form in reversed(forms(case, imported(paths[case.name]), tiny).items()):
-                    if name == "ours" and pending:
-                        pending[case.name].exception()
-                    made[name] = prepared(case, name, form)
-                return made
-
-            made = dict(zip((c.name for c in cases), threads.map(both, cases), strict=True))
-    ways = {case: {n: w for n, (w, _) in own.items() if w is not None} for case, own in made.items()}
-    sets = [[c for c in SCORES if c.name in ways], *([c] for c in (*SIZES, *DECODING) if c.name in ways)]
-    rows = []
-    for group in sets:
-        own = [c.tiny() if tiny else c for c in group]
-        rows += measured(own, ways, tiny) if own else []
-        for row in rows[-len(own) :] if own else []:
+    report: dict[str, Any] = {
+        "machine": {} if tiny else machine(),
+        "compiling_s": round(time.time() - start, 1),
+        "rows": [],
+    }
+    scores = [c for c in cases if c.name in {s.name for s in SCORES}]
+    for group in ([scores] if scores else []) + [[c] for c in cases if c not in scores]:
+        ways = {c.name: {n: w for n, (w, _) in made[c.name].items() if w is not None} for c in group}
+        rows = measured(group, ways, tiny)
+        for row in rows:
             row["why"] |= {n: why for n, (_, why) in made[row["case"]].items() if why}
-            print(json.dumps(row), flush=True)
-    return {"machine": machine() if not tiny else {}, "rows": rows}
+        report["rows"] += rows
+        yield report
+
+
+def all_compiled(cases: Sequence[Case], folder: Path, tiny: bool) -> dict[str, dict[str, tuple[Way | None, str]]]:
+    """The forms of each case, compiled at the same time: our kernels by processes, for a GPU."""
+    paths = written(folder, cases)
+    count = min(WORKERS, len(cases), os.cpu_count() or 1)
+    with concurrent.futures.ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as workers:
+        pending = {} if tiny else {c.name: workers.submit(compile_ours, c.name, paths[c.name]) for c in cases}
+
+        def both(case: Case) -> dict[str, tuple[Way | None, str]]:
+            made = {}
+            for name, form in reversed(forms(case, imported(paths[case.name]), tiny).items()):
+                if name == "ours" and pending and (error := pending[case.name].exception()):
+                    print(f"{case.name}: {error}", flush=True)
+                made[name] = prepared(case, form)
+            return made
+
+        with concurrent.futures.ThreadPoolExecutor(count) as threads:
+            return dict(zip((c.name for c in cases), threads.map(both, cases), strict=True))
 
 
 if __name__ == "__main__":

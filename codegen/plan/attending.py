@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
-from codegen.graph.ops import IN_STAGES
+from codegen.graph.ops import IN_STAGES, REDUCTIONS
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Pages, Part, Scale
 from codegen.plan.elementwise import tile_plan
@@ -179,6 +179,7 @@ class _Matcher:
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
     ) -> tuple[tuple[Scale, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
         """The scores' scale, the scores, their mask, the scores without it; the function of rows; and that of exponentials."""
+        weights, others = self.hidden(weights, first, others)
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
         if not found:
@@ -217,6 +218,25 @@ class _Matcher:
             self.row_part(statements, [top, total]),
             self.weight(gates),
         )
+
+    def hidden(
+        self, weights: Node, first: Node, others: Mapping[str, Statement]
+    ) -> tuple[Node, Mapping[str, Statement]]:
+        """The weights and the other values with exponentials of -inf in place of zeros, where the exponentials that a sum adds are 0
+        outside a condition."""
+        graph, known = self.graph, dict[int, Node]()
+        for node in topological([weights, *(s.value for s in others.values())], lambda n: n is first):
+            if node.op == "sum" and node.args[0].op == "where" and is_zero(node.args[0].args[2]):
+                condition, value, _ = node.args[0].args
+                if value.op == "exp" and self.term(value)[0] is value.args[0]:
+                    outside = graph.const(-math.inf)
+                    score = graph.node("where", (condition, *value.args, outside), kind="float", dims=node.args[0].dims)
+                    known[id(node.args[0])] = graph.node("exp", (score,), kind="float", dims=score.dims)
+        if not known:
+            return weights, others
+        return self.rebuilt(weights, known), {
+            n: replace(s, value=self.rebuilt(s.value, known)) for n, s in others.items()
+        }
 
     def unscaled(self, score: Node) -> tuple[Scale, Node]:
         """The magnitude of what scores are multiplied or divided by last, and the scores without it."""
@@ -273,11 +293,13 @@ class _Matcher:
         return node.is_const or (node.op == "param" and node.attr in static)
 
     def term(self, node: Node) -> tuple[Node, Node]:
-        """The score and what is subtracted, of exp(score - shift)."""
-        _demand(node.op == "exp" and node.args[0].op == "sub")
-        score, shift = node.args[0].args
-        _demand({*self.columns} <= {*score.dims} and not self.along(shift))
-        return score, shift
+        """The score and what is subtracted, of exp(score - shift) or exp(score)."""
+        _demand(node.op == "exp" and {*self.columns} <= {*node.args[0].dims})
+        (inner,) = node.args
+        if inner.op == "sub" and {*self.columns} <= {*inner.args[0].dims} and not self.along(inner.args[1]):
+            score, shift = inner.args
+            return score, shift
+        return inner, self.graph.const(0.0)
 
     def peeled(
         self, weights: Node, first: Node
@@ -332,7 +354,8 @@ class _Matcher:
             if id(node) not in known:
                 args = tuple(known[id(a)] for a in node.args)
                 same = all(a is b for a, b in zip(args, node.args, strict=True))
-                dims = [axis for a in args for axis in a.dims]
+                lost = lost_axes(node) if node.op in REDUCTIONS else ()
+                dims = [axis for a in args for axis in a.dims if axis not in lost]
                 known[id(node)] = node if same else self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
         return known[id(value)]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.checking.testing import check_gradient
+from codegen.checking.testing import check_gradient, check_op
 from codegen.graph.nodes import topological
 from codegen.pipeline import read_op
 from codegen.plan.attention import AttentionBackward
@@ -207,3 +207,22 @@ def test_slopes_of_heads_are_summed_down_columns():
         96: (True, 64),
         128: (True, 64),
     }
+
+
+@pytest.mark.parametrize("mask", [False, True], ids=["all", "masked"])
+def test_exponentials_of_the_scores_themselves(tmp_path, mask):
+    """Nothing is subtracted from the scores, and masked exponentials are zeros: the kernel still keeps the largest score."""
+    e = "where(index(S) <= index(Q), exp(q @ k), 0)" if mask else "exp(q @ k)"
+    reference = (
+        "jnp.where(jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None], jnp.exp(x), 0)"
+        if mask
+        else "jnp.exp(x)"
+    )
+    text = attention(
+        f"e = {e}; o = e / (1 + sum(e, axis=S)) @ v", f"e = {reference}; p = e / (1 + e.sum(-1, keepdims=True))"
+    )
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]}")
+    assert op.plan.kind == "attention" and (op.plan.condition is not None) == mask
+    assert isinstance(op.backward, Derived) and not op.backward.lacking
+    check_op(op, "interpret", examples=1)
+    check_gradient(op, "interpret", examples=1)

@@ -31,6 +31,10 @@ from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import WARP, AttentionLaunch
 
+STATED = (
+    1 + WARP
+)  # arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
+
 
 def launch(stream: Any, given: Backward) -> None:
     """As `attention.launch_backward`. `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q. `slope` is
@@ -125,7 +129,7 @@ def _keys(
     numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
-    hopper.start(rings, stages, (1, 2, 1))  # a stage of q is full with its statistics
+    hopper.start(rings, stages, (1, STATED, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
@@ -192,8 +196,7 @@ def produce_tile(
                 if i * WARP + lane < how.tile_m:
                     for n in cutlass.range_constexpr(len(statistics)):
                         numbers[i * WARP + lane, n, stage] = found[i, n]
-            cute.arch.sync_warp()
-            tensorcore.arrive(q_ring[0].toint() + stage * 8, lane == 0, False)
+            cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
             hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
             filled += 1
             walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
@@ -253,6 +256,7 @@ def _consume_keys(
                 hopper.multiply(of_k, acc_dk, a_ds, across_q[None, None, None, at], True)
                 walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True)
                 warpgroup.wait_group(0)
+                cute.arch.sync_warp()  # all lanes have read the statistics
                 tensorcore.arrive(do_free + at * 8, signals, False)
                 tensorcore.arrive(q_free + at * 8, signals, False)
                 used += 1

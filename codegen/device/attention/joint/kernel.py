@@ -129,7 +129,7 @@ def _kernel(
     stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
-    hopper.start(rings, stages, (1, 2, 1, 1))  # a stage of q is full with its statistics
+    hopper.start(rings, stages, (1, sm90_backward.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
     tile, own = batches_of.own(index, batches, lacking)
@@ -318,6 +318,7 @@ def _release(
     warpgroup.wait_group(1)
     _hand_over(own.dq[0], target, consumer, rings[3], used, how)
     warpgroup.wait_group(0)
+    cute.arch.sync_warp()  # all lanes have read the statistics
     stage, signals = used % how.stages, cute.arch.lane_idx() == 0
     tensorcore.arrive(rings[2][1].toint() + Int32(stage) * 8, signals, False)
     tensorcore.arrive(rings[1][1].toint() + Int32(stage) * 8, signals, False)

@@ -122,8 +122,9 @@ SCORES = (
         "s + bias",
         lambda s, i, j, given: s + given["bias"],
         lambda given, rows, columns: {"bias": given["bias"][None]},
-        {"bias": "T[H, Q, S]"},
+        {"bias": "T[H, Q, S]"}, batch=2, rows=SEQUENCE // 2, columns=SEQUENCE // 2,
     ),
+    Case("full of two", "s", lambda s, i, j, given: s, lambda given, rows, columns: {}, batch=2, rows=SEQUENCE // 2, columns=SEQUENCE // 2),
     Case(
         "window",
         f"where((index(S) <= index(Q)) & (index(Q) - index(S) < {WINDOW}), s, -inf)",

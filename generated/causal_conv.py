@@ -106,40 +106,24 @@ def causal_conv_frozen_chain(
     x_before3_s, w0, w1, w2, w3, bias, index_s, size_s, approx,
 ):
     """The chain, on one vector of each operand."""
-    t0 = index_s - -3
-    t1 = t0 >= 3
-    t2 = x_after2_s
-    t3 = x_after1_s
-    t13 = w3 * x_after3_s + w2 * device.where(t0 >= 1, t2, 0.0) + (
-        w1 * device.where(t0 >= 2, t3, 0.0) + w0 * device.where(t1, x, 0.0)
+    t0 = x_after2_s
+    t1 = x_after1_s
+    t2 = w3 * x_after3_s + w2 * t0 + (w1 * t1 + w0 * x) + bias
+    t3 = device.where(index_s >= 1, x_before1_s, 0.0)
+    t4 = w3 * t0 + w2 * t1 + (w1 * x + w0 * t3) + bias
+    t5 = device.where(index_s >= 2, x_before2_s, 0.0)
+    t6 = w3 * t1 + w2 * x + (w1 * t3 + w0 * t5) + bias
+    t8 = w3 * x + w2 * t3 + (w1 * t5 + w0 * device.where(index_s >= 3, x_before3_s, 0.0)) + bias
+    t7, t9 = device.both_sigmoids(t2, approx)
+    t10, t11 = device.both_sigmoids(t4, approx)
+    t12 = device.where(index_s < size_s - 3, w0 * dy_after3_s * t7 * (1.0 + t2 * t9), 0.0) + device.where(
+        index_s < size_s - 2, w1 * dy_after2_s * t10 * (1.0 + t4 * t11), 0.0,
     )
-    t4 = t13 + bias
-    t5 = index_s - -2
-    t6 = t5 >= 2
-    t7 = x_before1_s
-    t14 = w3 * t2 + w2 * device.where(t5 >= 1, t3, 0.0) + (
-        w1 * device.where(t6, x, 0.0) + w0 * device.where(t5 >= 3, t7, 0.0)
-    )
-    t8 = t14 + bias
-    t9 = index_s - -1
-    t10 = t9 >= 1
-    t11 = x_before2_s
-    t15 = w3 * t3 + w2 * device.where(t10, x, 0.0) + (
-        w1 * device.where(t9 >= 2, t7, 0.0) + w0 * device.where(t9 >= 3, t11, 0.0)
-    )
-    t12 = t15 + bias
-    t17 = w3 * x + w2 * device.where(index_s >= 1, t7, 0.0) + (
-        w1 * device.where(index_s >= 2, t11, 0.0) + w0 * device.where(index_s >= 3, x_before3_s, 0.0)
-    )
-    t16 = t17 + bias
-    t18, t19 = device.both_sigmoids(t4, approx)
-    t20 = device.where(index_s < size_s - 3, device.where(t1, w0 * dy_after3_s * t18 * (1.0 + t4 * t19), 0.0), 0.0)
-    t21, t22 = device.both_sigmoids(t8, approx)
-    t23 = device.where(index_s < size_s - 2, device.where(t6, w1 * dy_after2_s * t21 * (1.0 + t8 * t22), 0.0), 0.0)
-    t24, t25 = device.both_sigmoids(t12, approx)
-    t26 = device.where(index_s < size_s - 1, device.where(t10, w2 * dy_after1_s * t24 * (1.0 + t12 * t25), 0.0), 0.0)
-    t27, t28 = device.both_sigmoids(t16, approx)
-    dx = t20 + t23 + t26 + w3 * dy * t27 * (1.0 + t16 * t28)
+    t13, t14 = device.both_sigmoids(t6, approx)
+    t15, t16 = device.both_sigmoids(t8, approx)
+    dx = t12 + device.where(
+        index_s < size_s - 1, w2 * dy_after1_s * t13 * (1.0 + t6 * t14), 0.0,
+    ) + w3 * dy * t15 * (1.0 + t8 * t16)
     return dx
 
 
@@ -190,40 +174,24 @@ def causal_conv_frozen_xla(
     x_before3_s, w0, w1, w2, w3, bias, index_s, size_s,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = index_s - -3
-    t1 = t0 >= 3
-    t2 = x_after2_s
-    t3 = x_after1_s
-    t13 = w3 * x_after3_s + w2 * jnp.where(t0 >= 1, t2, 0.0) + (
-        w1 * jnp.where(t0 >= 2, t3, 0.0) + w0 * jnp.where(t1, x, 0.0)
+    t0 = x_after2_s
+    t1 = x_after1_s
+    t2 = w3 * x_after3_s + w2 * t0 + (w1 * t1 + w0 * x) + bias
+    t3 = jnp.where(index_s >= 1, x_before1_s, 0.0)
+    t4 = w3 * t0 + w2 * t1 + (w1 * x + w0 * t3) + bias
+    t5 = jnp.where(index_s >= 2, x_before2_s, 0.0)
+    t6 = w3 * t1 + w2 * x + (w1 * t3 + w0 * t5) + bias
+    t8 = w3 * x + w2 * t3 + (w1 * t5 + w0 * jnp.where(index_s >= 3, x_before3_s, 0.0)) + bias
+    t7 = jnp.where(
+        index_s < size_s - 3, w0 * dy_after3_s * jax.lax.logistic(t2) * (1.0 + t2 * jax.lax.logistic(-t2)), 0.0,
     )
-    t4 = t13 + bias
-    t5 = index_s - -2
-    t6 = t5 >= 2
-    t7 = x_before1_s
-    t14 = w3 * t2 + w2 * jnp.where(t5 >= 1, t3, 0.0) + (w1 * jnp.where(t6, x, 0.0) + w0 * jnp.where(t5 >= 3, t7, 0.0))
-    t8 = t14 + bias
-    t9 = index_s - -1
-    t10 = t9 >= 1
-    t11 = x_before2_s
-    t15 = w3 * t3 + w2 * jnp.where(t10, x, 0.0) + (w1 * jnp.where(t9 >= 2, t7, 0.0) + w0 * jnp.where(t9 >= 3, t11, 0.0))
-    t12 = t15 + bias
-    t17 = w3 * x + w2 * jnp.where(index_s >= 1, t7, 0.0) + (
-        w1 * jnp.where(index_s >= 2, t11, 0.0) + w0 * jnp.where(index_s >= 3, x_before3_s, 0.0)
+    t9 = jnp.where(
+        index_s < size_s - 2, w1 * dy_after2_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0,
     )
-    t16 = t17 + bias
-    t18 = jnp.where(
-        index_s < size_s - 3,
-        jnp.where(t1, w0 * dy_after3_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0), 0.0,
+    t10 = jnp.where(
+        index_s < size_s - 1, w2 * dy_after1_s * jax.lax.logistic(t6) * (1.0 + t6 * jax.lax.logistic(-t6)), 0.0,
     )
-    t19 = jnp.where(
-        index_s < size_s - 2,
-        jnp.where(t6, w1 * dy_after2_s * jax.lax.logistic(t8) * (1.0 + t8 * jax.lax.logistic(-t8)), 0.0), 0.0,
-    )
-    t20 = jnp.where(t10, w2 * dy_after1_s * jax.lax.logistic(t12) * (1.0 + t12 * jax.lax.logistic(-t12)), 0.0)
-    dx = t18 + t19 + jnp.where(index_s < size_s - 1, t20, 0.0) + w3 * dy * jax.lax.logistic(t16) * (
-        1.0 + t16 * jax.lax.logistic(-t16)
-    )
+    dx = t7 + t9 + t10 + w3 * dy * jax.lax.logistic(t8) * (1.0 + t8 * jax.lax.logistic(-t8))
     return dx
 
 
@@ -233,44 +201,27 @@ def causal_conv_backward_chain(
 ):
     """The chain: dx, and the values to reduce into column_sum, column_sum2, column_sum3, column_sum4, column_sum5,
     from one vector of each operand."""
-    t0 = index_s - -3
-    t1 = t0 >= 3
-    t2 = x_after2_s
-    t3 = x_after1_s
-    t20 = w3 * x_after3_s + w2 * device.where(t0 >= 1, t2, 0.0) + (
-        w1 * device.where(t0 >= 2, t3, 0.0) + w0 * device.where(t1, x, 0.0)
+    t0 = x_after2_s
+    t1 = x_after1_s
+    t2 = w3 * x_after3_s + w2 * t0 + (w1 * t1 + w0 * x) + bias
+    t3 = device.where(index_s >= 1, x_before1_s, 0.0)
+    t4 = w3 * t0 + w2 * t1 + (w1 * x + w0 * t3) + bias
+    t5 = device.where(index_s >= 2, x_before2_s, 0.0)
+    t6 = w3 * t1 + w2 * x + (w1 * t3 + w0 * t5) + bias
+    t7 = device.where(index_s >= 3, x_before3_s, 0.0)
+    t8 = w3 * x + w2 * t3 + (w1 * t5 + w0 * t7) + bias
+    t12, t13 = device.both_sigmoids(t8, False)
+    t9 = t12
+    t10 = 1.0 + t8 * t13
+    t14, t15 = device.both_sigmoids(t2, approx)
+    t16, t17 = device.both_sigmoids(t4, approx)
+    t18 = device.where(index_s < size_s - 3, w0 * dy_after3_s * t14 * (1.0 + t2 * t15), 0.0) + device.where(
+        index_s < size_s - 2, w1 * dy_after2_s * t16 * (1.0 + t4 * t17), 0.0,
     )
-    t4 = t20 + bias
-    t5 = index_s - -2
-    t6 = t5 >= 2
-    t7 = x_before1_s
-    t21 = w3 * t2 + w2 * device.where(t5 >= 1, t3, 0.0) + (
-        w1 * device.where(t6, x, 0.0) + w0 * device.where(t5 >= 3, t7, 0.0)
-    )
-    t8 = t21 + bias
-    t9 = index_s - -1
-    t10 = t9 >= 1
-    t11 = x_before2_s
-    t22 = w3 * t3 + w2 * device.where(t10, x, 0.0) + (
-        w1 * device.where(t9 >= 2, t7, 0.0) + w0 * device.where(t9 >= 3, t11, 0.0)
-    )
-    t12 = t22 + bias
-    t13 = device.where(index_s >= 1, t7, 0.0)
-    t14 = device.where(index_s >= 2, t11, 0.0)
-    t15 = device.where(index_s >= 3, x_before3_s, 0.0)
-    t16 = w3 * x + w2 * t13 + (w1 * t14 + w0 * t15) + bias
-    t23, t24 = device.both_sigmoids(t16, False)
-    t17 = t23
-    t18 = 1.0 + t16 * t24
-    t25, t26 = device.both_sigmoids(t4, approx)
-    t27 = device.where(index_s < size_s - 3, device.where(t1, w0 * dy_after3_s * t25 * (1.0 + t4 * t26), 0.0), 0.0)
-    t28, t29 = device.both_sigmoids(t8, approx)
-    t30 = device.where(index_s < size_s - 2, device.where(t6, w1 * dy_after2_s * t28 * (1.0 + t8 * t29), 0.0), 0.0)
-    t31, t32 = device.both_sigmoids(t12, approx)
-    t33 = device.where(index_s < size_s - 1, device.where(t10, w2 * dy_after1_s * t31 * (1.0 + t12 * t32), 0.0), 0.0)
-    dx = t27 + t30 + t33 + w3 * dy * t17 * t18
-    t19 = dy * t17 * t18
-    return dx, t19 * t15, t19 * t14, t19 * t13, t19 * x, t19
+    t19, t20 = device.both_sigmoids(t6, approx)
+    dx = t18 + device.where(index_s < size_s - 1, w2 * dy_after1_s * t19 * (1.0 + t6 * t20), 0.0) + w3 * dy * t9 * t10
+    t11 = dy * t9 * t10
+    return dx, t11 * t7, t11 * t5, t11 * t3, t11 * x, t11
 
 
 def causal_conv_backward_columns(column_sum, column_sum2, column_sum3, column_sum4, column_sum5):
@@ -466,46 +417,33 @@ def causal_conv_backward_xla(
     x_before3_s, w0, w1, w2, w3, bias, index_s, size_s,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = index_s - -3
-    t1 = t0 >= 3
-    t2 = x_after2_s
-    t3 = x_after1_s
-    t20 = w3 * x_after3_s + w2 * jnp.where(t0 >= 1, t2, 0.0) + (
-        w1 * jnp.where(t0 >= 2, t3, 0.0) + w0 * jnp.where(t1, x, 0.0)
+    t0 = x_after2_s
+    t1 = x_after1_s
+    t2 = w3 * x_after3_s + w2 * t0 + (w1 * t1 + w0 * x) + bias
+    t3 = jnp.where(index_s >= 1, x_before1_s, 0.0)
+    t4 = w3 * t0 + w2 * t1 + (w1 * x + w0 * t3) + bias
+    t5 = jnp.where(index_s >= 2, x_before2_s, 0.0)
+    t6 = w3 * t1 + w2 * x + (w1 * t3 + w0 * t5) + bias
+    t7 = jnp.where(index_s >= 3, x_before3_s, 0.0)
+    t8 = w3 * x + w2 * t3 + (w1 * t5 + w0 * t7) + bias
+    t9 = jax.lax.logistic(t8)
+    t10 = 1.0 + t8 * jax.lax.logistic(-t8)
+    t12 = jnp.where(
+        index_s < size_s - 3, w0 * dy_after3_s * jax.lax.logistic(t2) * (1.0 + t2 * jax.lax.logistic(-t2)), 0.0,
     )
-    t4 = t20 + bias
-    t5 = index_s - -2
-    t6 = t5 >= 2
-    t7 = x_before1_s
-    t21 = w3 * t2 + w2 * jnp.where(t5 >= 1, t3, 0.0) + (w1 * jnp.where(t6, x, 0.0) + w0 * jnp.where(t5 >= 3, t7, 0.0))
-    t8 = t21 + bias
-    t9 = index_s - -1
-    t10 = t9 >= 1
-    t11 = x_before2_s
-    t22 = w3 * t3 + w2 * jnp.where(t10, x, 0.0) + (w1 * jnp.where(t9 >= 2, t7, 0.0) + w0 * jnp.where(t9 >= 3, t11, 0.0))
-    t12 = t22 + bias
-    t13 = jnp.where(index_s >= 1, t7, 0.0)
-    t14 = jnp.where(index_s >= 2, t11, 0.0)
-    t15 = jnp.where(index_s >= 3, x_before3_s, 0.0)
-    t16 = w3 * x + w2 * t13 + (w1 * t14 + w0 * t15) + bias
-    t17 = jax.lax.logistic(t16)
-    t18 = 1.0 + t16 * jax.lax.logistic(-t16)
-    t23 = jnp.where(
-        index_s < size_s - 3,
-        jnp.where(t1, w0 * dy_after3_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0), 0.0,
+    t13 = jnp.where(
+        index_s < size_s - 2, w1 * dy_after2_s * jax.lax.logistic(t4) * (1.0 + t4 * jax.lax.logistic(-t4)), 0.0,
     )
-    t24 = jnp.where(
-        index_s < size_s - 2,
-        jnp.where(t6, w1 * dy_after2_s * jax.lax.logistic(t8) * (1.0 + t8 * jax.lax.logistic(-t8)), 0.0), 0.0,
+    t14 = jnp.where(
+        index_s < size_s - 1, w2 * dy_after1_s * jax.lax.logistic(t6) * (1.0 + t6 * jax.lax.logistic(-t6)), 0.0,
     )
-    t25 = jnp.where(t10, w2 * dy_after1_s * jax.lax.logistic(t12) * (1.0 + t12 * jax.lax.logistic(-t12)), 0.0)
-    dx = t23 + t24 + jnp.where(index_s < size_s - 1, t25, 0.0) + w3 * dy * t17 * t18
-    t19 = dy * t17 * t18
-    dw0 = jnp.sum(t19 * t15, axis=(-3, -2), keepdims=True)
-    dw1 = jnp.sum(t19 * t14, axis=(-3, -2), keepdims=True)
-    dw2 = jnp.sum(t19 * t13, axis=(-3, -2), keepdims=True)
-    dw3 = jnp.sum(t19 * x, axis=(-3, -2), keepdims=True)
-    dbias = jnp.sum(t19, axis=(-3, -2), keepdims=True)
+    dx = t12 + t13 + t14 + w3 * dy * t9 * t10
+    t11 = dy * t9 * t10
+    dw0 = jnp.sum(t11 * t7, axis=(-3, -2), keepdims=True)
+    dw1 = jnp.sum(t11 * t5, axis=(-3, -2), keepdims=True)
+    dw2 = jnp.sum(t11 * t3, axis=(-3, -2), keepdims=True)
+    dw3 = jnp.sum(t11 * x, axis=(-3, -2), keepdims=True)
+    dbias = jnp.sum(t11, axis=(-3, -2), keepdims=True)
     return dx, dw0, dw1, dw2, dw3, dbias
 
 

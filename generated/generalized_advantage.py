@@ -210,30 +210,28 @@ def generalized_advantage_backward_stage1_xla(dadvantage, dtarget, going, gamma,
 
 def generalized_advantage_backward_stage2_operands(
     dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
-    t3, t3_before1_s, size_s, index_s, gamma, decay,
+    t3, t3_before1_s, index_s, size_s, gamma, decay,
 ):
     """The operands of scan, on one vector of each input."""
-    t5 = size_s - 1
-    t6 = device.where(index_s < t5, value_after1_s, 0.0)
+    t5 = device.where(index_s < size_s - 1, value_after1_s, 0.0)
     t1 = gamma * decay
-    return t1 * going, reward + gamma * going * t6 - value, cute.full_like(dadvantage, 0.0, cutlass.Float32)
+    return t1 * going, reward + gamma * going * t5 - value, cute.full_like(dadvantage, 0.0, cutlass.Float32)
 
 
 def generalized_advantage_backward_stage2_chain(
     dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
-    t3, t3_before1_s, size_s, index_s, gamma, decay, state,
+    t3, t3_before1_s, index_s, size_s, gamma, decay, state,
 ):
     """The chain, on one vector of each operand."""
     t4 = dadvantage + dtarget + t3
     dreward = t4
-    t5 = size_s - 1
     t0 = device.where(
-        index_s - 1 < t5, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
+        index_s >= 1, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
     )
-    dvalue = dtarget - dreward + device.where(index_s >= 1, t0, 0.0)
-    t6 = device.where(index_s < t5, value_after1_s, 0.0)
+    dvalue = dtarget - dreward + t0
+    t5 = device.where(index_s < size_s - 1, value_after1_s, 0.0)
     t1 = gamma * decay
-    dgoing = gamma * dreward * t6 + t1 * dreward * state
+    dgoing = gamma * dreward * t5 + t1 * dreward * state
     return dreward, dvalue, dgoing
 
 
@@ -258,8 +256,9 @@ def generalized_advantage_backward_stage2_tile(
                 device.floats(rDadvantage), device.floats(rDadvantageBefore1S), device.floats(rDtarget),
                 device.floats(rDtargetBefore1S), device.floats(rReward), device.floats(rValue),
                 device.floats(rValueAfter1S), device.floats(rGoing), device.floats(rGoingBefore1S), device.floats(rT3),
-                device.floats(rT3Before1S), device.full(how.vec, mDreward.shape[1], cutlass.Int32),
-                rIndexS.load().to(cutlass.Int32), device.full(how.vec, gamma), device.full(how.vec, decay),
+                device.floats(rT3Before1S), rIndexS.load().to(cutlass.Int32),
+                device.full(how.vec, mDreward.shape[1], cutlass.Int32), device.full(how.vec, gamma),
+                device.full(how.vec, decay),
             )
         )
     operands = [generalized_advantage_backward_stage2_operands(*own) for own in given]
@@ -308,22 +307,21 @@ def generalized_advantage_backward_stage2_launch(
 
 def generalized_advantage_backward_stage2_xla(
     dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
-    t3, t3_before1_s, size_s, index_s, gamma, decay,
+    t3, t3_before1_s, index_s, size_s, gamma, decay,
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t4 = dadvantage + dtarget + t3
     dreward = t4
-    t5 = size_s - 1
     t0 = jnp.where(
-        index_s - 1 < t5, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
+        index_s >= 1, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
     )
-    dvalue = dtarget - dreward + jnp.where(index_s >= 1, t0, 0.0)
-    t6 = jnp.where(index_s < t5, value_after1_s, 0.0)
+    dvalue = dtarget - dreward + t0
+    t5 = jnp.where(index_s < size_s - 1, value_after1_s, 0.0)
     t1 = gamma * decay
     t2 = runtime.scanned(
-        "scan", -1, True, True, t1 * going, reward + gamma * going * t6 - value, jnp.asarray(0.0, jnp.float32),
+        "scan", -1, True, True, t1 * going, reward + gamma * going * t5 - value, jnp.asarray(0.0, jnp.float32),
     )
-    dgoing = gamma * dreward * t6 + t1 * dreward * t2
+    dgoing = gamma * dreward * t5 + t1 * dreward * t2
     return dreward, dvalue, dgoing
 
 

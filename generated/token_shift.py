@@ -82,9 +82,7 @@ def token_shift_reference(x, mix):
 
 def token_shift_frozen_chain(dy, dy_after1_s, mix, index_s, size_s):
     """The chain, on one vector of each operand."""
-    dx = dy - mix * dy + device.where(
-        index_s < size_s - 1, device.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0,
-    )
+    dx = dy - mix * dy + device.where(index_s < size_s - 1, mix * dy_after1_s, 0.0)
     return dx
 
 
@@ -117,15 +115,13 @@ def token_shift_frozen_launch(
 
 def token_shift_frozen_xla(dy, dy_after1_s, mix, index_s, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, jnp.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0)
+    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, mix * dy_after1_s, 0.0)
     return dx
 
 
 def token_shift_backward_chain(dy, dy_after1_s, x, x_before1_s, mix, index_s, size_s):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
-    dx = dy - mix * dy + device.where(
-        index_s < size_s - 1, device.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0,
-    )
+    dx = dy - mix * dy + device.where(index_s < size_s - 1, mix * dy_after1_s, 0.0)
     return dx, dy * (device.where(index_s >= 1, x_before1_s, 0.0) - x)
 
 
@@ -238,7 +234,7 @@ def token_shift_backward_launch(
 
 def token_shift_backward_xla(dy, dy_after1_s, x, x_before1_s, mix, index_s, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, jnp.where(index_s - -1 >= 1, mix * dy_after1_s, 0.0), 0.0)
+    dx = dy - mix * dy + jnp.where(index_s < size_s - 1, mix * dy_after1_s, 0.0)
     dmix = jnp.sum(dy * (jnp.where(index_s >= 1, x_before1_s, 0.0) - x), axis=(-3, -2), keepdims=True)
     return dx, dmix
 

@@ -7,26 +7,39 @@ rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeAlias
 
-from codegen.graph.nodes import Node
+from codegen.graph.nodes import DTYPES, Leaf, Node
 
 Range: TypeAlias = tuple[float, float]
 
 ANY: Range = (-math.inf, math.inf)
 POWERS: Range = (-149.0, 127.0)  # the exponents of the powers of two that float32 has
+SMALL: Range = (-(2.0**16), 2.0**16)  # whole numbers whose quotients float32 gives (`device.floor_divide_small`)
 INT32: Range = (-(2.0**31), 2.0**31 - 1)
 WRAPPING = frozenset({"add", "sub", "mul", "neg", "abs", "sum"})  # integers' results may be beyond their type
 NORMAL = 2.0**100  # a divisor between 1/NORMAL and NORMAL has a reciprocal that is a normal number, with room to spare
 
 
-def ranges(nodes: Iterable[Node]) -> dict[int, Range]:
-    """The bounds of each node, by identity. `nodes` has arguments before their users."""
+def ranges(nodes: Iterable[Node], arrays: Mapping[str, Range] = MappingProxyType({})) -> dict[int, Range]:
+    """The bounds of each node, by identity. `nodes` has arguments before their users. `arrays` are bounds of inputs, by name."""
     found: dict[int, Range] = {}
     for node in nodes:
-        found[id(node)] = _range(node, [found.get(id(a), ANY) for a in node.args])
+        if isinstance(node.attr, Leaf):
+            found[id(node)] = arrays.get(node.attr.name, ANY)
+        else:
+            found[id(node)] = _range(node, [found.get(id(a), ANY) for a in node.args])
     return found
+
+
+def of_types(names: Iterable[str]) -> Range:
+    """The bounds of values of some integer types; `ANY` if one is no integer type."""
+    types = [DTYPES[name] for name in names]
+    if not types or any(t.kind != "int" for t in types):
+        return ANY
+    return float(min(t.low for t in types)), float(max(t.high for t in types))
 
 
 def is_normal(bounds: Range) -> bool:
@@ -45,8 +58,8 @@ def _range(node: Node, args: list[Range]) -> Range:
         return ANY if math.isnan(value) else (value, value)
     if node.kind == "bool":
         return 0.0, 1.0
-    if node.op == "float" and node.args[0].kind == "float":
-        return args[0]
+    if node.op == "float":
+        return args[0] if node.args[0].kind == "float" or is_within(args[0], INT32) else ANY
     rule = RULES.get(node.op)
     if rule is None:
         return ANY

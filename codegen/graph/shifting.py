@@ -13,15 +13,29 @@ from codegen.graph.ops import ALONE, SCANS
 
 def shift(graph: Graph, value: Node, axis: str, by: int, fill: Node) -> Node:
     """The value `by` positions back along an axis, and `fill` where that is outside."""
-    index = graph.node("index", attr=axis, kind="int", dims=(axis,))
-    if by > 0:
-        inside = graph.node("ge", (index, graph.const(by)), kind="bool", dims=(axis,))
-    else:
-        size = graph.node("size", attr=axis, kind="int", dims=())
-        end = graph.node("sub", (size, graph.const(-by)), kind="int", dims=())
-        inside = graph.node("lt", (index, end), kind="bool", dims=(axis,))
+    inside = _from(graph, axis, by) if by > 0 else _before(graph, axis, -by)
     there = evaluated_at(graph, value, axis, by)
     return graph.node("where", (inside, there, fill), kind=value.kind, dims=(axis, *there.dims, *fill.dims))
+
+
+def _from(graph: Graph, axis: str, first: int) -> Node:
+    """Whether a position is at least `first`."""
+    if first <= 0:
+        return graph.const(True)
+    return graph.node("ge", (_index(graph, axis), graph.const(first)), kind="bool", dims=(axis,))
+
+
+def _before(graph: Graph, axis: str, last: int) -> Node:
+    """Whether there are more than `last` positions from one on."""
+    if last <= 0:
+        return graph.const(True)
+    size = graph.node("size", attr=axis, kind="int", dims=())
+    end = graph.node("sub", (size, graph.const(last)), kind="int", dims=())
+    return graph.node("lt", (_index(graph, axis), end), kind="bool", dims=(axis,))
+
+
+def _index(graph: Graph, axis: str) -> Node:
+    return graph.node("index", attr=axis, kind="int", dims=(axis,))
 
 
 def evaluated_at(graph: Graph, value: Node, axis: str, by: int) -> Node:
@@ -58,6 +72,10 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
         return _read(graph, node.args[0], tuple((a, n) for a, n in sorted(before.items()) if n))
     if node.op == "index":
         return graph.node("sub", (node, graph.const(by)), kind="int", dims=node.dims)
+    if (end := _end(node, axis)) is not None:
+        return _from(graph, axis, end + by) if node.op == "ge" else _before(graph, axis, end - by)
+    if node.op == "where" and args[0].is_const:
+        return args[1] if args[0].attr else args[2]
     if node.op == "pick":  # its table stays
         return graph.node(node.op, (node.args[0], *args[1:]), node.attr, kind=node.kind, dims=node.dims)
     if node.op == "take" and ROWS not in node.args[0].dims:  # at the neighbour's index
@@ -68,6 +86,18 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
     if node.op in ("take", "contract", *SCANS, *ALONE):  # a later kernel reads what this one writes
         return _read(graph, node, ((axis, by),))
     return graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
+
+
+def _end(node: Node, axis: str) -> int | None:
+    """How far a condition of `shift` along this axis is from the first position, or from the last; None for other nodes."""
+    if node.op not in ("ge", "lt") or node.args[0].op != "index" or node.args[0].attr != axis:
+        return None
+    bound = node.args[1]
+    if node.op == "lt":
+        if bound.op != "sub" or bound.args[0].op != "size" or bound.args[0].attr != axis:
+            return None
+        bound = bound.args[1]
+    return int(bound.attr) if bound.is_const and isinstance(bound.attr, int) else None
 
 
 def _read(graph: Graph, array: Node, places: tuple[tuple[str, int], ...]) -> Node:

@@ -27,6 +27,10 @@ from codegen.render.wrapping import WIDTH
 from codegen.spec.spec import Array, Param
 
 
+# Of integers with few bits (`ranges.SMALL`)
+OF_SMALL = {"floordiv": "device.floor_divide_small({0}, {1})", "mod": "device.modulo_small({0}, {1})"}
+
+
 @functools.cache
 def camel(name: str) -> str:
     """`gate_up` becomes GateUp. Different names stay different: x_1 keeps its underscore, and is not x1."""
@@ -190,9 +194,13 @@ class Context:
 
     def cheaper(self) -> dict[int, str]:
         """The cheaper text of operations that bounds of their arguments allow."""
-        known, found = ranges.ranges(self.nodes), {}
+        arrays = {a.name: ranges.of_types(self.spec.dtypes(a)) for a in self.spec.inputs}
+        known, found = ranges.ranges(self.nodes, arrays), {}
         for node in self.nodes:
-            if node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
+            if node.op in OF_SMALL and not node.args[1].is_const and self.spec.integer == "int32":
+                if all(ranges.is_within(known[id(a)], ranges.SMALL) for a in node.args):
+                    found[id(node)] = OF_SMALL[node.op]
+            elif node.op == "div" and ranges.is_normal(known[id(node.args[1])]):
                 found[id(node)] = "device.divide_by_normal({0}, {1}, {approx})"
             elif node.op == "reciprocal" and ranges.is_normal(known[id(node.args[0])]):
                 found[id(node)] = "device.divide_by_normal(1.0, {0}, {approx})"

@@ -7,10 +7,10 @@ shifts by a negative amount or by a type's width or more.
 from __future__ import annotations
 
 import cutlass.cute as cute
-from cutlass import Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import arith, math
 
-from codegen.device.functions import Operand, Vector, as_vectors, where
+from codegen.device.functions import Operand, Vector, as_vectors, fma, rcp, where
 
 
 def floor_divide(a: Operand, b: Operand) -> Vector:
@@ -33,6 +33,31 @@ def modulo(a: Operand, b: Operand) -> Vector:
     _, remainder, divisor = _divide(a, b)
     other = (remainder != 0) & ((remainder ^ divisor) < 0)
     return where(b == 0, 0, where(other, remainder + divisor, remainder))
+
+
+_UNITS, _UNITS_BITS = (
+    1.5 * 2.0**23,
+    0x4B400000,
+)  # floats near it are one apart, and their low bits are those of the whole number
+
+
+def floor_divide_small(a: Operand, b: Operand) -> Vector:
+    """`floor_divide` of int32 from -2**16 to 2**16, by a reciprocal in float32. (a + 1/2) / b lies between whole numbers, from both of
+    which it is farther than its error, and rounding it less 1/2 rounds it down. For a negative b it is (a - 1/2) / b."""
+    a, b = as_vectors(a, b)
+    return where(b == 0, where(a == 0, cute.full_like(a, -1), -2), _small_quotient(a, b))
+
+
+def modulo_small(a: Operand, b: Operand) -> Vector:
+    """`modulo` of int32 from -2**16 to 2**16."""
+    a, b = as_vectors(a, b)
+    return where(b == 0, 0, a - _small_quotient(a, b) * b)
+
+
+def _small_quotient(a: Vector, b: Vector) -> Vector:
+    dividend, divisor = ((v + _UNITS_BITS).bitcast(Float32) - _UNITS for v in (a, b))
+    half = ((b & -0x80000000) | 0x3F000000).bitcast(Float32)
+    return (fma(dividend + half, rcp(divisor), -0.5) + _UNITS).bitcast(Int32) - _UNITS_BITS
 
 
 def _is_power_of_two(b: Operand) -> bool:

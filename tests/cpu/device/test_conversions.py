@@ -182,3 +182,30 @@ def test_words_of_equal_float8_numbers(tmp_path, dtype, value):
 def _machine_code(cubin: bytes) -> bytes:
     (text,) = [s for s in ELFFile(io.BytesIO(cubin)).iter_sections() if s.name.startswith(".text")]
     return text.data()
+
+
+@pytest.mark.parametrize("dtypes", [("int8", "int8"), ("int16", "uint16"), ("uint16", "int8")])
+def test_quotients_of_small_integers(tmp_path, dtypes):
+    """All pairs of int8; others at the ends of their types, near whole quotients, and at random."""
+    draw, pairs = np.random.default_rng(0), []
+    for dtype in dtypes:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        near = np.array([low, low + 1, -3, -2, -1, 0, 1, 2, 3, high - 1, high]).clip(low, high)
+        pairs.append(np.arange(low, high + 1) if high < 200 else np.concatenate([near, draw.integers(low, high, 250)]))
+    a, b = (x.ravel() for x in np.meshgrid(*pairs))
+    if dtypes != ("int8", "int8"):  # and multiples of the divisor, and their neighbours
+        a, b = np.concatenate([a, *(a // np.where(b == 0, 1, b) * b + i for i in (-1, 0, 1))]), np.tile(b, 4)
+        a = a.clip(np.iinfo(dtypes[0]).min, np.iinfo(dtypes[0]).max)
+    text = spec_text(
+        f"a: {dtypes[0]}[N]; b: {dtypes[1]}[N]",
+        "q: int32[N]; r: int32[N]",
+        "q = a // b; r = a % b",
+        "q = 0; r = 0",
+        "grad: none",
+    )
+    op = make_op(tmp_path, text)
+    assert "floor_divide_small" in next(tmp_path.glob("made_*.py")).read_text()
+    q, r = op(jnp.asarray(a, dtypes[0]), jnp.asarray(b, dtypes[1]), implementation="interpret")
+    wide = jnp.asarray(a, jnp.int32), jnp.asarray(b, jnp.int32)
+    np.testing.assert_array_equal(q, wide[0] // wide[1])
+    np.testing.assert_array_equal(r, wide[0] % wide[1])

@@ -62,3 +62,14 @@ def test_a_power_is_made_from_the_one_above_it():
 )
 def test_terms_and_factors(chain: str, expected: str):
     assert gradients(chain, "x") == expected
+
+
+def test_conditions_of_neighbours():
+    """A position that is two from the first one's neighbour is three from the first. Of a neighbour's neighbour, the element itself,
+    nothing is tested that always holds."""
+    arrays, chain = "x: float32[..., N]", "y = shift(shift(x, axis=N, by=1), axis=N, by=2)"
+    op = read_op("specs/made.yaml", spec_text(arrays, "y: float32[..., N]", chain))
+    assert [n.args[1].attr for n in op.spec.read.nodes if n.op == "ge"] == [2, 3]
+    assert gradients("y = sin(shift(x, axis=N))", "x") == (
+        "dx = where(index(N) < size(N) - 1, shift(dy, axis=N, by=-1) * cos(x), 0.0)\n"
+    )

@@ -47,16 +47,17 @@ def rounded_apart(function: Callable[..., Any], functions: float = UNIT, product
         jax.eval_shape(functools.partial(run, note), *jax.tree.unflatten(structure, leaves))
         return found
 
-    @jax.jit
     def with_errors(errors: list[jax.Array], *args: Any) -> Any:
         left = iter(errors)
         return run(lambda y: next(left).astype(y.dtype), *args)
+
+    compiled = jax.jit(with_errors)
 
     def noisy(seed: int, *args: Any) -> Any:
         leaves, structure = jax.tree.flatten(args)
         described = [jax.ShapeDtypeStruct(np.shape(x), x.dtype) for x in leaves]
         random = np.random.default_rng(seed)  # XLA would take long to compile a generator for each operation
-        return with_errors([random.uniform(-1, 1, shape) for shape in shapes(structure, *described)], *args)
+        return compiled([random.uniform(-1, 1, shape) for shape in shapes(structure, *described)], *args)
 
     return noisy
 

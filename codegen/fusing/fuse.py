@@ -65,7 +65,8 @@ class Fused(Generic[P, R]):
         if not self.report:
             return self._function(*args, **kwargs)
         results = evaluate(program, arrays, lambda chain: call_of(chain) if self._wanted(chain) else None)
-        return jax.tree.unflatten(jax.tree.structure(shape), results)
+        made: R = jax.tree.unflatten(jax.tree.structure(shape), results)
+        return made
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self._function, '__name__', 'function')}>"

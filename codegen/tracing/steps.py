@@ -42,7 +42,7 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(jax.numpy.dtype(self.dtype)).itemsize
+        return int(np.prod(self.shape, dtype=np.int64)) * int(jax.numpy.dtype(self.dtype).itemsize)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,9 @@ class Translator:
             "scatter-add",
             *SCANS,
         ):
-            return getattr(self, f"_{'scanned' if name in SCANS else name.replace('-', '_')}")(step)
+            own = "scanned" if name in SCANS else name.replace("-", "_")
+            method: Callable[[Step], Sequence[Parts]] = getattr(self, f"_{own}")
+            return method(step)
         given = [self.parts(i) for i in step.inputs]
         if name in UNCHANGED:
             return [given[0]]

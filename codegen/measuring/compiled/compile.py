@@ -166,7 +166,8 @@ def launch_of(op: AnyOp, variant: Variant, arch: str | None = None) -> Launch | 
     else:
         columns += variant.ragged
         extents = Extents(columns, columns, columns)
-    return op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
+    how: Launch | RowLaunch | WalkLaunch = op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
+    return how
 
 
 def compile_kernel(

@@ -80,7 +80,8 @@ def _backward_calls(op: BackwardOp, binding: Binding, shape: Shape) -> Calls:
 
 def compiled(call: Callable[..., Any], *given: Any) -> Callable[..., Any]:
     """A function compiled for arguments of these shapes."""
-    return jax.jit(call).lower(*given).compile()
+    made: Callable[..., Any] = jax.jit(call).lower(*given).compile()
+    return made
 
 
 def differences(ours: Any, others: Any) -> list[tuple[Any, Any]]:

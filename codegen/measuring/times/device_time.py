@@ -74,7 +74,8 @@ def traced(run: Callable[[], None]) -> dict[str, Any]:
         with jax.profiler.trace(folder, profiler_options=options):
             run()
         (path,) = Path(folder).rglob("*.trace.json.gz")
-        return json.loads(gzip.decompress(path.read_bytes()))
+        found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
 
 
 def busy_times(trace: Mapping[str, Any]) -> dict[str, float]:

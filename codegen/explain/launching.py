@@ -15,7 +15,6 @@ from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged
-from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
@@ -110,7 +109,7 @@ def _extents(op: Op, shape: Shape) -> Extents:
         rows, total, *others = (elements(axes, shape) for axes in own)
         return Extents(heads[0], total, heads[1], rows, *others)
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    last = op.plan.groups[op.plan.innermost if isinstance(op.plan, Middle) else -1].axes if op.plan.groups else ()
+    last = op.plan.groups[op.plan.vector_group].axes if op.plan.groups else ()
     inner = elements(last, shape) if last else columns
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
     turned = op.plan.turned if isinstance(op.plan, Elementwise) else None

@@ -98,6 +98,14 @@ class Plan(Protocol):
         """The reductions whose result is one of their elements: max and min."""
 
     @property
+    def vector_group(self) -> int:
+        """The group along which vectors lie, counted from the first or from the last."""
+
+    @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        """The groups whose sizes a launch depends on: those of columns, of rows, and of places that have rows of their own."""
+
+    @property
     def full(self) -> tuple[tuple[Array, int], ...]:
         """The arrays that are accessed in vectors, and how many of their elements one access takes at a position."""
 
@@ -109,10 +117,15 @@ class Plan(Protocol):
 class Unreduced:
     """A plan without reductions along rows or over them: those of attention are within a tile's rows, and stages have their own."""
 
+    vector_group: ClassVar[int] = -1
     rows: ClassVar[tuple[()]] = ()
     columns: ClassVar[tuple[()]] = ()
     inner: ClassVar[tuple[()]] = ()
     apart: ClassVar[tuple[()]] = ()
+
+    @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        return ()
 
 
 def access_key(plan: Plan, access: Access) -> tuple[Any, ...]:

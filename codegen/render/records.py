@@ -128,36 +128,6 @@ class Kernel:
     """What a kernel's template shows besides the values that every op has."""
 
 
-@dataclass(frozen=True)
-class SelectionKernel(Kernel):
-    """The values of `select.py.jinja`."""
-
-    source: str
-    rows: str
-    columns: str
-    stores: list[str]
-    launch_arguments: str
-
-
-@dataclass(frozen=True)
-class ThresholdKernel(SelectionKernel):
-    """The values of `threshold.py.jinja`."""
-
-    mass: str
-
-
-@dataclass(frozen=True)
-class PlacementKernel(Kernel):
-    """The values of `place.py.jinja`."""
-
-    places: str
-    result: str
-    rows: str
-    columns: str
-    stores: list[str]
-    launch_arguments: str
-
-
 # Element-wise kernels, and epilogues of products
 
 
@@ -192,68 +162,6 @@ class ElementwiseKernel(Kernel):
     grid: str
     launch_arguments: str
     finished: tuple[str, ...] = ()  # the stores after all rows of a thread's tile
-
-
-# Scans
-
-
-@dataclass(frozen=True)
-class ScanFunction(Function):
-    """A function of a kernel that scans: the operands of a scan, what states share or are reduced from, or the outputs."""
-
-    tuple: bool  # whether it gives a tuple, also of one value
-    extra: list[str]  # the parameters that are no operands
-    arguments: list[str]  # for the extra parameters
-    op: str  # the scan, or ""
-    before: bool
-
-    @property
-    def returns(self) -> str:
-        return super().returns + ("," if self.tuple and len(self.results) == 1 else "")
-
-
-@dataclass(frozen=True)
-class Reads:
-    """What is read for a vector."""
-
-    loads: list[str]
-    loaded: str  # the registers' names
-    arguments: list[str]  # of the chain's functions
-
-
-@dataclass(frozen=True)
-class States:
-    """How a thread goes through an element's states, and reduces them."""
-
-    reduced: ScanFunction
-    axes: str  # the names of a state's positions
-    sizes: str
-    count: int
-    ops: str  # of the reductions
-    reads: Reads
-
-
-@dataclass(frozen=True)
-class ScanKernel(Kernel):
-    """The values of `scan.py.jinja`."""
-
-    functions: list[ScanFunction]  # all that the module has
-    shared: ScanFunction | None
-    scans: list[ScanFunction]
-    chain: ScanFunction
-    states: States | None
-    place: int
-    reverse: bool
-    compute: str
-    extents: str
-    axes: str
-    settings: list[str]
-    tile_params: list[str]
-    reads: Reads
-    written: list[str]
-    stores: list[str]
-    results: str
-    launch_arguments: str
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,15 @@ class Reads:
     costly: bool = False  # over rows: an expensive value is computed for each column
     alive: int = 1  # the most values of a column that are alive at once
 
+    @property
+    def vector_group(self) -> int:
+        return -1
+
+    @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        rows = (i for i in range(self.leading) if i not in self.apart)
+        return tuple(range(self.leading, len(self.groups))), tuple(rows), self.apart
+
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:
         count = 1 + max((s.stage for s in self.rows), default=-1)

@@ -59,13 +59,13 @@ class Middle(Reduction):
     """The plan of an op that reduces along axes before the innermost ones."""
 
     @property
-    def innermost(self) -> int:
+    def vector_group(self) -> int:
         """The group along which vectors lie."""
         return self.leading - 1
 
     def is_wide(self, access: Access) -> bool:
         """Whether each row of a vector has a value of its own in an array."""
-        return self.innermost in access.tokens
+        return self.vector_group in access.tokens
 
     def has_elements(self, access: Access) -> bool:
         """Whether each element of a row has a value of its own in an array."""

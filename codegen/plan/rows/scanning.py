@@ -54,6 +54,10 @@ class Scan(Elementwise):
     ordered: tuple[str, ...] = ()
 
     @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        return (self.place,), tuple(i for i in range(len(self.groups)) if i != self.place)
+
+    @property
     def order(self) -> tuple[str, ...]:
         """The axes of the jnp form's operands, in the spec's order: those of the outputs, and those of states."""
         return self.ordered

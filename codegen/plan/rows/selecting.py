@@ -56,6 +56,10 @@ class Selection(Unreduced):
     extremes: tuple[()] = ()
 
     @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        return ((len(self.groups) - 1,),)
+
+    @property
     def source(self) -> Array:
         array = self.loads[0].array
         assert array is not None

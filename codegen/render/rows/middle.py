@@ -86,7 +86,7 @@ class MiddleContext(FinishContext):
         return None
 
     def vector_axes(self) -> tuple[str, ...]:
-        return self.groups[self.plan.innermost].axes
+        return self.groups[self.plan.vector_group].axes
 
     # Positions
 
@@ -150,7 +150,7 @@ class MiddleContext(FinishContext):
             if access.mode == "size":
                 return full(width, self.groups[access.group].name, integer)
             own = self.coordinate(access.group)
-            if access.group == self.plan.innermost:
+            if access.group == self.plan.vector_group:
                 return f"reduce.count_up({own}, {width}).to({integer})"
             return full(width, own, integer)
         assert access.array is not None

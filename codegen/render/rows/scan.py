@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from codegen.graph import emit
 from codegen.graph.names import fresh
@@ -12,7 +12,66 @@ from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
 from codegen.render.elementwise import ElementwiseContext, tuple_text
-from codegen.render.records import Reads, ScanFunction, ScanKernel, States
+from codegen.render.records import Function, Kernel
+
+
+@dataclass(frozen=True)
+class ScanFunction(Function):
+    """A function of a kernel that scans: the operands of a scan, what states share or are reduced from, or the outputs."""
+
+    tuple: bool  # whether it gives a tuple, also of one value
+    extra: list[str]  # the parameters that are no operands
+    arguments: list[str]  # for the extra parameters
+    op: str  # the scan, or ""
+    before: bool
+
+    @property
+    def returns(self) -> str:
+        return super().returns + ("," if self.tuple and len(self.results) == 1 else "")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What is read for a vector."""
+
+    loads: list[str]
+    loaded: str  # the registers' names
+    arguments: list[str]  # of the chain's functions
+
+
+@dataclass(frozen=True)
+class States:
+    """How a thread goes through an element's states, and reduces them."""
+
+    reduced: ScanFunction
+    axes: str  # the names of a state's positions
+    sizes: str
+    count: int
+    ops: str  # of the reductions
+    reads: Reads
+
+
+@dataclass(frozen=True)
+class ScanKernel(Kernel):
+    """The values of `scan.py.jinja`."""
+
+    functions: list[ScanFunction]  # all that the module has
+    shared: ScanFunction | None
+    scans: list[ScanFunction]
+    chain: ScanFunction
+    states: States | None
+    place: int
+    reverse: bool
+    compute: str
+    extents: str
+    axes: str
+    settings: list[str]
+    tile_params: list[str]
+    reads: Reads
+    written: list[str]
+    stores: list[str]
+    results: str
+    launch_arguments: str
 
 
 class ScanContext(ElementwiseContext):

@@ -3,11 +3,43 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from codegen.graph import emit
 from codegen.plan.op import Op
 from codegen.plan.rows.selecting import Placement, Selection, Threshold
 from codegen.render.common import Context
-from codegen.render.records import PlacementKernel, SelectionKernel, ThresholdKernel
+from codegen.render.records import Kernel
+
+
+@dataclass(frozen=True)
+class SelectionKernel(Kernel):
+    """The values of `select.py.jinja`."""
+
+    source: str
+    rows: str
+    columns: str
+    stores: list[str]
+    launch_arguments: str
+
+
+@dataclass(frozen=True)
+class ThresholdKernel(SelectionKernel):
+    """The values of `threshold.py.jinja`."""
+
+    mass: str
+
+
+@dataclass(frozen=True)
+class PlacementKernel(Kernel):
+    """The values of `place.py.jinja`."""
+
+    places: str
+    result: str
+    rows: str
+    columns: str
+    stores: list[str]
+    launch_arguments: str
 
 
 class SelectionContext(Context):

@@ -16,10 +16,7 @@ from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
-from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.scanning import Scan
-from codegen.plan.rows.selecting import Selection
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.shared import COUNTER, AttentionLaunch
@@ -254,11 +251,7 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     extents = group_extents(plan, axes)
     if not extents:
         return Extents(1, 1)
-    last = plan.innermost if isinstance(plan, Middle) else -1
-    inner, total = divisor(extents[last]), divisor(_product(extents))
-    if isinstance(plan, Scan):
-        others = _product(tuple(n for i, n in enumerate(extents) if i != plan.place))
-        return Extents(inner, total, *(n if isinstance(n, int) else None for n in (extents[plan.place], others)))
+    inner, total = divisor(extents[plan.vector_group]), divisor(_product(extents))
     if isinstance(plan, AttentionPlan):
         inner, columns = (_product(axes.shape((axis,))) for axis in (plan.value, plan.contracted))
         own = [_product(axes.shape(some)) for some in ((plan.row,), plan.keys)]
@@ -268,15 +261,10 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
         page = _product(axes.shape(plan.keys[1:]))
         known = [n if isinstance(n, int) else None for n in (*own, batch, shared, page)]
         return Extents(stands_for(inner), known[1], stands_for(columns), known[0], *known[2:])
-    if isinstance(plan, Elementwise):
-        return Extents(inner, total, turned=None if plan.turned is None else divisor(extents[plan.turned]))
-    if isinstance(plan, Selection):
-        return Extents(inner, total, extents[-1] if isinstance(extents[-1], int) else None)
-    if not isinstance(plan, Reduction):
-        return Extents(inner, total)
-    rows = tuple(n for i, n in enumerate(extents[: plan.leading]) if i not in plan.apart)
-    sizes = extents[plan.leading :], rows, tuple(extents[i] for i in plan.apart)
-    return Extents(inner, total, *(n if isinstance(n, int) else None for n in map(_product, sizes)))
+    if isinstance(plan, Elementwise) and plan.turned is not None:
+        return Extents(inner, total, turned=divisor(extents[plan.turned]))
+    sizes = (_product(tuple(extents[i] for i in groups)) for groups in plan.counted)
+    return Extents(inner, total, *(n if isinstance(n, int) else None for n in sizes))
 
 
 def power_of_two(extent: Any, most: int) -> int:

@@ -11,14 +11,14 @@ from codegen.plan.access import Access, Plan
 from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.loading import Loaded
-from codegen.plan.op import Gemm, Staged
+from codegen.plan.op import AnyPlan, Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 
 
 def words(
-    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged,
+    plan: AnyPlan,
 ) -> ElementwiseWords | ReductionWords | SelectionWords | AttentionWords | GemmWords | StagedWords:
     """The words of a plan."""
     if isinstance(plan, Staged):

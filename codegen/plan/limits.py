@@ -13,7 +13,7 @@ from codegen.plan.access import BoundTypes
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
-from codegen.plan.op import Gemm, Staged
+from codegen.plan.op import AnyPlan, Gemm, KernelPlan, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.shared import RowLaunch, WalkLaunch
@@ -49,7 +49,7 @@ def lacks(op: Described, types: BoundTypes, arch: str) -> str | None:
     return None
 
 
-def whole_bytes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm, spec: Spec) -> Diagnostic | None:
+def whole_bytes(plan: KernelPlan | Gemm, spec: Spec) -> Diagnostic | None:
     """Why a kernel would read or write half of a byte, in which two 4-bit numbers are; None if it does not. Vectors along the last
     axis of an array are whole bytes."""
     for array in spec.arrays:
@@ -71,9 +71,7 @@ def whole_bytes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm
     return None
 
 
-def why_not_in_place(
-    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged, output: str, source: str
-) -> str:
+def why_not_in_place(plan: AnyPlan, output: str, source: str) -> str:
     """Why no kernel of a plan writes an output into an input's buffer; "" if one does."""
     if isinstance(plan, AttentionPlan):
         return "rows are written while other blocks still read"
@@ -97,7 +95,7 @@ def why_not_in_place(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged,
+    plan: AnyPlan,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,

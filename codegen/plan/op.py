@@ -29,7 +29,7 @@ class Op:
     spec: Spec
     statements: tuple[Statement, ...]
     reference: Reference
-    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged
+    plan: AnyPlan
     tuning: tuple[Tuned, ...] = ()  # of its own kernel, and of the kernels of its gradients
 
 
@@ -175,6 +175,10 @@ class Gemm:
         return dtypes, extents
 
 
+KernelPlan = Elementwise | Reduction | Selection | AttentionPlan  # of one kernel without products around it
+AnyPlan = KernelPlan | Gemm | Staged
+
+
 def _joins(first: Op, other: Op) -> bool:
     """Whether two stages may be one launch."""
     plans = [op.plan for op in (first, other)]
@@ -186,19 +190,19 @@ def _joins(first: Op, other: Op) -> bool:
     return len(found) == 2 and joint.alike(*found)
 
 
-def products_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> tuple[Product, ...]:
+def products_in(plan: AnyPlan) -> tuple[Product, ...]:
     """The products of a plan, or of its stages."""
     if isinstance(plan, Staged):
         return tuple(p for stage in plan.stages for p in products_in(stage.plan))
     return plan.products if isinstance(plan, Gemm | AttentionPlan) else ()
 
 
-def attention_in(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> tuple[Attention, ...]:
+def attention_in(plan: AnyPlan) -> tuple[Attention, ...]:
     """The plans of attention among a plan and its stages."""
     plans = [stage.plan for stage in plan.stages] if isinstance(plan, Staged) else [plan]
     return tuple(p for p in plans if isinstance(p, Attention))
 
 
-def contracted_axes(plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> set[str]:
+def contracted_axes(plan: AnyPlan) -> set[str]:
     """The axes that the products of a plan contract."""
     return {axis for p in products_in(plan) for axis in p.axes}

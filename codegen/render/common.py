@@ -16,12 +16,8 @@ from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import AttentionPlan
-from codegen.plan.elementwise import Elementwise
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import AnyPlan, Op
 from codegen.plan.planner import dtype_constant, unheld_types
-from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.selecting import Selection
 from codegen.render.records import Constant, Described, Head, Jnp, Kernel, Reference, ResultClass, Tensor
 from codegen.render.wrapping import WIDTH
 from codegen.spec.spec import Array, Param
@@ -73,7 +69,7 @@ class Context:
         # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}
 
-    def planned(self, op: Op) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
+    def planned(self, op: Op) -> AnyPlan:
         return op.plan
 
     def in_registers(self) -> frozenset[str]:

@@ -22,11 +22,10 @@ from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.loading import loaded
 from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.limits import whole_bytes
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import AnyPlan, Gemm, KernelPlan, Op, Staged
 from codegen.plan.planner import Whole
 from codegen.plan.rows import middle, reducing, scanning, selecting, strided
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.selecting import Selection
 from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
@@ -36,7 +35,7 @@ from codegen.stages.scaling import moved
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
-def plan_of(spec: Spec) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged:
+def plan_of(spec: Spec) -> AnyPlan:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     if "contract" in spec.read.ops:
         gemms.check(spec)
@@ -222,7 +221,7 @@ def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
     return sum(not isinstance(plan.tile, Tile) for plan in products), sum(op.plan.kernels for op in stages)
 
 
-def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
+def kernel_of(spec: Spec, widens: bool = False) -> KernelPlan | Gemm:
     """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
     `SpecError` if there is none."""
     for node in spec.read.nodes:
@@ -235,7 +234,7 @@ def kernel_of(spec: Spec, widens: bool = False) -> Elementwise | Reduction | Sel
     return plan
 
 
-def _kernel_of(spec: Spec, widens: bool) -> Elementwise | Reduction | Selection | AttentionPlan | Gemm:
+def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
     statements = spec.read.statements
     ops = spec.read.ops
     if "contract" in ops:
@@ -284,7 +283,7 @@ def together(stages: Sequence[Op]) -> Op:
     return staged(spec, tuple(stages))
 
 
-def _made(spec: Spec, plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm | Staged) -> Op:
+def _made(spec: Spec, plan: AnyPlan) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
         raise UserError("it reads nothing: what it gives does not depend on anything")
     return Op(spec, spec.read.statements, Reference(()), plan)

@@ -9,10 +9,9 @@ from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
-from codegen.plan.op import Gemm
+from codegen.plan.op import Gemm, KernelPlan
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.selecting import Selection
 from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
 from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
@@ -30,7 +29,7 @@ MOST_REGISTERS = 255  # of a thread
 MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
-def sizes_of(plan: Elementwise | Reduction | Selection | AttentionPlan, extents: Extents) -> dict[str, int]:
+def sizes_of(plan: KernelPlan, extents: Extents) -> dict[str, int]:
     """The sizes by which a call's measurement is looked up; {} if one is unknown."""
     if isinstance(plan, Elementwise) or plan.collapsed:
         known = extents.total is not None and extents.total > MOST_DIVISOR
@@ -66,7 +65,7 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
 
 
 def launch(
-    plan: Elementwise | Reduction | Selection | AttentionPlan,
+    plan: KernelPlan,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -82,7 +81,7 @@ def launch(
 
 
 def changed(
-    plan: Elementwise | Reduction | Selection | AttentionPlan,
+    plan: KernelPlan,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -115,7 +114,7 @@ def changed(
 
 
 def left_to_xla(
-    plan: Elementwise | Reduction | Selection | AttentionPlan | Gemm,
+    plan: KernelPlan | Gemm,
     how: AnyLaunch,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -128,12 +127,12 @@ def left_to_xla(
     return estimated_left_to_xla(plan, how, dtypes, extents)
 
 
-def plan_carries(plan: Elementwise | Reduction | Selection | AttentionPlan) -> bool:
+def plan_carries(plan: KernelPlan) -> bool:
     return isinstance(plan, Reduction) and bool(plan.expensive)
 
 
 def unfit(
-    plan: Elementwise | Reduction | Selection | AttentionPlan,
+    plan: KernelPlan,
     how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
     dtypes: Mapping[str, str],
     arch: str | None,

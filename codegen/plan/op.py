@@ -6,20 +6,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement
 from codegen.language.reference import Reference
-from codegen.plan.access import INT_MAX, Access, BoundTypes, Group, Unreduced, View
+from codegen.plan.access import INT_MAX, Access, BoundTypes, Extent, Group, Unreduced, View
 from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import GemmLaunch, Tuned
+from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.spec.spec import Spec
+from codegen.spec.spec import Array, Spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +117,6 @@ class Gemm:
     tile: Tile | UserError  # why there is none
     kind: str = "gemm"
 
-    def __getattr__(self, name: str) -> Any:
-        """Attributes of arrays, axes and reductions are those of the epilogue's plan."""
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.epilogue.plan, name)
-
     @property
     def kernels(self) -> int:
         """The number of kernels: those of the epilogue, and the matmul if it is a kernel of its own."""
@@ -173,6 +167,75 @@ class Gemm:
         if first.loaded is not None:
             extents["covered"] = int(first.loaded.covers(extents["K"], count))
         return dtypes, extents
+
+    # Arrays, axes and reductions are those of the epilogue's plan
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.epilogue.plan.groups
+
+    @property
+    def collapsed(self) -> bool:
+        return self.epilogue.plan.collapsed
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.epilogue.plan.views
+
+    @property
+    def loads(self) -> tuple[Access, ...]:
+        return self.epilogue.plan.loads
+
+    @property
+    def stores(self) -> tuple[Access, ...]:
+        return self.epilogue.plan.stores
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return self.epilogue.plan.order
+
+    @property
+    def rows(self) -> tuple[Statistic, ...]:
+        return self.epilogue.plan.rows
+
+    @property
+    def columns(self) -> tuple[Statistic, ...]:
+        return self.epilogue.plan.columns
+
+    @property
+    def inner(self) -> tuple[Statistic, ...]:
+        return self.epilogue.plan.inner
+
+    @property
+    def apart(self) -> tuple[int, ...]:
+        return self.epilogue.plan.apart
+
+    @property
+    def extremes(self) -> tuple[Node, ...]:
+        return self.epilogue.plan.extremes
+
+    @property
+    def vector_group(self) -> int:
+        return self.epilogue.plan.vector_group
+
+    @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        return self.epilogue.plan.counted
+
+    @property
+    def full(self) -> tuple[tuple[Array, int], ...]:
+        return self.epilogue.plan.full
+
+    def view(self, name: str) -> View:
+        return self.epilogue.plan.view(name)
+
+    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+        return self.epilogue.plan.edges(dtypes, schedule)
+
+    def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
+        plan = self.epilogue.plan
+        assert not isinstance(plan, Staged)  # an epilogue is one kernel
+        return plan.rows_and_columns(extent)
 
 
 KernelPlan = Elementwise | Reduction | Selection | AttentionPlan  # of one kernel without products around it

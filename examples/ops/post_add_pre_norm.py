@@ -355,7 +355,7 @@ def post_add_pre_norm_frozen_row_sum2(dresidual_out, dn, y_rstd, rstd, y, residu
     t0 = 1.0 + post
     t1 = 1.0 + pre
     t3 = residual + device.multiply(y * y_rstd, t0)
-    t2 = device.multiply(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx), t3)
+    t2 = device.multiply(device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd, t3)
     t4 = dresidual_out + device.multiply(t1 * rstd, dn) - t2
     dresidual = t4
     return t0 * dresidual * y
@@ -370,9 +370,9 @@ def post_add_pre_norm_frozen_chain(
     t3 = residual + device.multiply(y * y_rstd, t0)
     t2 = size_n.to(cutlass.Float32)
     t4 = dresidual_out + device.multiply(t1 * rstd, dn) - device.multiply(
-        device.divide(row_sum * rstd * rstd * rstd, t2, approx), t3,
+        device.divide(row_sum, t2, approx) * rstd * rstd * rstd, t3,
     )
-    dy = t0 * y_rstd * t4 - device.divide(row_sum2 * y_rstd * y_rstd * y_rstd, t2, approx) * y
+    dy = t0 * y_rstd * t4 - device.divide(row_sum2, t2, approx) * y_rstd * y_rstd * y_rstd * y
     dresidual = t4
     return dy, dresidual
 
@@ -518,9 +518,9 @@ def post_add_pre_norm_frozen_xla(dresidual_out, dn, y_rstd, rstd, y, residual, p
     t3 = residual + runtime.settled(y * y_rstd * t0)
     t2 = size_n.astype(jnp.float32)
     t4 = dresidual_out + runtime.settled(t1 * rstd * dn) - runtime.settled(
-        jnp.sum(t1 * dn * t3, axis=-1, keepdims=True) * rstd * rstd * rstd / t2 * t3
+        jnp.sum(t1 * dn * t3, axis=-1, keepdims=True) / t2 * rstd * rstd * rstd * t3
     )
-    dy = t0 * y_rstd * t4 - jnp.sum(t0 * t4 * y, axis=-1, keepdims=True) * y_rstd * y_rstd * y_rstd / t2 * y
+    dy = t0 * y_rstd * t4 - jnp.sum(t0 * t4 * y, axis=-1, keepdims=True) / t2 * y_rstd * y_rstd * y_rstd * y
     dresidual = t4
     return dy, dresidual
 
@@ -535,8 +535,8 @@ def post_add_pre_norm_backward_rows_row_sum2(dresidual_out, dn, y_rstd, rstd, y,
     row_sum_of_rows = row_sum
     t0 = 1.0 + post
     t1 = device.divide(
-        row_sum_of_rows * rstd * rstd * rstd, size_n.to(cutlass.Float32), False,
-    ) * (residual + device.multiply(y * y_rstd, t0))
+        row_sum_of_rows, size_n.to(cutlass.Float32), False,
+    ) * rstd * rstd * rstd * (residual + device.multiply(y * y_rstd, t0))
     return t0 * (dresidual_out + (1.0 + pre) * rstd * dn - t1) * y
 
 
@@ -681,7 +681,7 @@ def post_add_pre_norm_backward_row_sum2(
     t1 = 1.0 + pre
     t2 = y * y_rstd
     t3 = residual + device.multiply(t2, t0)
-    t5 = device.multiply(device.divide(row_sum * rstd * rstd * rstd, size_n.to(cutlass.Float32), approx), t3)
+    t5 = device.multiply(device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd, t3)
     t4 = dresidual_out + device.multiply(t1 * rstd, dn) - t5
     dresidual = t4
     return t0 * dresidual * y
@@ -698,9 +698,9 @@ def post_add_pre_norm_backward_chain(
     t3 = residual + device.multiply(t2, t0)
     t5 = size_n.to(cutlass.Float32)
     t4 = dresidual_out + device.multiply(t1 * rstd, dn) - device.multiply(
-        device.divide(row_sum * rstd * rstd * rstd, t5, approx), t3,
+        device.divide(row_sum, t5, approx) * rstd * rstd * rstd, t3,
     )
-    dy = t0 * y_rstd * t4 - device.divide(row_sum2 * y_rstd * y_rstd * y_rstd, t5, approx) * y
+    dy = t0 * y_rstd * t4 - device.divide(row_sum2, t5, approx) * y_rstd * y_rstd * y_rstd * y
     dresidual = t4
     return dy, dresidual, dresidual * t2, dn * (t3 * rstd)
 
@@ -947,9 +947,9 @@ def post_add_pre_norm_backward_xla(dresidual_out, dn, y_rstd, rstd, y, residual,
     t3 = residual + runtime.settled(t2 * t0)
     t5 = size_n.astype(jnp.float32)
     t4 = dresidual_out + runtime.settled(t1 * rstd * dn) - runtime.settled(
-        jnp.sum(t1 * dn * t3, axis=-1, keepdims=True) * rstd * rstd * rstd / t5 * t3
+        jnp.sum(t1 * dn * t3, axis=-1, keepdims=True) / t5 * rstd * rstd * rstd * t3
     )
-    dy = t0 * y_rstd * t4 - jnp.sum(t0 * t4 * y, axis=-1, keepdims=True) * y_rstd * y_rstd * y_rstd / t5 * y
+    dy = t0 * y_rstd * t4 - jnp.sum(t0 * t4 * y, axis=-1, keepdims=True) / t5 * y_rstd * y_rstd * y_rstd * y
     dresidual = t4
     dpost = jnp.sum(dresidual * t2, axis=row_axes, keepdims=True)
     dpre = jnp.sum(dn * (t3 * rstd), axis=row_axes, keepdims=True)

@@ -235,16 +235,16 @@ def qkv_rmsnorm_rotary_frozen_chain(
     q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
     t0 = sin * q_rstd
     t1 = cos * q_rstd
-    t6 = size_d.to(cutlass.Float32)
-    t2 = device.divide(row_sum * q_rstd * q_rstd * q_rstd * 0.5, t6, approx)
-    dx0 = t0 * dq1 + t1 * dq0 - t2 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t2 * x1
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx)
+    t3 = t2 * row_sum * q_rstd * q_rstd * q_rstd
+    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
+    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
     k_rstd = device.rsqrt(0.5 * (row_mean3 + row_mean4) + eps, approx)
-    t3 = sin * k_rstd
-    t4 = cos * k_rstd
-    t5 = device.divide(row_sum2 * k_rstd * k_rstd * k_rstd * 0.5, t6, approx)
-    dx2 = t3 * dk1 + t4 * dk0 - t5 * x2
-    dx3 = t4 * dk1 - t3 * dk0 - t5 * x3
+    t4 = sin * k_rstd
+    t5 = cos * k_rstd
+    t6 = t2 * row_sum2 * k_rstd * k_rstd * k_rstd
+    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
+    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
     dx4 = dv0
     dx5 = dv1
     return dx0, dx1, dx2, dx3, dx4, dx5
@@ -397,23 +397,23 @@ def qkv_rmsnorm_rotary_frozen_launch(
 
 def qkv_rmsnorm_rotary_frozen_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t6 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
-    q_rstd = jax.lax.rsqrt(t6)
+    t7 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    q_rstd = jax.lax.rsqrt(t7)
     t0 = sin * q_rstd
     t1 = cos * q_rstd
-    t7 = jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
-    t8 = size_d.astype(jnp.float32)
-    t2 = t7 * q_rstd * q_rstd * 0.5 / t8
-    dx0 = t0 * dq1 + t1 * dq0 - t2 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t2 * x1
+    t2 = 0.5 / size_d.astype(jnp.float32)
+    t8 = t2 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
+    t3 = t8 * q_rstd * q_rstd
+    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
+    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
     t9 = 0.5 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
     k_rstd = jax.lax.rsqrt(t9)
-    t3 = sin * k_rstd
-    t4 = cos * k_rstd
-    t10 = jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
-    t5 = t10 * k_rstd * k_rstd * 0.5 / t8
-    dx2 = t3 * dk1 + t4 * dk0 - t5 * x2
-    dx3 = t4 * dk1 - t3 * dk0 - t5 * x3
+    t4 = sin * k_rstd
+    t5 = cos * k_rstd
+    t10 = t2 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
+    t6 = t10 * k_rstd * k_rstd
+    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
+    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
     dx4 = dv0
     dx5 = dv1
     return dx0, dx1, dx2, dx3, dx4, dx5
@@ -581,23 +581,23 @@ def qkv_rmsnorm_rotary_backward_chain(
     q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
     t0 = sin * q_rstd
     t1 = cos * q_rstd
-    t10 = size_d.to(cutlass.Float32)
-    t2 = device.divide(row_sum * q_rstd * q_rstd * q_rstd * 0.5, t10, approx)
-    dx0 = t0 * dq1 + t1 * dq0 - t2 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t2 * x1
+    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx)
+    t3 = t2 * row_sum * q_rstd * q_rstd * q_rstd
+    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
+    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
     k_rstd = device.rsqrt(0.5 * (row_mean3 + row_mean4) + eps, False)
-    t3 = sin * k_rstd
-    t4 = cos * k_rstd
-    t5 = device.divide(row_sum2 * k_rstd * k_rstd * k_rstd * 0.5, t10, approx)
-    dx2 = t3 * dk1 + t4 * dk0 - t5 * x2
-    dx3 = t4 * dk1 - t3 * dk0 - t5 * x3
+    t4 = sin * k_rstd
+    t5 = cos * k_rstd
+    t6 = t2 * row_sum2 * k_rstd * k_rstd * k_rstd
+    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
+    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
     dx4 = dv0
     dx5 = dv1
-    t6 = k_rstd * dk1
-    t7 = k_rstd * dk0
-    t8 = q_rstd * dq1
-    t9 = q_rstd * dq0
-    return dx0, dx1, dx2, dx3, dx4, dx5, t6 * x3 + t7 * x2 + t8 * x1 + t9 * x0, t6 * x2 - t7 * x3 + t8 * x0 - t9 * x1
+    t7 = k_rstd * dk1
+    t8 = k_rstd * dk0
+    t9 = q_rstd * dq1
+    t10 = q_rstd * dq0
+    return dx0, dx1, dx2, dx3, dx4, dx5, t7 * x3 + t8 * x2 + t9 * x1 + t10 * x0, t7 * x2 - t8 * x3 + t9 * x0 - t10 * x1
 
 
 def qkv_rmsnorm_rotary_backward_columns(column_sum, column_sum2):
@@ -1054,31 +1054,31 @@ def qkv_rmsnorm_rotary_backward_launch(
 
 def qkv_rmsnorm_rotary_backward_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t10 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
-    q_rstd = jax.lax.rsqrt(t10)
+    t11 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    q_rstd = jax.lax.rsqrt(t11)
     t0 = sin * q_rstd
     t1 = cos * q_rstd
-    t11 = jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
-    t12 = size_d.astype(jnp.float32)
-    t2 = t11 * q_rstd * q_rstd * 0.5 / t12
-    dx0 = t0 * dq1 + t1 * dq0 - t2 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t2 * x1
+    t2 = 0.5 / size_d.astype(jnp.float32)
+    t12 = t2 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
+    t3 = t12 * q_rstd * q_rstd
+    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
+    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
     t13 = 0.5 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
     k_rstd = jax.lax.rsqrt(t13)
-    t3 = sin * k_rstd
-    t4 = cos * k_rstd
-    t14 = jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
-    t5 = t14 * k_rstd * k_rstd * 0.5 / t12
-    dx2 = t3 * dk1 + t4 * dk0 - t5 * x2
-    dx3 = t4 * dk1 - t3 * dk0 - t5 * x3
+    t4 = sin * k_rstd
+    t5 = cos * k_rstd
+    t14 = t2 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
+    t6 = t14 * k_rstd * k_rstd
+    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
+    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
     dx4 = dv0
     dx5 = dv1
-    t6 = k_rstd * dk1
-    t7 = k_rstd * dk0
-    t8 = q_rstd * dq1
-    t9 = q_rstd * dq0
-    dcos = jnp.sum(t6 * x3 + t7 * x2 + t8 * x1 + t9 * x0, axis=(-4, -2), keepdims=True)
-    dsin = jnp.sum(t6 * x2 - t7 * x3 + t8 * x0 - t9 * x1, axis=(-4, -2), keepdims=True)
+    t7 = k_rstd * dk1
+    t8 = k_rstd * dk0
+    t9 = q_rstd * dq1
+    t10 = q_rstd * dq0
+    dcos = jnp.sum(t7 * x3 + t8 * x2 + t9 * x1 + t10 * x0, axis=(-4, -2), keepdims=True)
+    dsin = jnp.sum(t7 * x2 - t8 * x3 + t9 * x0 - t10 * x1, axis=(-4, -2), keepdims=True)
     return dx0, dx1, dx2, dx3, dx4, dx5, dcos, dsin
 
 

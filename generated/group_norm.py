@@ -73,8 +73,8 @@ def group_norm_kernel(
     approx = device.narrow(mY)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
-    rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rBias = access.registers(mBias, (vec, 1), 0.0)
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * G, C * S)
@@ -89,8 +89,6 @@ def group_norm_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-        row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean, *sRowMean2], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -101,7 +99,7 @@ def group_norm_kernel(
                 reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
-        row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
+        row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -111,16 +109,16 @@ def group_norm_kernel(
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
-        row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
+        row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-            part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
+                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
+                at.gather_shared(mBias, (iG, 0), (None, 0), (C, S,), rBias)
                 y = group_norm_chain(
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0), run=sYRun)
@@ -194,8 +192,8 @@ def group_norm_forward_kernel(
     approx = device.narrow(mY)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
-    rBias = access.registers(mBias, (vec, vectors, at_once), 0.0)
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rBias = access.registers(mBias, (vec, 1), 0.0)
     sRowMean_ = rowwise.shared(how, cutlass.Float32)
     sRowMean2 = rowwise.shared(how, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, B * G, C * S)
@@ -210,8 +208,6 @@ def group_norm_forward_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-        row.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
         reduce.meet([*sRowMean_, *sRowMean2], how.cluster)
         rRowMean_ = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -222,7 +218,7 @@ def group_norm_forward_kernel(
                 reduce.accumulate([rRowMean_], ("mean",), values, part.vector(v).inside())
         row_mean_, = row.reduce([rRowMean_], ("mean",), sRowMean_)
 
-        row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
+        row = row.forget((mX, rX))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
@@ -232,16 +228,16 @@ def group_norm_forward_kernel(
                 reduce.accumulate([rRowMean2], ("mean",), values, part.vector(v).inside())
         row_mean2, = row.reduce([rRowMean2], ("mean",), sRowMean2)
 
-        row = row.forget((mX, rX), (mWeight, rWeight), (mBias, rBias))
+        row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
-            part.gather(mBias, (iG, 0), (None, 0), (C, S,), rBias[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
+                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
+                at.gather_shared(mBias, (iG, 0), (None, 0), (C, S,), rBias)
                 y = group_norm_forward_chain(
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]), device.floats(rBias[None, v, u]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.floats(rBias[None, 0]),
                     device.full(vec, eps), device.full(vec, row_mean_), device.full(vec, row_mean2), approx,
                 )
                 at.store(y.to(mY.element_type), mY, (iB, iG, 0, 0), run=sYRun)
@@ -307,7 +303,7 @@ def group_norm_frozen_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
@@ -325,7 +321,6 @@ def group_norm_frozen_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRstd, (iB, iG), rRstd[None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -335,30 +330,30 @@ def group_norm_frozen_kernel(
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = group_norm_frozen_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
-        row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
+        row = row.forget((mDy, rDy), (mX, rX))
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
+                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 dx = group_norm_frozen_chain(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
-                    device.full(vec, C, cutlass.Int32), device.full(vec, S, cutlass.Int32), device.full(vec, row_sum),
-                    device.full(vec, row_sum2), approx,
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, C, cutlass.Int32),
+                    device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
     rowwise.send(how, (sDxRun, mDx))
@@ -411,7 +406,7 @@ def group_norm_backward_rows_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
+    rWeight = access.registers(mWeight, (vec, 1), 1.0)
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
@@ -427,7 +422,6 @@ def group_norm_backward_rows_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -436,12 +430,13 @@ def group_norm_backward_rows_kernel(
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
-            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = group_norm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)

@@ -853,8 +853,8 @@ def group_norm_channels_last_frozen_whole_kernel(
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
-    rMeanOfBG4 = access.registers(mMeanOfBG4, (1,))
-    rVarOfBG = access.registers(mVarOfBG, (1,))
+    rMeanOfBG4 = access.registers(mMeanOfBG4, (1, at_once))
+    rVarOfBG = access.registers(mVarOfBG, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
 
     first_row = rowwise.first_row(how)
@@ -866,8 +866,8 @@ def group_norm_channels_last_frozen_whole_kernel(
         # if the row stays in registers; else each pass reads its part
         row.gather(mDy, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rDy[None, None, u])
         row.gather(mX, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rX[None, None, u])
-        row.load_one(mMeanOfBG4, (iB, iG), rMeanOfBG4)
-        row.load_one(mVarOfBG, (iB, iG), rVarOfBG)
+        row.load_one(mMeanOfBG4, (iB, iG), rMeanOfBG4[None, u])
+        row.load_one(mVarOfBG, (iB, iG), rVarOfBG[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -880,7 +880,7 @@ def group_norm_channels_last_frozen_whole_kernel(
                 at.gather_shared(mWeight, (iG, 0), (None, 1), (S, C,), rWeight)
                 values = group_norm_channels_last_frozen_whole_stage0(
                     device.floats(rDy[None, v, u]),
-                    device.floats(device.full(vec, rMeanOfBG4[0], rMeanOfBG4.element_type)),
+                    device.floats(device.full(vec, rMeanOfBG4[0, u], rMeanOfBG4.element_type)),
                     device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
@@ -896,9 +896,9 @@ def group_norm_channels_last_frozen_whole_kernel(
                 at.gather_shared(mWeight, (iG, 0), (None, 1), (S, C,), rWeight)
                 dx = group_norm_channels_last_frozen_whole_chain(
                     device.floats(rDy[None, v, u]),
-                    device.floats(device.full(vec, rMeanOfBG4[0], rMeanOfBG4.element_type)),
-                    device.floats(device.full(vec, rVarOfBG[0], rVarOfBG.element_type)), device.floats(rX[None, v, u]),
-                    device.floats(rWeight[None, 0]), device.full(vec, S, cutlass.Int32),
+                    device.floats(device.full(vec, rMeanOfBG4[0, u], rMeanOfBG4.element_type)),
+                    device.floats(device.full(vec, rVarOfBG[0, u], rVarOfBG.element_type)),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, S, cutlass.Int32),
                     device.full(vec, C, cutlass.Int32), device.full(vec, eps), device.full(vec, row_sum),
                     device.full(vec, row_sum2), approx,
                 )

@@ -201,8 +201,19 @@ class Reads:
         )
 
     def of_row(self, access: Access) -> bool:
-        """Whether each row has its own values in an array that is read in vectors; otherwise all rows that are reduced
-        together share them."""
+        """Whether registers hold values of its own for each row, of an array that is read in vectors; otherwise all rows that are
+        reduced together share them, or columns do."""
+        return self.varies(access) and not self.is_shared_by_columns(access)
+
+    def is_shared_by_columns(self, access: Access) -> bool:
+        """Whether some columns of a row have the same elements of an array, such as a weight of each channel in rows of channels and
+        positions. Kernels that reduce along rows alone read them again where they are needed, from a cache."""
+        columns = {*range(self.leading, len(self.groups))}
+        own = access.mode == "gather" and access.array is not None and not access.back
+        return self.kind == "row" and own and access.index_of is None and not columns <= {*access.tokens}
+
+    def varies(self, access: Access) -> bool:
+        """Whether rows that are reduced together have different values in an array."""
         own = [t for t in access.tokens if t != "parts" and t not in self.apart]
         taken = self.taken_mode(access)
         if access.index_of is not None and taken is not None:  # an index gives the position along this axis
@@ -211,8 +222,8 @@ class Reads:
         return not self.leading or any(not isinstance(t, int) or t < self.leading for t in own)
 
     def read_when_needed(self, access: Access) -> bool:
-        """Whether each vector of an array is read when it is needed: all rows share it."""
-        return access.mode == "flat" and not self.of_row(access)
+        """Whether each vector of an array is read when it is needed: all rows share it, or columns do."""
+        return self.is_shared_by_columns(access) or (access.mode == "flat" and not self.varies(access))
 
     def taken_mode(self, access: Access) -> int | None:
         """The mode of a table that is read at an index; None for an array that is read at its own position."""
@@ -293,7 +304,7 @@ class Reads:
         """Whether neighbouring rows can be read and written together: all arrays that are written, or read along a row,
         have every axis of the rows, in order."""
         values = all(a.tokens == tuple(range(self.leading)) for a in self.stores if a.mode == "row")
-        own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.of_row(a)]
+        own = [a for a in (*self.loads, *self.stores) if a.mode in ("flat", "gather") and self.varies(a)]
         plain = not self.inner and not any(self.picks(a) or self.moves(a) for a in self.loads)
         return self.kind == "row" and self.leading > 0 and plain and values and all(map(self.aligned, own))
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, ROWS, Statement, lost_axes
 from codegen.graph.ops import ALONE, SCANS, TAKES
-from codegen.plan.access import Access
 from codegen.plan.launches import Extents
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
@@ -39,17 +38,9 @@ class Strided(Reduction):
     def whole_rows(self) -> bool:
         return False
 
-    def of_row(self, access: Access) -> bool:
-        """Whether registers hold a row's elements of an array: it has all column axes. Elements of other arrays, such as a weight of each
-        channel, are read when they are needed, from a cache."""
-        return {*range(self.leading, len(self.groups))} <= {*access.tokens}
-
     @property
     def alone(self) -> bool:
         return len({a.array for a in self.loads if a.array is not None and self.of_row(a)}) == 1
-
-    def read_when_needed(self, access: Access) -> bool:
-        return access.mode in ("flat", "gather") and not self.of_row(access)
 
     @functools.cached_property
     def full(self) -> tuple[tuple[Array, int], ...]:

@@ -76,3 +76,16 @@ def test_short_stretches_and_long_rows_take_stages(tmp_path, inner, columns):
 def test_other_ops_have_no_such_kernel(tmp_path, text):
     op = make_op(tmp_path, spec_text(*text, types=TYPES))
     assert op.plan.whole is None
+
+
+def test_rows_of_neighbours_hold_no_weight_that_their_columns_share(tmp_path):
+    text = (
+        "x: T[B, G, C, S]; weight: T[G, C]; shift: T[B, G, C]", "y: T[B, G, C, S]",
+        "y = (x - max(x, axis=(C, S))) * weight + shift",
+        "y = (x - jnp.max(x, axis=(2, 3), keepdims=True)) * weight[..., None] + shift[..., None]",
+    )  # fmt: skip
+    op = make_op(tmp_path, spec_text(*text, types=TYPES))
+    assert [a.name for a in op.plan.loads if op.plan.of_row(a)] == ["x"]
+    dtypes = {"x": "bfloat16", "weight": "bfloat16", "shift": "bfloat16", "y": "bfloat16"}
+    assert op.plan.launch(dtypes, Extents(4096, 2**24, 2**17, 128), {}, "sm_90a").holds_row
+    testing.check_op(op, "interpret", examples=4)

@@ -22,7 +22,6 @@ from codegen.render.records import Constant, Described, Head, Jnp, Kernel, Refer
 from codegen.render.wrapping import WIDTH
 from codegen.spec.spec import Array, Param
 
-
 # Of integers with few bits (`ranges.SMALL`)
 OF_SMALL = {"floordiv": "device.floor_divide_small({0}, {1})", "mod": "device.modulo_small({0}, {1})"}
 

@@ -316,7 +316,8 @@ class Attention(AttentionPlan):
         count = rows * (shared if packed else 1)
         tile = next(m for m in (16, 32, 64) if m >= count or m == 64)
         blocks = -(-count // tile) * (batch // shared if packed else batch)
-        wanted = -(-walking.processors(arch) * RESIDENT // max(blocks, 1)) * (UNEVEN if self.is_uneven else 1)
+        resident = walking.processors(arch) * RESIDENT * (UNEVEN if self.is_uneven else 1)
+        wanted = -(-resident // max(blocks, 1))
         wanted = min(wanted, columns // LEAST_COLUMNS)
         splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1
         if not packed and splits <= 1:

@@ -55,6 +55,9 @@ def load_package(folder: Path) -> Any:
 
 def no_op(name: str, names: Sequence[str], folder: Path) -> str:
     """The message for an op that does not exist."""
+    if (path := Path(name)).suffix in (".yaml", ".yml"):
+        named_alone = f"an op is named without its file, as {path.stem!r}"
+        return f"no op {name!r} in {named(folder)}: {named_alone}\n  --specs says which folder has the specs"
     return f"no op {name!r} in {named(folder)}. {suggested(name, names)}\n  `codegen list WORD` searches the ops"
 
 

@@ -147,6 +147,8 @@ def test_an_op_that_is_not_there(run, tmp_path):
     first, second = result.err.splitlines()
     assert first.startswith(f"error: no op 'rmsnrom' in {ROOT / 'specs'}. Did you mean 'rmsnorm', ")
     assert second == "  `codegen list WORD` searches the ops"
+    message = run("explain", "specs/rmsnorm.yaml", "--specs", str(SPECS)).err
+    assert message.startswith("error: no op 'specs/rmsnorm.yaml' in") and "without its file, as 'rmsnorm'" in message
 
 
 def test_the_ops_of_the_examples_are_current(run, monkeypatch):

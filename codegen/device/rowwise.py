@@ -201,7 +201,7 @@ class Row:
             certain = self.how.exact or self.v < self.how.vectors - 1
             runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
             return
-        aligned = self.in_one_run and isinstance(start_of(src, place), int)
+        aligned = src is not None and self.in_one_run and isinstance(start_of(src, place), int)
         self._load(src, place, self.column if self.c is None else self.c, dst, parts, aligned, False)
 
     def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:

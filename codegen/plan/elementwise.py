@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
@@ -52,6 +53,7 @@ class Elementwise(Unreduced):
     kind: str = "elementwise"
     kernels: int = 1
     extremes: tuple[()] = ()
+    uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
     turned: int | None = None  # the group along which arrays in another order lie
 
     @property

@@ -13,7 +13,6 @@ from codegen.measuring.compiled import sass
 from codegen.measuring.compiled.compile import cubins_of_call
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled.platform import current_arch
@@ -29,7 +28,7 @@ def instruction_times(op: AnyOp, binding: Binding, shape: Shape, clock: float | 
     the highest one. None are known of an op that contracts, scans, selects or has stages, or of a GPU that `targets.GPUS` lacks."""
     arch = current_arch()
     gpu = None if arch is None else this_gpu(arch, jax.devices()[0].device_kind)
-    counted = isinstance(op.plan, Elementwise | Reduction) and not isinstance(op.plan, Scan)
+    counted = isinstance(op.plan, Elementwise | Reduction) and op.plan.uniform
     if not counted or arch is None or gpu is None:
         return ()
     rows, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from codegen.graph import online
 from codegen.graph.nodes import DTYPES, Node, lost_axes
@@ -92,6 +93,7 @@ class Reads:
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
     costly: bool = False  # over rows: an expensive value is computed for each column
     alive: int = 1  # the most values of a column that are alive at once
+    uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
 
     @property
     def vector_group(self) -> int:

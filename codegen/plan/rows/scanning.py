@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Node, Statement, along_of, lost_axes, topological
@@ -46,6 +47,7 @@ NO_AXIS = Along("")
 class Scan(Elementwise):
     """The plan of a kernel that scans along the axis of the group `place`."""
 
+    uniform: ClassVar[bool] = False
     place: int = 0
     along: Along = NO_AXIS
     scans: tuple[Node, ...] = ()  # in the order in which they are computed

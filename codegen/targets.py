@@ -17,6 +17,52 @@ def family(arch: str) -> str:
 
 
 @dataclass(frozen=True)
+class Features:
+    """What plans must know of a family of architectures."""
+
+    processors: int  # the SMs of its largest GPU
+    shared: int  # KiB of shared memory that the blocks on one SM may take
+    clusters: bool = False  # whether blocks share rows through each other's shared memory
+    uneven: bool = False  # whether memory serves some SMs faster than others
+    emulates_float8: bool = False  # whether mma.sync of float8 is one of float16 with conversions, which take registers
+
+
+FEATURES = {
+    "sm_80": Features(processors=108, shared=160),
+    "sm_90": Features(processors=132, shared=224, clusters=True, uneven=True, emulates_float8=True),
+    "sm_100": Features(processors=148, shared=224, clusters=True, emulates_float8=True),
+    "sm_103": Features(processors=148, shared=224, clusters=True, emulates_float8=True),
+    "sm_120": Features(processors=170, shared=96),
+}
+UNKNOWN = Features(processors=132, shared=96)
+
+
+def features(arch: str | None) -> Features:
+    """The features of an architecture; for those without a row, and for None, some that suit most."""
+    return UNKNOWN if arch is None else FEATURES.get(family(arch), UNKNOWN)
+
+
+def clusters(arch: str | None) -> bool:
+    """Whether the architecture has clusters, in which blocks share rows through each other's shared memory."""
+    return features(arch).clusters
+
+
+def processors(arch: str | None) -> int:
+    """The number of SMs of an architecture's GPU."""
+    return features(arch).processors
+
+
+def shared_memory(arch: str | None) -> int:
+    """The bytes of shared memory that the blocks on one SM may take."""
+    return features(arch).shared * 1024
+
+
+def has_wgmma(arch: str | None) -> bool:
+    """Whether warpgroups of the architecture multiply matrices from shared memory, for which there are main loops of their own."""
+    return arch == "sm_90a"
+
+
+@dataclass(frozen=True)
 class Work:
     """Counts of instructions, for an element or for a thread: of all, each of which takes an issue slot; of those on
     the unit for special functions and conversions; and of those on integers, comparisons and selections, which run at

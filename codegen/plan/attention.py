@@ -26,9 +26,9 @@ from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
-from codegen.plan.rows import walking
 from codegen.shared import LEAST_COLUMNS, AttentionLaunch
 from codegen.spec.spec import Array, Spec
+from codegen.targets import has_wgmma, processors
 
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100
@@ -165,7 +165,7 @@ class AttentionPlan(Unreduced):
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         few = self.of_few_rows(d, e, extents, arch)
-        hopper = arch == "sm_90a" and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
+        hopper = has_wgmma(arch) and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
         return few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
 
     def check_types(self, dtypes: Mapping[str, str]) -> None:
@@ -316,7 +316,7 @@ class Attention(AttentionPlan):
         count = rows * (shared if packed else 1)
         tile = next(m for m in (16, 32, 64) if m >= count or m == 64)
         blocks = -(-count // tile) * (batch // shared if packed else batch)
-        resident = walking.processors(arch) * RESIDENT * (UNEVEN if self.is_uneven else 1)
+        resident = processors(arch) * RESIDENT * (UNEVEN if self.is_uneven else 1)
         wanted = -(-resident // max(blocks, 1))
         wanted = min(wanted, columns // LEAST_COLUMNS)
         splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1

@@ -12,9 +12,10 @@ from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm, KernelPlan
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM, clusters, shared_memory
+from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM
 from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
+from codegen.targets import clusters, shared_memory
 
 Changes = Mapping[str, int | float | bool]
 

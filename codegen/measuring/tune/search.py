@@ -35,6 +35,7 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
+from codegen.targets import has_wgmma
 from codegen.tuning import candidates, choosing
 from codegen.tuning.choosing import Changes
 
@@ -130,7 +131,7 @@ class Kernel:
 
     def _tiles(self) -> dict[Any, Changes]:
         planned, plan = self.planned, self.op.plan
-        if self.arch != "sm_90a":
+        if not has_wgmma(self.arch):
             return {}
         dtypes = {a.name: self.types.dtype(a) for a in plan.epilogue.spec.arrays}
         dtypes |= {"a": self.types.dtype(plan.products[0].a), "b": self.types.dtype(plan.products[0].b)}

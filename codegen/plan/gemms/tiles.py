@@ -24,6 +24,7 @@ from codegen.plan.gemms.segments import WIDTHS, Segments, of_segments
 from codegen.plan.launches import GemmLaunch, Tuned
 from codegen.shared import WARP, AmpereTiles, Tiles
 from codegen.spec.spec import Array, Spec
+from codegen.targets import features, has_wgmma
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Tile:
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged, segment = extents["N"] % vec != 0, self.segment(extents)
-        if arch == "sm_90a" and (found := self.hopper(dtypes, extents, ragged)):
+        if has_wgmma(arch) and (found := self.hopper(dtypes, extents, ragged)):
             tiles = min(found, key=lambda t: found[t])
             if tuned is None:
                 return GemmLaunch(vec, ragged, tiles, segment, self.slower(tiles, dtypes, extents))
@@ -123,7 +124,7 @@ class Tile:
             raise UserError(f"no main loop for {factor} on {arch}")
         few = extents["M"] * extents["N"] <= 512 * 512
         own = self.small() if few else LARGE
-        if factor in FLOAT8 and arch.startswith(EMULATED) and not few:
+        if factor in FLOAT8 and features(arch).emulates_float8 and not few:
             own = replace(own, warps_n=4, blocks=1)
         own = replace(own, tile_k=(64 if few else 128) // DTYPES[factor].size)
         if factor == "float32":
@@ -240,7 +241,7 @@ class Tile:
 
     def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
         """Why the main loop for Hopper cannot be used."""
-        if arch != "sm_90a":
+        if not has_wgmma(arch):
             return f"no main loop of {arch}'s own"
         paired = "halves" if self.paired == "two" else self.paired
         N = extents["N"] * (2 if paired in ("interleaved", "segments") else 1)
@@ -293,8 +294,6 @@ COSTS = {
     "sinh": 9, "cosh": 5, "erf": 12, "erfc": 13, "gelu": 12, "dgelu": 14, "pow": 15,
 }  # fmt: skip
 AMPERE = ("float16", "bfloat16", "float32", "int8")
-# mma.sync of float8 is one of float16 with conversions here, which take registers
-EMULATED = ("sm_90", "sm_100", "sm_103")
 
 
 def _with_whole(tiles: AmpereTiles, segment: int) -> AmpereTiles:

@@ -19,8 +19,8 @@ from codegen.plan.access import Access, whole_pairs
 from codegen.plan.launches import IDLE, Extents
 from codegen.plan.rows import tiling, walking
 from codegen.plan.rows.access import Reads
-from codegen.plan.rows.walking import clusters
 from codegen.shared import WARP, RowLaunch, WalkLaunch
+from codegen.targets import clusters, shared_memory
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # threads of a block of several rows
@@ -341,7 +341,7 @@ class Reduction(Reads):
             return None
         threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
         room = threads * count * (2 * needs.width + self.written_bytes(dtypes) + needs.sums)
-        resident = min(MAX_THREADS // threads, walking.shared_memory(arch) // room)
+        resident = min(MAX_THREADS // threads, shared_memory(arch) // room)
         if not resident:
             return None
         return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
@@ -368,7 +368,7 @@ class Reduction(Reads):
             return None
         own = found.at_once * needs.width + vec * self.written_bytes(dtypes) + needs.sums
         block = found.threads * found.vectors * own
-        resident = min(max(1, found.resident), walking.shared_memory(arch) // block)
+        resident = min(max(1, found.resident), shared_memory(arch) // block)
         if not resident:
             return None
         return replace(

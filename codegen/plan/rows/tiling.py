@@ -8,16 +8,14 @@ from codegen.plan.rows.walking import (
     ROOM,
     THREADS,
     Needs,
-    clusters,
     most_parts,
     most_rows,
-    processors,
     registers,
-    shared_memory,
     shares,
     threads_that_fit,
 )
 from codegen.shared import WARP, WalkLaunch
+from codegen.targets import clusters, processors, shared_memory
 
 MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
 # (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)

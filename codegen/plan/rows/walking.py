@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from codegen.plan.access import INT_MAX
 from codegen.shared import WARP, WalkLaunch
+from codegen.targets import clusters, features, processors, shared_memory
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread holds before the row gets more threads
 COSTLY_THREAD_BYTES = 64  # if an expensive value is computed of them
@@ -53,11 +54,7 @@ CLUSTERS = (
 )  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
 THREADS = 256  # threads of a block in which no row is whole
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
-PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "sm_103": 148, "sm_120": 170}
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
-SHARED = {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}  # KiB of an SM's shared memory
-LEAST_SHARED = 96  # if it is not known
-UNEVEN = ("sm_90",)  # architectures whose memory serves some SMs faster than others
 # Bytes of a block's rows, from which on blocks may keep pace: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
 PACED_BYTES = 8 * 1024
 LONG = 8  # rows of a thread, from which on a call is long
@@ -79,11 +76,6 @@ class Needs:
     costly: bool  # an expensive value is computed of each column: registers for that
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
-
-
-def clusters(arch: str | None) -> bool:
-    """Whether the architecture has clusters, in which blocks share rows through each other's shared memory."""
-    return arch is not None and arch.startswith(("sm_90", "sm_100", "sm_103"))
 
 
 ANY = 2**31
@@ -111,17 +103,6 @@ def most_parts() -> int:
 def most_rows() -> int:
     """The most rows in this context of a thread that does not have whole rows."""
     return _most_rows.get()
-
-
-def processors(arch: str | None) -> int:
-    """The number of SMs of an architecture's GPU."""
-    return next((n for name, n in PROCESSORS.items() if arch is not None and arch.startswith(name)), 132)
-
-
-def shared_memory(arch: str | None) -> int:
-    """The bytes of shared memory that the blocks on one SM may take."""
-    known = (n for name, n in SHARED.items() if arch is not None and arch.startswith(name))
-    return next(known, LEAST_SHARED) * 1024
 
 
 def most_kept(costly: bool, ragged: bool) -> int:
@@ -253,8 +234,11 @@ class _WholeRows:
     def may_pace(self, threads: int, per_row: int) -> bool:
         """Whether blocks may keep pace. Warps that have whole rows do not wait for each other otherwise: pacing them took an H200 up to
         as much time as the rest of the kernel."""
-        uneven = self.arch is not None and self.arch.startswith(UNEVEN)
-        return uneven and per_row > WARP and threads // per_row * self.count * self.needs.width >= PACED_BYTES
+        return (
+            features(self.arch).uneven
+            and per_row > WARP
+            and threads // per_row * self.count * self.needs.width >= PACED_BYTES
+        )
 
     def held(
         self, vectors: int, threads: int, cluster: int, exact: bool, may_pace: bool, resident: int

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import generated
+from codegen import targets
 from codegen.checking.testing import Case, Types, check_case
 from codegen.measuring.times.bench import make_inputs, typical
 from codegen.plan.rows import walking
@@ -19,7 +20,8 @@ def call(monkeypatch):
     """A call of LayerNorm's backward on a small GPU, for which it has many rows."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     monkeypatch.setattr(walking, "LONG", 2)
-    monkeypatch.setitem(walking.PROCESSORS, "sm_90", 2)
+    hopper = dataclasses.replace(targets.FEATURES["sm_90"], processors=2)
+    monkeypatch.setitem(targets.FEATURES, "sm_90", hopper)
     op = generated.dlayernorm
     return op, make_inputs(op.spec, typical(op.spec, {}), {"...": ROWS, "N": COLUMNS}, 0)
 
@@ -45,7 +47,8 @@ def test_blocks_count_their_rows(call):
 def test_results_do_not_depend_on_it(call, monkeypatch):
     op, arrays = call
     paced, kernels = ran(op, arrays)
-    monkeypatch.setattr(walking, "UNEVEN", ())
+    even = dataclasses.replace(targets.FEATURES["sm_90"], uneven=False)
+    monkeypatch.setitem(targets.FEATURES, "sm_90", even)
     plain, fewer = ran(op, arrays)
     assert len(kernels) == len(fewer) + 1
     for a, b in zip(paced[:-1], plain[:-1], strict=True):

@@ -105,7 +105,7 @@ def test_an_op_whose_process_dies_has_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark.Crew, "start", lambda crew: subprocess.Popen(
         ["false"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ))  # fmt: skip
-    given = benchmark.argparse.Namespace(seed=0, minutes=1)
+    given = benchmark.argparse.Namespace(seed=0, minutes=1, kinds="usual")
     found = benchmark.Crew(given, tmp_path, range(3)).run(2)
     assert [op["number"] for op in found] == [0, 1, 2]
     assert all("its process ended with 1" in op["error"] for op in found)

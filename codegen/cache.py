@@ -217,7 +217,7 @@ _WRITERS = 8  # processes that may fill a folder at once and stay below its limi
 
 
 def _trim(folder: Path, most: int) -> int:
-    """Removes the entries that were not used for longest, beyond `most` bytes; returns the bytes that are free then."""
+    """Evicts the least recently used entries beyond `most` bytes; returns the bytes that are free then."""
     found = entries(folder)
     left = sum(entry.size for entry in found)
     while found and left > most:
@@ -231,7 +231,7 @@ def _trim(folder: Path, most: int) -> int:
 
 
 def _files(folder: Path, names: re.Pattern[str]) -> Iterator[Entry]:
-    """Those of such names. A folder of such a name is not the cache's."""
+    """The folder's entries whose names match. A folder of such a name is not the cache's."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as found:
         for file in found:
             if names.fullmatch(file.name) and not file.is_dir(follow_symlinks=False):

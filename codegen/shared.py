@@ -138,7 +138,7 @@ class Walk:
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     staged: bool = False  # whether rows come to shared memory, and one of them to registers; else all to registers
     shared_sums: bool = False  # whether the partial results of a thread's columns lie there; else in registers
-    paced: bool = False  # whether blocks wait for those that memory serves worse, if a call is long
+    paced: bool = False  # whether blocks wait for blocks that memory serves more slowly, if a call is long
     each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
     first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
     by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
@@ -171,7 +171,7 @@ class WalkLaunch(Walk):
         return {"how": Walk(**{f.name: getattr(self, f.name) for f in fields(Walk)})}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """Those that walk down the rows that meet; other kernels fold their parts. Even of no columns there is one piece. Of
+        """The blocks that walk down the rows that meet; other kernels reduce their partial results. Even of no columns there is one piece. Of
         `rows` places and all their columns, where each has threads of its own."""
         if self.by_place:
             return rows * -(-columns // self.width_of_piece) // (self.threads // self.per_row) + 1
@@ -342,7 +342,7 @@ class AttentionLaunch:
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
     joint: bool = False  # whether one kernel computes the gradients of q, k and v
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
-    converted: tuple[str, ...] = ()  # of the arrays of bytes, those that are converted before the kernel
+    converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
 
     @property
     def vec(self) -> int:

@@ -81,7 +81,7 @@ class _Cut:
         self.pairs: dict[str, Node] = {}  # the terms of gradients with rows and columns, by output
 
     def of_places(self) -> list[Op]:
-        """The kernels that compute indices of tables, of those that have one."""
+        """The kernels that compute indices of tables."""
         ops: list[Op] = []
         for place in self.reverse.places.values():
             with contextlib.suppress(SpecError, UserError):

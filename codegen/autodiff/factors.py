@@ -31,7 +31,7 @@ def pulled_product(
 
 
 def multiplied_type(product: Node, arrays: Mapping[str, Array], types: Mapping[str, tuple[str, ...]]) -> str:
-    """The type in which a product's adjoint is multiplied: that of its factors, of those of at least 16 bits; float32 if they
+    """The type in which a product's adjoint is multiplied: the type of its factors of at least 16 bits; float32 if they
     differ, and bfloat16 if both are narrower."""
     found = {dtype for f in product.args if (dtype := type_of(f, arrays)) is not None and is_wide(dtype, types)}
     return "bfloat16" if not found else found.pop() if len(found) == 1 else "float32"

@@ -27,7 +27,7 @@ from codegen.language.transfer import Values, derived_spec, extended_spec
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.products import shared
 
-# The relative error of these operations' results is about that of an argument
+# The results of these operations have about the relative error of an argument
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
 
@@ -151,7 +151,7 @@ class Reverse(Adjoints):
         )
 
     def saved_for(self, statistics: str | None = None, save: tuple[str, ...] | None = None) -> Saved:
-        """The values that a backward takes: those of the chain in `save`, or in the spec's own `save` if None, and outputs. The
+        """The values that a backward takes: the values in `save`, or in the spec's own `save` if None, and outputs. The
         forward may also save `statistics` of "rows" or of "columns" for it, or those that it has "held". Raises `UserError` if
         nothing is to be differentiated."""
         assigned = self.assigned
@@ -402,7 +402,7 @@ class Reverse(Adjoints):
     def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
         """Whether an output is stored in too few bits to replace its value. This holds for statistics and float8 outputs that are
         narrower than the compute type. It holds for other outputs unless they make the arrays that are read `fewer`, or are
-        only used as factors: the relative error of a product is that of its factor, but an exponential multiplies the error."""
+        only used as factors: a product has the relative error of its factor, but an exponential multiplies the error."""
         array = self.spec.array(name)
         size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
         if (size >= 4 and self.spec.doubles <= {array.dtype}) or self.exact(name, value):

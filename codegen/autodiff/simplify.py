@@ -119,7 +119,7 @@ class Algebra:
         return made
 
     def cancelled(self, factors: list[Node]) -> list[Node]:
-        """The factors without those that are there with their inverses."""
+        """The factors that remain once each factor and its inverse have cancelled."""
         left = list(factors)
         for inverse in [f for f in factors if self.is_inverse(f)]:
             if inverse.args[0] in left:

@@ -60,7 +60,7 @@ def _by_index(op: Op, found: Derived, shape: Shape) -> list[dict[str, Any]]:
 
 
 def summed_bytes(op: Op, found: Derived, binding: Binding, shape: Shape) -> int:
-    """The bytes that sums by index read and write, besides those that the backward's kernels move: the gradients of tables, and the
+    """The bytes that sums by index read and write, besides the bytes that the backward's kernels move: the gradients of tables, and the
     cotangents and given indices that no kernel reads for them."""
     read = set() if found.idle else {a.name for a in found.op.spec.inputs}
     tables, indices = ({getattr(s, what) for s in found.how.scattered} for what in ("table", "index"))

@@ -66,7 +66,7 @@ def _cost(node: Node, approximate: bool, last: str) -> Work:
 
 
 def _fused(nodes: list[Node]) -> set[int]:
-    """The operations that cost nothing beside others: products that a sum takes, and a sine beside a cosine of its argument."""
+    """The operations that cost nothing next to others: products that a sum takes, and a sine next to a cosine of its argument."""
     uses: dict[int, int] = {}
     for node in nodes:
         for argument in node.args:

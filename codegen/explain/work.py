@@ -1,5 +1,5 @@
-"""The instructions that an operation takes for each float32 element: all of them, those of the unit for special functions, and
-those for integers, comparisons and selections (`targets.Work`). `benchmarks/work.py` wrote this file: it counts machine code for sm_90a.
+"""The instructions that an operation takes for each float32 element: all of them, those on the unit for special functions, and
+those on integers, comparisons and selections (`targets.Work`). `benchmarks/work.py` wrote this file: it counts machine code for sm_90a.
 """
 
 # By operation: the precise form, and the approximate one where there is one

@@ -30,7 +30,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Steps that one op computes: their places, and those of free steps among them; their inputs and results; the spec;
+    """Steps that one op computes: their places, and the places of free steps among them; their inputs and results; the spec;
     the cost."""
 
     places: tuple[int, ...]

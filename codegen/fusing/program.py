@@ -91,7 +91,7 @@ def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
 
 
 def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[Value, Any]:
-    """The values of steps, from those of their inputs."""
+    """The values of steps, from the values of their inputs."""
     found = dict(values)
     for step in steps:
         given = [read(a, found) for a in step.inputs]
@@ -100,7 +100,7 @@ def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[
 
 
 def bound(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """A primitive's results; None for those that nothing uses. The equation is evaluated as a jaxpr of its own."""
+    """A primitive's results; None for a result that nothing uses. The equation is evaluated as a jaxpr of its own."""
     if params is not equation.params:
         equation = equation.replace(params=dict(params))
     given = {v: a for v, a in zip(equation.invars, arguments, strict=True) if not isinstance(v, core.Literal)}

@@ -191,7 +191,7 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
 
 
 def disagreement(suggestion: Suggestion) -> str:
-    """A message where the op's results differ from those of the function's own steps on random arrays; "" where they
+    """A message where the op and the function's own steps have different results on random arrays; "" where they
     agree."""
     chain, made = suggestion.chain, suggestion.made
     if wrong := with_reference(made, SMALL):

@@ -325,7 +325,7 @@ def topological(
 
 @functools.lru_cache(maxsize=64)
 def nodes_of(statements: tuple[Statement, ...]) -> tuple[Node, ...]:
-    """Every node of some statements, arguments before their users. A plan and its text ask for those of a chain a dozen times."""
+    """Every node of some statements, arguments before their users. A plan and its text ask a dozen times for the nodes of a chain."""
     return tuple(topological(s.value for s in statements))
 
 

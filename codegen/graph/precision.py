@@ -6,7 +6,7 @@ reasons):
 - an output narrower than float32;
 - a sum, mean, maximum or minimum, if every floating array that the value depends on is narrower than float32. On the
   path there, no value that depends on the same arrays, but not on this value, may be added to it or subtracted from it:
-  the errors that rounding the arrays causes might cancel, and leave that of the approximation. Nor may it be compared,
+  the errors that rounding the arrays causes might cancel, and leave the error of the approximation. Nor may it be compared,
   or rounded to a whole number.
 
 Within a GEMM kernel, a product counts as an array of its factors' type (`plan/gemms/tiles.py`).

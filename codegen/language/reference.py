@@ -202,7 +202,7 @@ class _Checker:
 
 
 def _assigned(tree: ast.stmt) -> set[str]:
-    """The names that a statement assigns; those of a comprehension are its own."""
+    """The names that a statement assigns. The names of a comprehension are its own."""
     targets = tree.targets if isinstance(tree, ast.Assign) else []
     return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 

@@ -24,7 +24,7 @@ class Scope:
     output_axes: frozenset[str] = frozenset()
     draw_axes: tuple[
         str, ...
-    ] = ()  # of random numbers whose call names no axes: those of the first output, in its order
+    ] = ()  # the axes of random numbers whose call names none: the first output's, in its order
     later: frozenset[str] = frozenset()  # names that some line assigns
     broken: set[str] = field(default_factory=set)  # names that a wrong line assigns
     used: set[str] = field(default_factory=set)

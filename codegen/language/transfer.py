@@ -58,7 +58,7 @@ class Values:
         )
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that a node is written with: the arguments of a call that remains one, else those of the operation."""
+        """The nodes that a node is written with: the arguments of a call that remains one, else the arguments of the operation."""
         call = self.kept.get(id(node))
         return node.args if call is None or call.is_private else call.values
 

@@ -131,7 +131,7 @@ class _Matcher:
         return {*self.spec.dtypes(array)} <= {*BYTES}
 
     def columns_of(self, contracted: Sequence[str], pages: Sequence[Pages | None]) -> tuple[str, ...]:
-        """The axes that the second product contracts, with that of k's and v's pages first."""
+        """The axes that the second product contracts, with the axis of k's and v's pages first."""
         if None in pages:
             _demand(len(contracted) == 1 and pages[0] is pages[1])
             return tuple(contracted)
@@ -178,7 +178,7 @@ class _Matcher:
     def parts(
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
     ) -> tuple[tuple[Scale, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
-        """The scores' scale, the scores, their mask, the scores without it; the function of rows; and that of exponentials."""
+        """The scores' scale, the scores, their mask, the scores without it; the function of rows; and the function of exponentials."""
         weights, others = self.hidden(weights, first, others)
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]

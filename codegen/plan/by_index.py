@@ -44,7 +44,7 @@ class Sums:
         return "float64" if self.dtype == "float64" else "float32"
 
     def packs(self, numbers: int = PACKED) -> bool:
-        """Whether a key and a row's number fit one of so many numbers: the order is then that of these numbers."""
+        """Whether a key and a row's number fit one of so many numbers: they are then in the order of these numbers."""
         return self.rows is not None and self.keys is not None and (self.keys + 1) * self.rows < numbers
 
     def launch(self) -> SumLaunch | None:

@@ -74,7 +74,7 @@ class Elementwise(Unreduced):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The axes of the jnp form's operands, which are those of the outputs."""
+        """The axes of the jnp form's operands, which are the outputs' axes."""
         output = self.stores[0].array
         assert output is not None
         return output.axes if self.collapsed else tuple(axis for group in self.groups for axis in group.axes)
@@ -233,7 +233,7 @@ class PlannedElements(Planner):
         return None
 
     def is_few(self, group: Group) -> bool:
-        """Whether a group of axes has a fixed size below that of a vector."""
+        """Whether a group of axes has a fixed size smaller than a vector."""
         return math.prod(self.spec.extents.get(axis, FEW) for axis in group.axes) < FEW
 
 

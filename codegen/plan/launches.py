@@ -1,4 +1,4 @@
-"""Launches: what a call adds to a plan. There is a frozen dataclass for each kind of kernel. Those that kernels are
+"""Launches: what a call adds to a plan. There is a frozen dataclass for each kind of kernel. The launches that kernels are
 compiled for are in `codegen.shared`; their `constants` are arguments of the launcher."""
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class Gemm:
 
     @property
     def kernels(self) -> int:
-        """The number of kernels: those of the epilogue, and the matmul if it is a kernel of its own."""
+        """The number of kernels: the epilogue's kernels, and the matmul if it is a kernel of its own."""
         return self.epilogue.plan.kernels + (isinstance(self.tile, UserError) or bool(self.tile.folds))
 
     @property
@@ -168,7 +168,7 @@ class Gemm:
             extents["covered"] = int(first.loaded.covers(extents["K"], count))
         return dtypes, extents
 
-    # Arrays, axes and reductions are those of the epilogue's plan
+    # Arrays, axes and reductions come from the epilogue's plan
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -24,8 +24,8 @@ MAX_AXES = 7
 
 
 def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
-    """A spec's `schedule` for an architecture. Its own entry takes precedence over that of all its variants, and that
-    over the entries for all architectures."""
+    """A spec's `schedule` for an architecture. Its own entry takes precedence over the entry of all its variants, and
+    this over the entries for all architectures."""
     found = {name: value for name, value in spec.schedule if isinstance(value, int)}
     apart = {name: dict(value) for name, value in spec.schedule if isinstance(value, tuple)}
     return found if arch is None else found | apart.get(family(arch), {}) | apart.get(arch, {})
@@ -42,7 +42,7 @@ class Planner:
         self.axes = tuple(a for a in spec.axes if any(a in axes for axes in self.written_to.values()))
 
     def used_axes(self) -> tuple[str, ...]:
-        """The axes of the chain's values, without those that only tables have."""
+        """The axes of the chain's values, without axes that only tables have."""
         used = {axis for node in self.nodes for axis in node.dims}
         takes = [n for n in self.nodes if n.op in TAKES]
         tables = {a for n in takes for a in n.args[0].dims} & {n.attr for n in takes}
@@ -261,7 +261,7 @@ def unheld_types(
     spec: Spec, statements: tuple[Statement, ...], in_registers: Container[str] = frozenset()
 ) -> tuple[str, ...]:
     """The type variables that a chain rounds to and that no tensor of its kernel has in every call. Arrays that may be
-    left out do not count, nor those that are `in_registers`. The launcher takes the dtypes of these types."""
+    left out do not count, nor arrays that are `in_registers`. The launcher takes the dtypes of these types."""
     held = {a.dtype for a in spec.arrays if a.default is None and a.name not in in_registers}
     cast = {n.attr for n in nodes_of(statements) if n.op == "cast"}
     return tuple(name for name, dtypes in spec.types if len(dtypes) > 1 and name in cast and name not in held)

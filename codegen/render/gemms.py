@@ -271,7 +271,7 @@ class TileContext(ElementwiseContext):
         return fresh({p.constant for p in self.static} | {*self.flags, *self.tensors.values()}, "narrow_factors")
 
     def of_factors(self, flags: Iterable[str]) -> list[str]:
-        """Those of these flags that depend on the factors' type, because it decides for a reduced value."""
+        """The flags that depend on the factors' type, because this type decides for a reduced value."""
         held = self.in_registers()
         found = {flag for flag, arrays in self.approximations[1].items() if any(a.name in held for a in arrays)}
         return [flag for flag in flags if flag in found]
@@ -288,7 +288,7 @@ class TileContext(ElementwiseContext):
         return lines
 
     def place_of_sums(self, access: Access) -> int:
-        """The place of a product, or of what is reduced of segments, among those that the kernel passes."""
+        """The place of a product, or of a value that is reduced from segments, among the kernel's arguments."""
         assert access.array is not None
         given, parts = self.tile_plan.given, self.tile_plan.paired not in ("", "two")  # of the one product
         if access.array.name in self.gemm.accs:

@@ -55,7 +55,7 @@ class Jnp:
     """The chain in jnp."""
 
     params: list[str]
-    extra: list[str]  # those of them that are no operands
+    extra: list[str]  # the parameters that are not operands
     doc: str
     lines: list[str]
     returns: str
@@ -136,7 +136,7 @@ class Chain:
     """The chain's function, and a call of it."""
 
     params: list[str]
-    extra: list[str]  # those of them that are no operands
+    extra: list[str]  # the parameters that are not operands
     doc: str
     cute: list[str]
     returns: str

@@ -167,7 +167,7 @@ class Cutting:
         return ready, blocked
 
     def first_of(self, values: Sequence[Node], ready: set[int]) -> list[Node]:
-        """Those of the `ready` reductions that the values use directly, not by way of another one."""
+        """The `ready` reductions that the values use directly, not by way of another one."""
         return [n for n in topological(values, lambda n: self.is_known(n) or id(n) in ready) if id(n) in ready]
 
     def large(self) -> set[str]:

@@ -24,7 +24,7 @@ _OF_ELEMENTS = frozenset({*OPS, "input", "param", "const", "float", "cast"})
 @dataclass(frozen=True)
 class Centred:
     """The same op with its variances about centres. `results` are the values that stages write, each with a word for its name;
-    `centres` those of them that are made of a sample. `origins` are the op's own values, by the identities of those that
+    `centres` those of them that are made of a sample. `origins` are the op's own values, by the identities of the values that
     replace them."""
 
     spec: Spec
@@ -109,7 +109,7 @@ class _Centring:
         return own
 
     def mean(self, node: Node) -> Node:
-        """With a centre of 0 where that of the sample is no number: else an infinity would be NaN."""
+        """With a centre of 0 where the sample's is no number: else an infinity would be NaN."""
         (x,) = node.args
         finite = self.graph.node("isfinite", (node,), kind="bool", dims=node.dims)
         centre = self.graph.node("where", (finite, node, self.graph.const(0.0)), kind="float", dims=node.dims)

@@ -60,7 +60,7 @@ def weights_of(products: Sequence[Node]) -> list[Node]:
 
 
 def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
-    """Those of some nodes, arguments before their users, that are computed from a product which is not known."""
+    """The nodes that are computed from a product which is not known. `nodes` has arguments before their users."""
     found: dict[int, Node] = {}
     for node in nodes:
         if not known(node) and (node.op == "contract" or any(id(a) in found for a in node.args)):
@@ -159,7 +159,7 @@ class _Around(Cutting):
         return any(item.name == a.name for op in self.made for a in op.spec.outputs)
 
     def stage_groups(self, ready: Sequence[Item]) -> list[list[Item]]:
-        """The ready items in as few kernels as possible. Those of the same products share a kernel where there is one; an item
+        """The ready items in as few kernels as possible. Items of the same products share a kernel where there is one; an item
         of fewer of them, or of none, joins a kernel that computes it in its tiles too."""
         groups: list[list[Item]] = []
         for item in sorted(ready, key=lambda i: not self.unknown_products(i)):

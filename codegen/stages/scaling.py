@@ -26,8 +26,8 @@ EXACT = SOURCES | {"uint8", "int4", "uint4"}  # types that every float of 16 bit
 @dataclass(frozen=True)
 class Moved:
     """The op with scales behind its products. `before` are the scales that a stage before the product computes, and
-    `scaled` are all factors that have scales. `origins` are the op's own values, by the identities of those that
-    replace them."""
+    `scaled` are all factors that have scales. `origins` are the op's own values, by the identities of the values that replace
+    them."""
 
     spec: Spec
     before: tuple[Node, ...]

@@ -22,7 +22,7 @@ def restricted(
     calls: Mapping[int, Call],
     pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Spec:
-    """A spec of some statements. Its inputs are those that the statements read, those that give the sizes of their
+    """A spec of some statements. Its inputs are the inputs that the statements read, the inputs that give the sizes of their
     axes, and `more`. `pinned` values are marked."""
     statements = list(statements)
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))

@@ -225,7 +225,7 @@ class Axes:
                     self.union(axis, index[place if len(index) == len(table) or place < how.axis else place - 1])
             for a, b in zip([a for a in index if a], [b for b in out if b], strict=False):
                 self.union(a, b)
-        else:  # the table's other axes, with those of the index
+        else:  # the table's other axes, and the index's axes
             rest = [a for place, a in enumerate(table) if place != how.axis]
             offsets = step.params["dimension_numbers"].offset_dims
             for other, place in zip(rest, offsets, strict=True):

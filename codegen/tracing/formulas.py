@@ -108,7 +108,7 @@ class Formulas:
             return axes - frozenset(attr)
         if op in ("index", "size"):
             return frozenset([attr]) if op == "index" else frozenset()
-        if op == "take":  # the table's axis is replaced by those of the index
+        if op == "take":  # the index's axes replace the table's axis
             return axes - {attr}
         return axes
 

@@ -17,7 +17,7 @@ POOL = "NMCPQEFGIJLRUVWXYZA"
 
 @dataclass(frozen=True)
 class Dim:
-    """A dimension of an array: its axis, or that of its parts; None for a part of one element."""
+    """A dimension of an array: its axis, or the axis of its parts; None for a part of one element."""
 
     axis: Axis | None
     parts: Parts | None = None

@@ -107,7 +107,7 @@ def function_tree(function: Callable[..., Any]) -> ast.FunctionDef | ast.Lambda 
 
 
 def result_names(function: Callable[..., Any], count: int) -> list[str]:
-    """The names of a function's results: those that it returns, else y, y2 and so on."""
+    """The names of a function's results: the names that it returns, else y, y2 and so on."""
     tree = function_tree(function)
     returns = [n for n in ast.walk(tree) if isinstance(n, ast.Return)] if tree is not None else []
     names: list[str] = []

@@ -26,7 +26,7 @@ def trace(function: Callable[..., Any], *examples: Any, op: str = "", verify: bo
     """The text of a spec that computes what a JAX function computes.
 
     `examples` are the function's positional arguments: arrays, or `jax.ShapeDtypeStruct`s, or trees of them. Only their shapes
-    and dtypes count. Dimensions get names: those that the function combines are one axis, and leading axes that it
+    and dtypes count. Dimensions get names: axes that the function combines are one axis, and leading axes that it
     treats alike are `...`. Use different sizes, above 1: a dimension of size 1 is left out of the spec. The most frequent
     narrow float type becomes the type variable T. Python floats among the arguments, and float defaults of the
     others, become parameters. `op` is the spec's name, by default the function's.

@@ -22,7 +22,7 @@ CHEAP = frozenset({"input", "const", "index", "size", "param"})
 
 
 class Text:
-    """Prints formulas; `written` has the names of those that were assigned before."""
+    """Prints formulas; `written` has the names of formulas that were assigned before."""
 
     def __init__(self) -> None:
         self.written: dict[int, str] = {}

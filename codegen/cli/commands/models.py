@@ -83,7 +83,7 @@ def suggest(
 
 
 def _checked(every: list[Any]) -> tuple[list[Any], bool]:
-    """Those of some suggestions that compute what the function's own steps do, compiled; and whether all were looked at."""
+    """The suggestions whose compiled ops compute what the function's own steps do; and whether all of them were compared."""
     from codegen.fusing import suggest as suggesting
 
     wrong: list[tuple[Any, str]] = []

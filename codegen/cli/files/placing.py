@@ -51,7 +51,7 @@ def is_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A context that adds the file to an OSError without one, such as that of a full disk."""
+    """A context that adds the file to an OSError without one, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -311,7 +311,7 @@ def _stage(home: Path, part: _Part, change: Change) -> None:
 
 
 def _link_rest(home: Path, stage: Path, names: Iterable[str]) -> None:
-    """Link the files of `home`, except those of these names, into the folder `stage`."""
+    """Link the files of `home`, except files of these names, into the folder `stage`."""
     try:
         stage.mkdir()
         found = home.stat()

@@ -254,7 +254,7 @@ def _sum_of_same(own: Operations, tree: ast.AST, value: Node, axes: tuple[str, .
 
 
 def _scan(own: Operations, tree: ast.Call, given: Given) -> Node:
-    """A value that has the axis along which it is computed: its dims are those of all operands."""
+    """A value that has the axis along which it is computed: it has the axes of all operands."""
     name = called(tree)
     operands = SCANS[name]
     *found, axes = together(

@@ -120,7 +120,7 @@ class Operations:
         )
 
     def contract(self, tree: ast.AST, left: Node, right: Node, axes: tuple[str, ...] = ()) -> Node:
-        """A matrix product over some axes, or over the one that `@` contracts. Its other axes are those of both sides."""
+        """A matrix product over some axes, or over the one that `@` contracts. It has the other axes of both sides."""
         if "bool" in (left.kind, right.kind):
             raise self.fail(tree, "'@' takes numbers, not a bool", "write where(condition, 1, 0)")
         try:

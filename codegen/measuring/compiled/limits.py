@@ -43,7 +43,7 @@ def this_gpu(arch: str, kind: str) -> Gpu | None:
 
 
 def work_of_element(op: AnyOp, types: Types, shape: Shape, arch: str) -> Work:
-    """The instructions for each element of the main loops of a call's kernels: not of those that only finish a reduction over rows."""
+    """The instructions for each element of the main loops of a call's kernels: not of kernels that only finish a reduction over rows."""
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
     how = op.launch_for(types, arguments.bind_axes(op.spec, arrays), arch)
     _, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))

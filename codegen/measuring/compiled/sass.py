@@ -70,7 +70,7 @@ def _decoded(place: int, low: int, high: int, wide_offsets: bool) -> Instruction
 
 def main_loop(code: Sequence[Instruction]) -> Work:
     """The instructions that a thread executes in one iteration of each innermost loop that reads or writes much of global memory, all
-    of these together; those of the whole kernel where there is no such loop."""
+    of these together; the whole kernel's where there is no such loop."""
     blocks = _blocks(code)
     following = [_successors(code, block, blocks) for block in blocks]
     reached = _reached(following, 0)
@@ -81,7 +81,7 @@ def main_loop(code: Sequence[Instruction]) -> Work:
                 inside = set(range(head, tail + 1)) & reached
                 loops.append((head, tail, inside, sum(code[i].width for b in inside for i in blocks[b])))
     most = max((moved for *_, moved in loops), default=0)
-    loops = [found for found in loops if found[3] > most / 4]  # not those that wait for a word
+    loops = [found for found in loops if found[3] > most / 4]  # not loops that wait for a word
     inner = [a for a in loops if not any(b[2] < a[2] for b in loops)]
     if not most or most < LEAST * max(i.width for i in code):
         ends = [b for b in reached if not following[b]]

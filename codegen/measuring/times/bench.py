@@ -92,7 +92,7 @@ def bench_op(
     implementation: str | None = None,
 ) -> Measurement:
     """Time one op, or the generated backward of one, at one shape, in microseconds. `implementation` is the one timed as ours, by
-    default that of a call which names none."""
+    default the one of a call that names none."""
     count = bytes_of(op, binding, shape)
     with wide_types(binding):
         origin = op.origin if isinstance(op, BackwardOp) else op

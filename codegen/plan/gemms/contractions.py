@@ -1,6 +1,6 @@
 """Contractions: splits an op with `a @ b` into products and the op that follows them, its epilogue.
 
-The epilogue is a spec of its own, in the same language. Its inputs hold the products (`acc`). Its plan is that of an
+The epilogue is a spec of its own, in the same language. Its inputs hold the products (`acc`). It has the plan of an
 element-wise or a reducing kernel, which can follow a matmul of XLA. A GEMM kernel can compute an element-wise epilogue
 tile by tile, before anything is written (`Gemm.tile`).
 """
@@ -192,7 +192,7 @@ class _Splitter:
         calls = self.calls
 
         def arguments(node: Node) -> tuple[Node, ...]:
-            """The arguments of a function of the prelude, whose inner values are skipped, else those of the operation."""
+            """The arguments of a function of the prelude, whose inner values are skipped, else the arguments of the operation."""
             return calls[id(node)].values if id(node) in calls else node.args
 
         linear: set[int] = set()

@@ -32,8 +32,8 @@ DOUBT = 1.1  # by these estimates, another way must be so much faster than the u
 
 
 def refusal(tiles: Tiles, a: str, b: str, *, b_is_nk: bool, paired: str = "", K: int = 0, N: int = 0) -> str:
-    """Why the main loop cannot compute a product of these dtypes with these tiles, in one sentence; "" if it can. K and
-    N are those of the operands in memory, 2N if pairs are interleaved; a divisor of them is enough."""
+    """Why the main loop cannot compute a product of these dtypes with these tiles, in one sentence; "" if it can. K and N are
+    the sizes of the operands in memory, 2N if pairs are interleaved; a divisor of them is enough."""
     if not ((a == b and a in HALVES) or (b_is_nk and (a == b == "int8" or {a, b} <= FLOAT8))):
         order = "" if b_is_nk else ", b of shape (K, N)"
         return f"WGMMA multiplies float16, bfloat16, and, b of shape (N, K), float8 or int8; got {a} and {b}{order}"

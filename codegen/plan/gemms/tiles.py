@@ -61,7 +61,7 @@ class Product:
 class Tile:
     """What a GEMM kernel computes within a tile of the products: the epilogue's element-wise plan, with three axes."""
 
-    spec: Spec  # the epilogue's spec; its outputs are those of every element, and the reduced values
+    spec: Spec  # the epilogue's spec; its outputs are the outputs of every element, and the reduced values
     statements: tuple[Statement, ...]
     folds: tuple[Fold, ...]  # those along rows first
     exactness: tuple[tuple[str, str], ...]  # for reduced values: (name, the type that decides how exact it is)
@@ -142,8 +142,8 @@ class Tile:
         arch: str,
         tuned: Tuned | None,
     ) -> GemmLaunch:
-        """The launch that converts b in registers, or that of a copy of b in the type of a, if that should take less time. The type
-        of scales is that of "scale"."""
+        """The launch that converts b in registers, or the launch for a copy of b in the type of a, if this should take less time. Scales
+        have the type of "scale"."""
         copied = self.launch({**dtypes, "b": dtypes["a"]}, extents, precise, arch, tuned)
         L, M, N, K = (extents[name] for name in "LMNK")
         parts, bits, group = 2 if self.paired else 1, loaded.how.bits, loaded.how.group

@@ -58,7 +58,7 @@ class Statistic:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Those that are folded."""
+        """The axes that it reduces."""
         return lost_axes(self.node)
 
 
@@ -89,7 +89,7 @@ class Reads:
     apart: tuple[
         int, ...
     ]  # the groups of a row's position that column statistics keep: only rows at the same place are reduced together
-    order: tuple[str, ...]  # every axis: those of the jnp form's operands
+    order: tuple[str, ...]  # every axis, in the order of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
     costly: bool = False  # over rows: an expensive value is computed for each column
     alive: int = 1  # the most values of a column that are alive at once
@@ -315,8 +315,8 @@ class Reads:
         return max([1, *(s.width // vec for s in self.inner)])
 
     def column_bytes(self, dtypes: Mapping[str, str], own: bool = False) -> int:
-        """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in those of which
-        neighbouring rows have different values."""
+        """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in the inputs of
+        which neighbouring rows have different values."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and self.in_columns(access) and self.of_row(access):
@@ -335,7 +335,7 @@ class Reads:
         return sum(own.values())
 
     def written_bytes(self, dtypes: Mapping[str, str]) -> int:
-        """The bytes of one column that each row writes: in all outputs but those that need all rows."""
+        """The bytes of one column that each row writes: in all outputs except the ones that need all rows."""
         own = (a.array for a in self.stores if a.mode == "flat" and a.array is not None)
         return sum(DTYPES[dtypes[array.name]].size for array in own if array.name not in self.late)
 

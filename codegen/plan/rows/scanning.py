@@ -61,7 +61,7 @@ class Scan(Elementwise):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The axes of the jnp form's operands, in the spec's order: those of the outputs, and those of states."""
+        """The axes of the jnp form's operands, in the spec's order: the axes of outputs, and the axes of states."""
         return self.ordered
 
     @property

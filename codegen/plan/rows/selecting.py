@@ -3,7 +3,7 @@
 A warp or a block has one row at a time. Its threads hold a piece of the row, and the elements that were selected from
 earlier pieces. The k-th largest element is found bit by bit: threads count the elements that are not below a number.
 Where several elements equal it, the position of the last one that is selected is found in the same way. Each selected
-element then finds its place in the result by counting those that come before it.
+element then finds its place in the result by counting the elements that come before it.
 
 The derivative's kernel also has one row at a time: each thread first writes zeros, and then the gradients at the
 positions of selected elements.

@@ -102,7 +102,7 @@ class RowAccess(Context):
         return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
 
     def coordinate_at(self, access: Access, mode: int, group: int) -> str:
-        """A row's coordinate along a group, where an array is read: that of a neighbour is brought inside the array."""
+        """A row's coordinate along a group, where an array is read: a neighbour's position is brought inside the array."""
         by = sum(n for axis, n in access.back if axis in self.groups[group].axes)
         if not by:
             return self.coordinate(group)
@@ -171,7 +171,7 @@ class RowAccess(Context):
         return f"{self.fragment(access)}[{', '.join(modes)}, u]"
 
     def written(self, access: Access, part: str = "None") -> str:
-        """The registers of an output's vector, or of a part of it; those of one row if a thread may have several."""
+        """The registers of an output's vector, or of a part of it; the registers of one row if a thread may have several."""
         name, parts = self.fragment(access), [part] if access.interleaved else []
         if self.plan.whole_rows:
             return f"{name}[{', '.join([*parts, 'None', *('' if access.mode == 'row' else 'v'), 'u'])}]"
@@ -216,7 +216,7 @@ class RowAccess(Context):
         found.setdefault(fragment.name, fragment)
 
     def fragment_of(self, access: Access, shape: str) -> Fragment:
-        """The registers that an access fills; `shape` is that of the values which all rows share."""
+        """The registers that an access fills; `shape` is the shape of the values that all rows share."""
         if access.array is None:
             return Fragment(self.fragment(access), f"cute.make_rmem_tensor(({shape}), cutlass.Int32)")
         shape = shape.replace("vectors", "1") if self.one_vector(access) else shape

@@ -198,7 +198,7 @@ class FinishContext(RowContext):
         return f"cutlass.Int64({self.rows_text()})" + (f" * {others}" if everything else "")
 
     def folds_of(self, statistics: list[Statistic]) -> list[PartialFold]:
-        """How partial results of statistics are reduced; those that are reduced alike are together."""
+        """How partial results of statistics are reduced; statistics that are reduced alike are together."""
         alike: dict[str, list[Statistic]] = {}
         for s in statistics:
             alike.setdefault(self.fold_call(s), []).append(s)

@@ -49,7 +49,7 @@ class MiddleContext(FinishContext):
         )
 
     def launch_extents(self) -> list[str]:
-        """The sizes with which the launcher counts rows, or those that it passes on where blocks loop over all rows."""
+        """The sizes with which the launcher counts rows, or the sizes that it passes on where blocks loop over all rows."""
         if not self.plan.columns:
             return super().launch_extents()
         return self.extents_in(
@@ -82,7 +82,7 @@ class MiddleContext(FinishContext):
         return [*super().functions(), *(f.function for f in self.finishes())]
 
     def xla(self) -> None:
-        """The jnp form is that of the op's stages."""
+        """The op's stages have the jnp form."""
         return None
 
     def vector_axes(self) -> tuple[str, ...]:

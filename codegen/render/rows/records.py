@@ -38,7 +38,7 @@ class Staged:
 class Load:
     """A load of vectors of a row."""
 
-    name: str  # its registers, with those of all rows that a thread has
+    name: str  # its registers, for all rows that a thread has
     tensor: str
     registers: str
     values: set[str]  # their names in the chain
@@ -57,7 +57,7 @@ class Run:
     name: str
     tensor: str
     parts: int  # elements of a column
-    whole: bool  # whether it is that of all rows of a block
+    whole: bool  # whether it is the sum of all rows of a block
     start: str  # the position of a row in the array
 
     @property

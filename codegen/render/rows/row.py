@@ -320,12 +320,12 @@ class RowContext(RowAccess):
         return f"s{camel(statistics[0].name)}" if len(statistics) == 1 else f"sStage{stage}"
 
     def loads_for(self, function: Function) -> list[Load]:
-        """The arrays that a sweep reads; if the row is read again, also those of the held values."""
+        """The arrays that a sweep reads; if the row is read again, also the arrays of the held values."""
         needed = self.needed(function)
         return [load for load in self.loads if load.values & needed]
 
     def needed(self, function: Function) -> set[str]:
-        """The operands of a function, and those of the held values among them."""
+        """The operands of a function, and the operands of the held values among them."""
         found = set(function.params)
         for value in self.plan.expensive:
             if value.name in found:

@@ -20,7 +20,7 @@ class ScanFunction(Function):
     """A function of a kernel that scans: the operands of a scan, what states share or are reduced from, or the outputs."""
 
     tuple: bool  # whether it gives a tuple, also of one value
-    extra: list[str]  # the parameters that are no operands
+    extra: list[str]  # the parameters that are not operands
     arguments: list[str]  # for the extra parameters
     op: str  # the scan, or ""
     before: bool

@@ -13,7 +13,7 @@ from codegen.spec.spec import Array
 
 
 def sample(arrays: Iterable[Array], there: Mapping[str, jax.Array], axes: Collection[str]) -> dict[str, jax.Array]:
-    """The arrays that are `there`, with every `s`-th element along one of the `axes` alone, that of the largest spacing `s`. The arrays
+    """The arrays that are `there`, with every `s`-th element along one of the `axes` alone, the one with the largest spacing `s`. The arrays
     themselves if no axis can be divided, or if they are small."""
     places = {a.name: _places(a, there[a.name].ndim) for a in arrays if a.name in there}
     found = dict(there)

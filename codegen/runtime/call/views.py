@@ -24,7 +24,7 @@ from codegen.spec.spec import Array, Spec
 
 # The largest size of a group: a vector may run past it without leaving int32
 LIMIT = INT_MAX - 64
-AHEAD = 2**20  # rows by which a kernel that walks down them may look past the last
+AHEAD = 2**20  # rows past the last one that a kernel which walks down them may look at
 
 
 def user_shape(array: Array, axes: Axes) -> tuple[Any, ...]:

@@ -31,6 +31,6 @@ def pairs(op: CalledOp, how: AnyLaunch, present: Sequence[str], donated: Sequenc
 
 
 def put_pairs(op: CalledOp, present: Sequence[str]) -> dict[int, int]:
-    """The inputs that outputs of `put` begin as, and these outputs, by place. XLA copies those that are still needed."""
+    """The inputs that outputs of `put` begin as, and these outputs, by place. XLA copies arrays that are still needed."""
     outputs = [a.name for a in op.spec.outputs]
     return {present.index(a.into): outputs.index(a.array.name) for a in op.plan.stores if a.into and a.array}

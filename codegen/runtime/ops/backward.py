@@ -81,7 +81,7 @@ class BackwardOp(DerivedOp):
 
     @property
     def generated(self) -> tuple[AnyOp, ...]:
-        """The kernels that are generated for gradients: its own are the last; before them, those that run with it or replace it."""
+        """The kernels that are generated for gradients: its own are the last; the ones that run with it or replace it come before."""
         found = self.frozen.own_kernels if self.frozen is not None else ()
         return (*(self.forward.own_kernels if self.forward is not None else ()), *found, *self.own_kernels)
 
@@ -110,7 +110,7 @@ class BackwardOp(DerivedOp):
 
     def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:
         """The residuals of a call: its way, as the size of an array without elements; the saved values; inputs and parameters. JAX
-        stores one structure of residuals for all ways, that of the call which it traced last. So every way packs the same
+        stores one structure of residuals for all ways: the structure of the call that it traced last. So every way packs the same
         structure, with the inputs that only another way takes, and with placeholders for values that only another way saves."""
         made, taken = self.packing(key)
         given = dict(zip(self.origin.operand_names(key), operands, strict=True))

@@ -28,7 +28,7 @@ class DerivedOp(Op[..., Any]):
 
     @property
     def tuning(self) -> tuple[Tuned, ...]:
-        """That of the op that it was generated with."""
+        """The measured launches of the op in whose module it is."""
         return self.origin.tuning
 
     @functools.cached_property

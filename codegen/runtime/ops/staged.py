@@ -95,7 +95,7 @@ class Whole(DerivedOp):
         return in_one_kernel() and self._refused(types, axes) is None
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
-        """That of the stages: what they compare has the same bits then."""
+        """The jnp forms of the stages, so that what they compare has the same bits."""
         there = in_jnp(self.whole.stages, key, dict(zip(self.operand_names(key), operands, strict=True)))
         return tuple(there[a.name] for a in self.spec.outputs)
 

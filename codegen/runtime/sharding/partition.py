@@ -118,7 +118,7 @@ class ShardedCall:
         self.deciding = [len(a.axes) == most or a.name in op.multiplied for a in arrays]
 
     def may_decide(self, place: int, factor: str) -> bool:
-        """Whether the sharding of one of the arrays decides that of a factor: for an asked factor, only inputs decide that have all
+        """Whether the sharding of one of the arrays decides how a factor is sharded: for an asked factor, only inputs decide that have all
         axes, or that are multiplied."""
         return axis_of(factor) not in self.asked or (place < len(self.deciding) and self.deciding[place])
 
@@ -309,7 +309,7 @@ def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple[Any, ...]]) -
 
 
 def mesh_of(mesh: Any, results: Sequence[Any]) -> Mesh:
-    """The mesh of a call; within a `shard_map` over some axes of a mesh, where JAX gives none, that of the results' devices."""
+    """The mesh of a call; within a `shard_map` over some axes of a mesh, where JAX gives none, the mesh of the results' devices."""
     if not mesh.empty:
         return mesh
     return Mesh(np.array(sorted(results[0].sharding.device_set, key=lambda d: d.id)), ("devices",))

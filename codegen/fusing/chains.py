@@ -11,6 +11,7 @@ from typing import Any
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
+from codegen.fusing.staged import is_normalising, reread
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
 from codegen.plan.op import Gemm, Staged
@@ -75,7 +76,14 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
         return None
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
-    return None if isinstance(plan, Staged) or plan.kernels > 1 else made
+    return None if isinstance(plan, Staged) and not is_normalising(made) else made
+
+
+def is_sum(made: Made) -> bool:
+    """Whether an op only reduces over rows, in several kernels as XLA does too."""
+    most = max((elements(a.value.shape) for a in made.inputs), default=0)
+    plan = made.planned.plan
+    return plan.kernels > 1 and all(elements(a.value.shape) * 2 < most for a in made.outputs)
 
 
 def place_of_input(name: str) -> int:
@@ -108,13 +116,19 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     grown.join()
     grown.take_attention()
     grown.take_products()
-    found = []
-    for group, own in worthwhile(graph, {g: cost(graph, g, whole=True) for g in grown.groups()}).items():
-        made, key, inputs, outputs = expressing.made(graph, sorted(group))
-        if made is not None:
-            free, _ = graph.sources(group)
-            found.append(Chain(tuple(sorted({*group, *free})), tuple(inputs), tuple(outputs), made, own, key))
-    return found
+    made = {group: expressing.made(graph, sorted(group)) for group in grown.groups()}
+    costs = {}
+    for group, (found, *_) in made.items():
+        if found is not None and not is_sum(found):
+            own = cost(graph, group, whole=True)
+            costs[group] = replace(own, fused=own.fused + reread(found))
+    chosen = []
+    for group, own in worthwhile(graph, costs).items():
+        op, key, inputs, outputs = made[group]
+        assert op is not None
+        free, _ = graph.sources(group)
+        chosen.append(Chain(tuple(sorted({*group, *free})), tuple(inputs), tuple(outputs), op, own, key))
+    return chosen
 
 
 def worthwhile(graph: StepGraph, costs: Mapping[frozenset[int], Cost]) -> dict[frozenset[int], Cost]:
@@ -261,12 +275,13 @@ class _Growing:
         return True
 
     def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
-        own = self.cost(whole)
-        if own.saved + SLACK * own.fused < sum(self.least(p) for p in parts):
+        own, least = self.cost(whole), sum(self.least(p) for p in parts)
+        if own.saved + SLACK * own.fused < least:
             return False
         if self.is_plain(whole):
             return True
-        return self.expressing.made(self.graph, sorted(whole))[0] is not None
+        made = self.expressing.made(self.graph, sorted(whole))[0]
+        return made is not None and own.saved - reread(made) >= min(least, own.saved)
 
     def is_plain(self, whole: frozenset[int]) -> bool:
         """Whether all steps are element-wise on one shape: a kernel computes any of these."""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from codegen.fusing.delayed import delayed
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
 from codegen.tracing.translate import KNOWN, SAME
@@ -69,8 +70,8 @@ def is_recomputed(step: Step) -> bool:
 
 def prepared(flat: Flat) -> Flat:
     """The same function in the form in which chains are searched: steps that nothing needs are gone, equal steps are one step, each
-    use of a recomputed step has one of its own, and factors are separate."""
-    return _factors_apart(spread(_once(_needed(flat))))
+    use of a recomputed step has one of its own, factors are separate, and dimensions are joined late."""
+    return _factors_apart(spread(_once(_needed(delayed(flat)))))
 
 
 def _needed(flat: Flat) -> Flat:

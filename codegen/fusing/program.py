@@ -100,7 +100,10 @@ def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[
 
 
 def bound(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """A primitive's results; None for a result that nothing uses. The equation is evaluated as a jaxpr of its own."""
+    """A primitive's results; None for a result that nothing uses. The equation is evaluated as a jaxpr of its own. A reshape that the
+    function does not have has none."""
+    if equation is None:
+        return [jax.numpy.reshape(arguments[0], params["new_sizes"])]
     if params is not equation.params:
         equation = equation.replace(params=dict(params))
     given = {v: a for v, a in zip(equation.invars, arguments, strict=True) if not isinstance(v, core.Literal)}

@@ -273,3 +273,29 @@ def test_attention_is_one_chain(heads):
     np.testing.assert_allclose(np.float32(got), np.float32(wanted), atol=2e-2)
     (chain,) = (r.chain for r in fused.report)
     assert chain.count("dot(") == 2 and "softmax(" in chain
+
+
+def test_a_group_norm_of_channels_last_is_one_chain():
+    """Its weights and its activation come after the reshape that joins the channels, and its result is joined last."""
+
+    def function(x, weight, bias, residual):
+        groups = x.reshape(*x.shape[:-1], 4, 4)
+        mean, var = (f(groups, axis=(1, 3), keepdims=True) for f in (jnp.mean, jnp.var))
+        normed = ((groups - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape)
+        return jax.nn.silu(normed * weight + bias) + residual
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, W, UP[:, 0], RESIDUAL), jax.jit(function)(X, W, UP[:, 0], RESIDUAL))
+    gradients = jax.jit(jax.grad(total(fused), argnums=(0, 1, 2)))(X, W, UP[:, 0], RESIDUAL)
+    close(gradients, jax.jit(jax.grad(total(function), argnums=(0, 1, 2)))(X, W, UP[:, 0], RESIDUAL))
+    (chain,) = (r.chain for r in fused.report)
+    assert "silu(" in chain and "var(x0, axis=(S, N))" in chain
+
+
+def test_a_norm_along_a_middle_axis_is_a_chain():
+    def function(x):
+        return (x - jnp.mean(x, axis=1, keepdims=True)) * jax.lax.rsqrt(jnp.var(x, axis=1, keepdims=True) + 1e-5)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X), jax.jit(function)(X))
+    assert len(fused.report) == 1

@@ -4,12 +4,12 @@ computes them and they save more than their parts. Products come last: a chain t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.errors import SpecError, UserError
-from codegen.fusing.cost import Cost, cost, unwritten
+from codegen.fusing.cost import Cost, cost, unwritten, written
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
 from codegen.fusing.staged import is_normalising, reread
 from codegen.graph.nodes import nodes_of
@@ -48,10 +48,13 @@ class Expressing:
     def __init__(self) -> None:
         self._tried: dict[Key, Made | None] = {}
 
-    def made(self, graph: StepGraph, places: Sequence[int]) -> tuple[Made | None, Key, list[Value], list[Value]]:
-        """The spec of steps, or None if no kernel computes them; also its key, its inputs and its outputs."""
+    def made(
+        self, graph: StepGraph, places: Sequence[int], results: Sequence[Value] | None = None
+    ) -> tuple[Made | None, Key, list[Value], list[Value]]:
+        """The spec of steps, with these results or all that others use, or None if no kernel computes them; also its key, its inputs
+        and its outputs."""
         free, inputs = graph.sources(places)
-        outputs = graph.results_of(places)
+        outputs = graph.results_of(places) if results is None else list(results)
         steps = [graph.steps[p] for p in sorted({*places, *free})]
         key = key_of(steps, inputs, outputs)
         if key not in self._tried:
@@ -116,32 +119,47 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     grown.join()
     grown.take_attention()
     grown.take_products()
-    made = {group: expressing.made(graph, sorted(group)) for group in grown.groups()}
-    costs = {}
-    for group, (found, *_) in made.items():
-        if found is not None and not is_sum(found):
-            own = cost(graph, group, whole=True)
-            costs[group] = replace(own, fused=own.fused + reread(found))
+    found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
     chosen = []
-    for group, own in worthwhile(graph, costs).items():
-        op, key, inputs, outputs = made[group]
-        assert op is not None
-        free, _ = graph.sources(group)
-        chosen.append(Chain(tuple(sorted({*group, *free})), tuple(inputs), tuple(outputs), op, own, key))
+    for part in worthwhile(
+        graph, {g: reread(made) for g, made in found.items() if made is not None and not is_sum(made)}
+    ):
+        made, key, inputs, outputs = expressing.made(graph, sorted(part.places), part.results)
+        if made is not None:
+            free, _ = graph.sources(part.places)
+            places = tuple(sorted({*part.places, *free}))
+            chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, part.cost, key))
     return chosen
 
 
-def worthwhile(graph: StepGraph, costs: Mapping[frozenset[int], Cost]) -> dict[frozenset[int], Cost]:
-    """The chains that save traffic, with what they cost once their arrays are in memory. XLA computes some of them in the kernel that
-    uses them; an op needs them written first, unless they are another chain's results."""
-    found = {group: own for group, own in costs.items() if own.saved > LEAST * own.now}
+@dataclass(frozen=True)
+class Part:
+    """The steps of a chain that its op computes, and the results that it writes."""
+
+    places: frozenset[int]
+    results: tuple[Value, ...]
+    cost: Cost
+
+
+def worthwhile(graph: StepGraph, groups: Mapping[frozenset[int], int]) -> list[Part]:
+    """What of groups of steps saves traffic as an op, once its arrays are in memory: XLA computes some of them in the kernel that uses
+    them; an op needs them written first, unless they are another chain's results. A group's number is what its op moves besides."""
+    left = list(groups)
     while True:
-        inside = {place for group in found for place in group}
-        whole = {g: replace(costs[g], fused=costs[g].fused + unwritten(graph, g, inside)) for g in found}
-        left = {group: own for group, own in whole.items() if own.saved > LEAST * own.now}
-        if len(left) == len(found):
-            return left
-        found = {group: costs[group] for group in left}
+        chains = {place for group in left for place in group}
+        parts = {group: part_of(graph, group, chains, groups[group]) for group in left}
+        found = [group for group in left if parts[group].cost.saved > LEAST * parts[group].cost.now]
+        if len(found) == len(left):
+            return [parts[group] for group in left]
+        left = found
+
+
+def part_of(graph: StepGraph, group: frozenset[int], chains: Set[int], more: int) -> Part:
+    """The part of a group of steps that its op computes. `chains` are the steps of all groups."""
+    results = written(graph, group, chains - group)
+    places = graph.needed(group, results)
+    own = cost(graph, places, results)
+    return Part(places, tuple(results), replace(own, fused=own.fused + more + unwritten(graph, places, chains)))
 
 
 class _Growing:
@@ -156,7 +174,8 @@ class _Growing:
         for place, makers in self.before.items():
             for maker in makers:
                 self.after.setdefault(maker, []).append(place)
-        self._costs: dict[tuple[frozenset[int], bool], Cost] = {}
+        self._costs: dict[frozenset[int], Cost] = {}
+        self._least: dict[frozenset[int], int] = {}
 
     def groups(self) -> list[frozenset[int]]:
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
@@ -291,12 +310,17 @@ class _Growing:
 
     def least(self, places: frozenset[int]) -> int:
         """What a part saves at least: not what XLA would not write either."""
-        return max(min(self.cost(places).saved, self.cost(places, whole=True).saved), 0)
+        if places not in self._least:
+            made = self.expressing.made(self.graph, sorted(places))[0]
+            more = 0 if made is None else reread(made)
+            own = min(self.cost(places).saved - more, part_of(self.graph, places, places, more).cost.saved)
+            self._least[places] = 0 if made is None else max(own, 0)
+        return self._least[places]
 
-    def cost(self, places: frozenset[int], whole: bool = False) -> Cost:
-        if (places, whole) not in self._costs:
-            self._costs[places, whole] = cost(self.graph, places, whole)
-        return self._costs[places, whole]
+    def cost(self, places: frozenset[int]) -> Cost:
+        if places not in self._costs:
+            self._costs[places] = cost(self.graph, places)
+        return self._costs[places]
 
 
 PARTS = frozenset(

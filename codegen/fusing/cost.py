@@ -7,7 +7,7 @@ kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.fusing.graph import OWN_KERNEL, REDUCING, StepGraph, is_within_users, takes_written
@@ -28,63 +28,80 @@ class Cost:
         return self.now - self.fused if self.kernels > 1 else 0
 
 
-def cost(graph: StepGraph, places: Iterable[int], whole: bool = False) -> Cost:
-    """The cost of a chain of steps. While a chain grows, all of its results count as written by XLA, since a user may yet join it.
-    Of a `whole` chain, those that XLA computes within their users are not, and reading them counts too."""
+def cost(graph: StepGraph, places: Iterable[int], results: Sequence[Value] | None = None) -> Cost:
+    """The cost of a chain of steps that writes these results, or all that others use."""
     inside = set(places)
-    results = graph.results_of(inside)
+    results = graph.results_of(inside) if results is None else results
     _, outside = graph.sources(inside)
     tables, gathered = _tables(graph, inside)
     fused = sum(v.bytes for v in (*outside, *results, *gathered) if v not in tables)
-    ends: set[Value] = set()  # the values that are in memory before others are computed of them
-    for place in inside:
-        step = graph.steps[place]
+    ends = _ends(graph, inside)
+    reads = {v: _read(graph, v, inside, ends) for v in ends.union(results)}
+    now, kernels = 0, _kernels(graph, reads)
+    for kernel in kernels:
+        now += sum(v.bytes for v in {r for v in kernel for r in reads[v]}) + sum(v.bytes for v in kernel)
+    return Cost(now, len(kernels), fused)
+
+
+def _ends(graph: StepGraph, inside: Container[int]) -> set[Value]:
+    """The values that are in memory before others are computed of them."""
+    ends: set[Value] = set()
+    for place, step in enumerate(graph.steps):
+        if place not in inside:
+            continue
         if step.name in REDUCING or step.name in OWN_KERNEL:
             ends.update(step.outputs)
         if step.name == "dot_general":  # what is computed of a factor is written before the product
             ends.update(v for v in step.inputs if isinstance(v, Value) and graph.maker.get(v) in inside)
-    later = [v for v in results if whole and v not in ends and _is_left_to_users(graph, v)]
-    reads = {v: _read(graph, v, inside, ends) for v in ends.union(results).difference(later)}
-    now, kernels = 0, _kernels(graph, reads)
-    for kernel in kernels:
-        now += sum(v.bytes for v in {r for v in kernel for r in reads[v]}) + sum(v.bytes for v in kernel)
-    now += sum(r.bytes for r in {r for v in later for r in _read(graph, v, inside, ends)})
-    return Cost(now, len(kernels) + bool(later), fused + sum(v.bytes for v in later))
+    return ends
 
 
-def _is_left_to_users(graph: StepGraph, value: Value) -> bool:
-    """Whether XLA does not write a chain's result, and computes it within the kernels that use it. These read what the result is
-    computed of, where they read the result of an op."""
-    return is_within_users(graph.steps[graph.maker[value]]) and not _is_taken_written(graph, value)
+def written(graph: StepGraph, places: Iterable[int], chains: Container[int]) -> list[Value]:
+    """The results that the op of a chain writes. `chains` are the steps of other chains, whose ops read arrays.
+
+    XLA computes some results within the kernels that use them, and does not write them. These are not the op's either: the kernels
+    compute them of the chain's arrays, and of its reductions and products, which the op writes."""
+    inside = set(places)
+    ends = _ends(graph, inside)
+    results = graph.results_of(inside)
+    later = {v for v in results if v not in ends and _is_within_users(graph, v, chains)}
+    needed = {r for v in later for r in _read(graph, v, inside, ends) if graph.maker.get(r) in inside}
+    return [
+        v for p in sorted(inside) for v in graph.steps[p].outputs if v in needed or (v in results and v not in later)
+    ]
 
 
-def unwritten(graph: StepGraph, places: Iterable[int], written: Container[int]) -> int:
-    """The bytes that are written, and read for it, so that a chain finds its arrays in memory. `written` are the steps of all chains:
+def _is_within_users(graph: StepGraph, value: Value, chains: Container[int]) -> bool:
+    return is_within_users(graph.steps[graph.maker[value]]) and not _is_taken_written(graph, value, chains)
+
+
+def unwritten(graph: StepGraph, places: Iterable[int], chains: Container[int]) -> int:
+    """The bytes that are written, and read for it, so that a chain finds its arrays in memory. `chains` are the steps of all chains:
     their results are there, as are arguments, and what products, reductions and other steps of their own kernels give or take."""
     _, outside = graph.sources(places)
-    return sum(2 * v.bytes for v in outside if _is_within(graph, v, written))
+    return sum(2 * v.bytes for v in outside if _is_within(graph, v, chains))
 
 
-def _is_within(graph: StepGraph, value: Value, written: Container[int]) -> bool:
+def _is_within(graph: StepGraph, value: Value, chains: Container[int]) -> bool:
     """Whether XLA computes a value within the kernels that use it."""
     maker = graph.maker.get(value)
-    if maker is None or maker in written or not is_within_users(graph.steps[maker]):
+    if maker is None or maker in chains or not is_within_users(graph.steps[maker]):
         return False
     if _is_taken_written(graph, value):
         return False
     before = [v for v in graph.steps[maker].inputs if isinstance(v, Value)]
     if graph.is_free(maker) or graph.steps[maker].name == "reshape":
-        return _is_within(graph, before[0], written) if before else True
+        return _is_within(graph, before[0], chains) if before else True
     return True
 
 
-def _is_taken_written(graph: StepGraph, value: Value) -> bool:
-    """Whether something takes a value from memory alone: a caller, a product, a step of a kernel of its own."""
+def _is_taken_written(graph: StepGraph, value: Value, chains: Container[int] = ()) -> bool:
+    """Whether something takes a value from memory alone: a caller, a product, a step of a kernel of its own, a chain's op."""
     users = graph.users.get(value, ())
-    if value in graph.results or any(takes_written(graph.steps[u]) for u in users):
+    if value in graph.results or any(u in chains or takes_written(graph.steps[u]) for u in users):
         return True
     moved = [u for u in users if graph.is_free(u) or graph.steps[u].name == "reshape"]
-    return any(_is_taken_written(graph, graph.steps[u].outputs[0]) for u in moved)
+    return any(_is_taken_written(graph, graph.steps[u].outputs[0], chains) for u in moved)
 
 
 def _kernels(graph: StepGraph, reads: dict[Value, set[Value]]) -> list[list[Value]]:

@@ -7,7 +7,7 @@ conversion to a wider type. Free steps belong to every chain that uses them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from codegen.fusing.delayed import delayed
@@ -282,6 +282,20 @@ class StepGraph:
                 ):
                     found.append(value)
         return found
+
+    def needed(self, places: Set[int], results: Iterable[Value]) -> frozenset[int]:
+        """Those of some steps that compute these results."""
+        found: set[int] = set()
+        left = [self.maker[v] for v in results]
+        while left:
+            place = left.pop()
+            if place in found:
+                continue
+            if place in places:
+                found.add(place)
+            if place in places or self.is_free(place):
+                left += [self.maker[v] for v in self.steps[place].inputs if isinstance(v, Value) and v in self.maker]
+        return frozenset(found)
 
     def reads_inside(self, place: int, inside: set[int]) -> bool:
         """Whether a step is among the steps, or is free and only used by them."""

@@ -18,13 +18,9 @@ def is_normalising(made: Made) -> bool:
     shape = _shape(made)
     most = max(elements(a.axes, shape) for a in made.planned.spec.arrays)
     *first, last = plan.stages
-    written = [a for stage in first for a in stage.spec.outputs]
-    few = all(2 * elements(a.axes, shape) < most for a in written)
-    return (
-        few
-        and all(isinstance(stage.plan, Reduction) for stage in first)
-        and isinstance(last.plan, Elementwise | Reduction)
-    )
+    few = [2 * max(elements(a.axes, shape) for a in stage.spec.outputs) < most for stage in plan.stages]
+    reduce = all(isinstance(stage.plan, Reduction) for stage in first)
+    return reduce and all(few[:-1]) and not few[-1] and isinstance(last.plan, Elementwise | Reduction)
 
 
 def reread(made: Made) -> int:

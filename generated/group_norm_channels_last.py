@@ -466,14 +466,6 @@ def group_norm_channels_last_whole_launch(
     group_norm_channels_last_whole_kernel(mX, mWeight, mBias, mY, eps, how).launch(**rowwise.grid(how, B * G, stream))
 
 
-def group_norm_channels_last_whole_xla(x, weight, bias, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    centred = x - jnp.mean(x, axis=(-3, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(jnp.mean(centred * centred, axis=(-3, -1), keepdims=True) + eps)
-    y = centred * rstd * weight + bias
-    return y
-
-
 def group_norm_channels_last_saving_row_mean(x):
     """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x
@@ -581,16 +573,6 @@ def group_norm_channels_last_saving_launch(
     group_norm_channels_last_saving_kernel(
         mX, mWeight, mBias, mY, mMeanOfBG4, mVarOfBG, eps, how,
     ).launch(**rowwise.grid(how, B * G, stream))
-
-
-def group_norm_channels_last_saving_xla(x, weight, bias, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_b_g4 = jnp.mean(x, axis=(-3, -1), keepdims=True)
-    centred = x - mean_of_b_g4
-    var_of_b_g = jnp.mean(centred * centred, axis=(-3, -1), keepdims=True)
-    rstd = jax.lax.rsqrt(var_of_b_g + eps)
-    y = centred * rstd * weight + bias
-    return y, mean_of_b_g4, var_of_b_g
 
 
 def group_norm_channels_last_frozen_stage1_chain(dy, mean_of_b_g4, x, weight):
@@ -916,17 +898,6 @@ def group_norm_channels_last_frozen_whole_launch(
     ).launch(**rowwise.grid(how, B * G, stream))
 
 
-def group_norm_channels_last_frozen_whole_xla(dy, mean_of_b_g4, var_of_b_g, x, weight, size_s, size_c, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(var_of_b_g + eps)
-    t0 = weight * dy
-    centred = x - mean_of_b_g4
-    t1 = size_s.astype(jnp.float32) * size_c.astype(jnp.float32)
-    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=(-3, -1), keepdims=True) / t1 * rstd * rstd * rstd * centred
-    dx = t2 - rstd / t1 * jnp.sum(t0, axis=(-3, -1), keepdims=True)
-    return dx
-
-
 def group_norm_channels_last_backward_stage1_chain(dy, mean_of_b_g4, var_of_b_g, x, weight, eps, approx):
     """The values to reduce into column_sum, column_sum2, column_sum3, column_sum4, from one vector of each operand."""
     t0 = weight * dy
@@ -1220,15 +1191,12 @@ def group_norm_channels_last_backward_stage2_xla(
     stage3_launch=group_norm_channels_last_stage3_launch,
     stage3_xla=group_norm_channels_last_stage3_xla,
     whole_launch=group_norm_channels_last_whole_launch,
-    whole_xla=group_norm_channels_last_whole_xla,
     saving_launch=group_norm_channels_last_saving_launch,
-    saving_xla=group_norm_channels_last_saving_xla,
     frozen_stage1_launch=group_norm_channels_last_frozen_stage1_launch,
     frozen_stage1_xla=group_norm_channels_last_frozen_stage1_xla,
     frozen_stage2_launch=group_norm_channels_last_frozen_stage2_launch,
     frozen_stage2_xla=group_norm_channels_last_frozen_stage2_xla,
     frozen_whole_launch=group_norm_channels_last_frozen_whole_launch,
-    frozen_whole_xla=group_norm_channels_last_frozen_whole_xla,
     backward_stage1_launch=group_norm_channels_last_backward_stage1_launch,
     backward_stage1_xla=group_norm_channels_last_backward_stage1_xla,
     backward_stage2_launch=group_norm_channels_last_backward_stage2_launch,

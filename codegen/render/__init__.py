@@ -42,6 +42,9 @@ from codegen.tuning.entries import data_of
 with extras.needed("build"):
     import jinja2
 
+# The kernels that compute all stages of an op; the second writes what a backward takes, too
+JOINED = ("whole", "saving")
+
 
 @functools.cache
 def environment() -> jinja2.Environment:
@@ -87,7 +90,7 @@ def render_op(op: Op) -> str:
         **vars(context.described()),
         kernel=kernel_text(context),
         kind=kind_of(op),
-        derived={name: derived_kernel(derived) for name, derived in derived_ops(op).items()},
+        derived={name: derived_kernel(name, derived) for name, derived in derived_ops(op).items()},
         spec=dict_literal(to_data(op.spec)),
         tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],
     )
@@ -118,7 +121,7 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
         own = {"_".join(filter(None, (name, "epilogue"))): op.plan.epilogue} if isinstance(op.plan, Gemm) else {}
         return {name: op, **own}
     stages = [kernels("_".join(filter(None, (name, f"stage{i}"))), op) for i, op in enumerate(op.plan.stages, 1)]
-    joined = {"whole": op.plan.whole, "saving": op.plan.saving}
+    joined = dict(zip(JOINED, (op.plan.whole, op.plan.saving), strict=True))
     stages.append({"_".join(filter(None, (name, how))): made for how, made in joined.items() if made is not None})
     return {name: made for stage in stages for name, made in stage.items()}
 
@@ -128,9 +131,11 @@ def kind_of(op: Op) -> str:
     return op.plan.kind if isinstance(op.plan, AttentionPlan) else ""
 
 
-def derived_kernel(op: Op) -> DerivedKernel:
+def derived_kernel(name: str, op: Op) -> DerivedKernel:
+    """What a module shows of an op under this name. The jnp form of one kernel for several stages is that of the stages."""
     context = context_of(op)
-    return DerivedKernel(op.spec.op, kernel_text(context), context.xla(), kind_of(op))
+    xla = None if name.endswith(JOINED) else context.xla()
+    return DerivedKernel(op.spec.op, kernel_text(context), xla, kind_of(op))
 
 
 def kernel_text(context: Context) -> str:

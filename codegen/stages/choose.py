@@ -250,7 +250,15 @@ def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
     if ops & SCANS.keys():
         return scanning.make_plan(spec, statements)
     reduces = bool(ops & REDUCTIONS.keys())
-    return reducing.make_plan(spec, statements) if reduces else elementwise.make_plan(spec, statements)
+    if not reduces:
+        return elementwise.make_plan(spec, statements)
+    plan = reducing.make_plan(spec, statements)
+    if plan.kind == "column" and not plan.by_place:
+        with contextlib.suppress(SpecError):
+            found = middle.make_plan(spec, statements)
+            if found.always_fits(spec.extents):
+                return found
+    return plan
 
 
 def derived(spec: Spec) -> Op:

@@ -10,6 +10,7 @@ the op's stages.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ from codegen.targets import processors, shared_memory
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
 LEAST_VECTOR = 4  # bytes
+MOST_FIXED = 16  # elements of a row that threads always hold
 LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
 HEAVY = 192  # and at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
@@ -83,6 +85,11 @@ class Middle(Reduction):
             a for a in (*self.loads, *self.stores) if a.array is not None and self.is_wide(a) and self.has_elements(a)
         )
         return tuple(dict.fromkeys((a.array, 1) for a in own if a.array is not None))
+
+    def always_fits(self, extents: Mapping[str, int]) -> bool:
+        """Whether threads hold all elements of their rows whatever the sizes: these are fixed, and few."""
+        along = [axis for group in self.column_groups for axis in group.axes]
+        return not self.columns and math.prod(extents.get(axis, MOST_FIXED + 1) for axis in along) <= MOST_FIXED
 
     def held_bytes(self, vec: int, dtypes: Mapping[str, str]) -> int:
         """The bytes of the registers that hold one element of `vec` rows in all inputs."""

@@ -426,10 +426,11 @@ class Reductions(Planner):
         for number, values in enumerate(roots):
             for node in topological([v for v in values if not of_row(v)], of_row):
                 passes.setdefault(id(node), set()).add(number)
-                if not of_row(node) and (node.op in COSTLY or any(id(a) in costly for a in node.args)):
+                divides = node.op == "div" and not of_row(node.args[1])  # its reciprocal is of each element
+                if not of_row(node) and (node.op in COSTLY or divides or any(id(a) in costly for a in node.args)):
                     costly.add(id(node))
         shared = {i for i, found in passes.items() if len(found) > 1}
-        below = {id(a) for n in self.nodes if id(n) in shared for a in n.args}
+        below = {id(a) for n in self.nodes if id(n) in shared and n.kind == "float" for a in n.args}
         chain = {id(s.value): s.name for s in self.statements}
         found = []
         for node in self.nodes:

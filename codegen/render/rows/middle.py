@@ -81,10 +81,6 @@ class MiddleContext(FinishContext):
     def functions(self) -> list[Function]:
         return [*super().functions(), *(f.function for f in self.finishes())]
 
-    def xla(self) -> None:
-        """The op's stages have the jnp form."""
-        return None
-
     def vector_axes(self) -> tuple[str, ...]:
         return self.groups[self.plan.vector_group].axes
 

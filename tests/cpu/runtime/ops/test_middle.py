@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from codegen.checking import testing
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.shared import MiddleLaunch
@@ -78,3 +79,29 @@ def test_a_mapped_call_is_one_kernel(softmax):
     x = normal(2, 2, 5, 8)
     got = jax.vmap(lambda x: softmax(x, implementation="interpret").y)(x)
     np.testing.assert_allclose(got, jax.nn.softmax(x, axis=2), rtol=1e-5)
+
+
+POOL = spec_text(
+    "x: T[B, H, P=2, W, Q=2, C]; b: T[C]", "y: T[B, H, W, C]", "y = relu(max(x + b, axis=(P, Q)))",
+    "y = jax.nn.relu(jnp.max(x + b, axis=(2, 4)))", types="{T: [float32, bfloat16]}",
+)  # fmt: skip
+
+
+def test_pooling_is_one_kernel(tmp_path):
+    """No block reduces few elements along each of two axes to partial results in memory."""
+    op = make_op(tmp_path, POOL)
+    assert op.plan.kind == "middle" and op.plan.kernels == 1
+    testing.check_op(op, "interpret", examples=4)
+    testing.check_gradient(op, "interpret", examples=1)
+
+
+def test_mapped_pooling_is_one_kernel(tmp_path):
+    op = make_op(tmp_path, POOL)
+    x, b = normal(3, 2, 2, 2, 3, 2, 8), normal(8)
+    got = jax.vmap(lambda x: op(x, b, implementation="interpret"))(x)
+    np.testing.assert_array_equal(got, [op.reference(x, b) for x in x])
+
+
+def test_reductions_over_many_elements_are_not(tmp_path):
+    text = ("x: float32[B, P, W, Q, C]", "y: float32[B, W, C]", "y = max(x, axis=(P, Q))")
+    assert make_op(tmp_path, spec_text(*text)).plan.kind == "column"

@@ -255,9 +255,9 @@ def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
     plan = reducing.make_plan(spec, statements)
     if plan.kind == "column" and not plan.by_place:
         with contextlib.suppress(SpecError):
-            found = middle.make_plan(spec, statements)
-            if found.always_fits(spec.extents):
-                return found
+            few = middle.make_plan(spec, statements)
+            if few.always_fits(spec.extents):
+                return few
     return plan
 
 

@@ -178,6 +178,7 @@ if TYPE_CHECKING:
     from .discounted_returns import discounted_returns as discounted_returns
     from .dlayernorm import dlayernorm as dlayernorm
     from .dlog_softmax import dlog_softmax as dlog_softmax
+    from .document_attention import document_attention as document_attention
     from .drelu import drelu as drelu
     from .drelu_dbias import drelu_dbias as drelu_dbias
     from .drmsnorm import drmsnorm as drmsnorm
@@ -476,6 +477,7 @@ __all__ = [
     "discounted_returns",
     "dlayernorm",
     "dlog_softmax",
+    "document_attention",
     "drelu",
     "drelu_dbias",
     "drmsnorm",

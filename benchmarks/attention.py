@@ -1,6 +1,7 @@
 """Attention on a GPU against cuDNN, which `jax.nn.dot_product_attention` calls, in turns in one run, and the error of both against float64.
 
-    python -m benchmarks.attention --out attention.json     # about a minute and a half
+    python -m benchmarks.attention --out attention.json     # some minutes, most of them to compile
+    python -m benchmarks.attention --cases "causal,soft cap"
     python -m benchmarks.attention --tiny                   # anywhere, to see that it runs
 
 A case is the score of a chain: ours is the op of that chain, cuDNN's takes the same mask as its own where it has it, else as a dense mask
@@ -428,6 +429,7 @@ def run(cases: Sequence[Case], folder: Path, tiny: bool) -> Iterator[dict[str, A
         "compiling_s": round(time.time() - start, 1),
         "rows": [],
     }
+    print(f"compiled in {report['compiling_s']} s", flush=True)
     scores = [c for c in cases if c.name in {s.name for s in SCORES}]
     for group in ([scores] if scores else []) + [[c] for c in cases if c not in scores]:
         ways = {c.name: {n: w for n, (w, _) in made[c.name].items() if w is not None} for c in group}

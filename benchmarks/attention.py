@@ -403,13 +403,21 @@ def chosen(names: str, tiny: bool) -> list[Case]:
 
 
 def main() -> None:
+    report: dict[str, Any] = {}
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--cases", default="", help=f"some of: {', '.join(c.name for c in CASES)}")
     words.add_argument("--tiny", action="store_true")
     words.add_argument("--out", type=Path)
+    words.add_argument("--join", type=Path, nargs="+", help="files of some cases each, to one: nothing is measured")
     given = words.parse_args()
+    if given.join:
+        found = [json.loads(path.read_text()) for path in given.join]
+        report = {"runs": [{k: v for k, v in one.items() if k != "rows"} for one in found]}
+        report["rows"] = [{"run": i, **row} for i, one in enumerate(found) for row in one["rows"]]
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+        print(table(report["rows"]))
+        return
     cases = chosen(given.cases, given.tiny)
-    report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         for report in run(cases, Path(name), given.tiny):
             print(json.dumps(report["rows"][-1]), flush=True)

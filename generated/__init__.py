@@ -29,10 +29,10 @@ Reductions along rows:
   cross_entropy, cross_entropy_grad, cross_entropy_smoothed,
   cross_entropy_z_loss, dlog_softmax, drmsnorm_x, dscaled_softmax,
   dscaled_srelu, dscaled_swiglu, dsoftmax, embedding_rmsnorm, gemma_rmsnorm,
-  group_norm, gumbel_softmax, head_rmsnorm, head_rmsnorm_rotary,
-  instance_norm, integer_row_sum, kl_div, l2_normalize, label_log_prob,
-  layernorm, layernorm_fp8, layernorm_int8, layernorm_stats, log_softmax,
-  logsumexp, masked_softmax, modulated_layernorm, qk_rmsnorm,
+  group_norm, gumbel_softmax, hamming_distance, head_rmsnorm,
+  head_rmsnorm_rotary, instance_norm, integer_row_sum, kl_div, l2_normalize,
+  label_log_prob, layernorm, layernorm_fp8, layernorm_int8, layernorm_stats,
+  log_softmax, logsumexp, masked_softmax, modulated_layernorm, qk_rmsnorm,
   quantize_group_fp8, quantize_group_int4, quantize_group_int8,
   quantize_mxfp4, quantize_mxfp8, quantize_nvfp4, quantize_row_fp8,
   quantize_row_int8, quantize_stochastic_int8, rmsnorm, rmsnorm_bias,
@@ -67,11 +67,12 @@ Contractions:
   scaled_matmul_int8
 
 Several kernels:
-  batch_norm_train, beam_search_step, column_quantize_fp8, dense_int4,
-  dense_int8, global_response_norm, group_norm_channels_last,
+  batch_norm_train, beam_search_step, column_quantize_fp8, cox_loss,
+  dense_int4, dense_int8, global_response_norm, group_norm_channels_last,
   layernorm_channels_first, limit_groups, mlp_geglu_dropout, mlp_squared_relu,
-  mlp_swiglu, nucleus_sampling, rms_dense, rmsnorm_dense, rmsnorm_qkv,
-  rotary_qk, row_median, sparsemax, top_k_gate, top_p, weight_standardize
+  mlp_swiglu, nucleus_sampling, quantize_nf4, rms_dense, rmsnorm_dense,
+  rmsnorm_qkv, rotary_qk, row_median, sparsemax, top_k_gate, top_p,
+  typical_sampling, viterbi_step, volume_render, weight_standardize
 """
 
 import sys
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from .column_sum import column_sum as column_sum
     from .complex_mul_pairs import complex_mul_pairs as complex_mul_pairs
     from .cosine_similarity import cosine_similarity as cosine_similarity
+    from .cox_loss import cox_loss as cox_loss
     from .cross_entropy import cross_entropy as cross_entropy
     from .cross_entropy_grad import cross_entropy_grad as cross_entropy_grad
     from .cross_entropy_smoothed import cross_entropy_smoothed as cross_entropy_smoothed
@@ -222,6 +224,7 @@ if TYPE_CHECKING:
     from .group_norm import group_norm as group_norm
     from .group_norm_channels_last import group_norm_channels_last as group_norm_channels_last
     from .gumbel_softmax import gumbel_softmax as gumbel_softmax
+    from .hamming_distance import hamming_distance as hamming_distance
     from .hard_sigmoid import hard_sigmoid as hard_sigmoid
     from .hard_swish import hard_swish as hard_swish
     from .hashed_embedding import hashed_embedding as hashed_embedding
@@ -279,6 +282,7 @@ if TYPE_CHECKING:
     from .quantize_int8 import quantize_int8 as quantize_int8
     from .quantize_mxfp4 import quantize_mxfp4 as quantize_mxfp4
     from .quantize_mxfp8 import quantize_mxfp8 as quantize_mxfp8
+    from .quantize_nf4 import quantize_nf4 as quantize_nf4
     from .quantize_nvfp4 import quantize_nvfp4 as quantize_nvfp4
     from .quantize_row_fp8 import quantize_row_fp8 as quantize_row_fp8
     from .quantize_row_int8 import quantize_row_int8 as quantize_row_int8
@@ -370,12 +374,16 @@ if TYPE_CHECKING:
     from .total_variation_grad import total_variation_grad as total_variation_grad
     from .transpose_quantize_fp8 import transpose_quantize_fp8 as transpose_quantize_fp8
     from .triple_split import triple_split as triple_split
+    from .typical_sampling import typical_sampling as typical_sampling
     from .vector_add import vector_add as vector_add
+    from .viterbi_step import viterbi_step as viterbi_step
+    from .volume_render import volume_render as volume_render
     from .weight_standardize import weight_standardize as weight_standardize
     from .weighted_column_sum import weighted_column_sum as weighted_column_sum
     from .weighted_row_sum import weighted_row_sum as weighted_row_sum
     from .where_select import where_select as where_select
     from .write_kv_cache import write_kv_cache as write_kv_cache
+    from .xlstm_gates import xlstm_gates as xlstm_gates
     from .z_loss import z_loss as z_loss
 
 __all__ = [
@@ -423,6 +431,7 @@ __all__ = [
     "column_sum",
     "complex_mul_pairs",
     "cosine_similarity",
+    "cox_loss",
     "cross_entropy",
     "cross_entropy_grad",
     "cross_entropy_smoothed",
@@ -521,6 +530,7 @@ __all__ = [
     "group_norm",
     "group_norm_channels_last",
     "gumbel_softmax",
+    "hamming_distance",
     "hard_sigmoid",
     "hard_swish",
     "hashed_embedding",
@@ -578,6 +588,7 @@ __all__ = [
     "quantize_int8",
     "quantize_mxfp4",
     "quantize_mxfp8",
+    "quantize_nf4",
     "quantize_nvfp4",
     "quantize_row_fp8",
     "quantize_row_int8",
@@ -669,12 +680,16 @@ __all__ = [
     "total_variation_grad",
     "transpose_quantize_fp8",
     "triple_split",
+    "typical_sampling",
     "vector_add",
+    "viterbi_step",
+    "volume_render",
     "weight_standardize",
     "weighted_column_sum",
     "weighted_row_sum",
     "where_select",
     "write_kv_cache",
+    "xlstm_gates",
     "z_loss",
 ]
 

@@ -181,7 +181,8 @@ def beam_search_step_stage2_kernel(
                     how.count,
                 )
                 select.put(
-                    mBest, row, place, select.value_of(keys[slot], cutlass.Float32).to(mBest.element_type), how.count,
+                    mBest, row, place, select.value_of(keys[slot], mTotal.element_type).to(mBest.element_type),
+                    how.count,
                 )
 
 

@@ -174,7 +174,7 @@ def top_k_gate_stage2_kernel(
             if slot < how.count:
                 place = select.rank(shared, slot, how.count)
                 select.put(
-                    mChosen, row, place, select.value_of(keys[slot], cutlass.Float32).to(mChosen.element_type),
+                    mChosen, row, place, select.value_of(keys[slot], mP.element_type).to(mChosen.element_type),
                     how.count,
                 )
                 select.put(

@@ -52,7 +52,8 @@ def top_k_scores_kernel(
             if slot < how.count:
                 place = select.rank(shared, slot, how.count)
                 select.put(
-                    mBest, row, place, select.value_of(keys[slot], cutlass.Float32).to(mBest.element_type), how.count,
+                    mBest, row, place, select.value_of(keys[slot], mScores.element_type).to(mBest.element_type),
+                    how.count,
                 )
                 select.put(
                     mPlaces, row, place,

@@ -1,7 +1,7 @@
 """Device functions of kernels that select the largest elements of a row, in order, and of the kernels of their
 derivatives.
 
-An element has a key, a number of 32 bits in the same order as the values, and its position in the row. The key 0 with a
+An element has a key, a number of up to 32 bits in the same order as the values, and its position in the row. The key 0 with a
 position past the row stands for no element. All threads of a row come to the same decisions.
 """
 
@@ -20,6 +20,8 @@ from codegen.shared import WARP, SelectLaunch
 
 NOWHERE = 2**31 - 1
 SIGN = 1 << 31
+# The last bits of a float32 that are the same in all numbers of a narrower type: keys have no such bits
+SPARE = {cutlass.BFloat16: 16, cutlass.Float16: 13, cutlass.Float8E4M3FN: 20, cutlass.Float8E5M2: 21}
 
 
 def grid(how: SelectLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
@@ -59,18 +61,15 @@ def meet(per_row: cutlass.Constexpr[int]):
 @cute.jit
 def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
     """The sum of a row's threads' numbers; the turns 0, 1, 2, ... use the memory in turn."""
-    total = own
-    for i in cutlass.range_constexpr(5):
-        total += cute.arch.shuffle_sync_bfly(total, 16 >> i)
+    total = cute.arch.warp_redux_sync(own, "add")
     if cutlass.const_expr(per_row > WARP):
         tidx, _, _ = cute.arch.thread_idx()
         warps = per_row // WARP
         if tidx % WARP == 0:
             counts[turn % 2, tidx // WARP] = total
         cute.arch.sync_threads()
-        total = counts[turn % 2, tidx % warps]
-        for i in cutlass.range_constexpr(warps.bit_length() - 1):
-            total += cute.arch.shuffle_sync_bfly(total, warps >> (i + 1))
+        found = counts[turn % 2, tidx % warps]
+        total = cute.arch.warp_redux_sync(cutlass.select_(tidx % WARP < warps, found, Int32(0)), "add")
     return total
 
 
@@ -97,8 +96,8 @@ def _one(condition: cutlass.Boolean) -> Int32:
     return cutlass.select_(condition, Int32(1), Int32(0))
 
 
-def keys_of(values: device.Vector) -> list[Uint32]:
-    """The keys of floats or integers; any NaN is above all numbers."""
+def keys_of(values: device.Vector, spare: int = 0) -> list[Uint32]:
+    """The keys of floats or integers, without so many of their last bits; any NaN is above all numbers."""
     count = cute.size(values.shape)
     held = cute.make_rmem_tensor((count,), values.dtype)
     held.store(values)
@@ -109,15 +108,17 @@ def keys_of(values: device.Vector) -> list[Uint32]:
         if values.dtype is Float32:
             key = cutlass.select_(bits[i] < Uint32(SIGN), key, ~bits[i])
             key = cutlass.select_(held[i] == held[i], key, Uint32(0xFFC00000))
-        found.append(key)
+        found.append(key >> Uint32(spare))
     return found
 
 
-def value_of(key: Uint32, dtype: type[cutlass.Numeric]) -> device.Vector:
-    """The value of a key, as a vector of one element."""
-    bits = key ^ Uint32(SIGN)
-    if dtype is Float32:
-        bits = cutlass.select_(key >= Uint32(SIGN), bits, ~key)
+def value_of(key: Uint32, element: type[cutlass.Numeric]) -> device.Vector:
+    """The value of an element's key, as a vector of one float32 or int32."""
+    spare, dtype = SPARE.get(element, 0), Float32 if element.is_float else Int32
+    whole = key << Uint32(spare)
+    bits = whole ^ Uint32(SIGN)
+    if dtype is Float32:  # of a negative number all bits are inverted, and the last ones are 0 again
+        bits = cutlass.select_(whole >= Uint32(SIGN), bits, ~(whole | Uint32((1 << spare) - 1)))
     held = cute.make_rmem_tensor((1,), Uint32)
     held[0] = bits
     return cute.make_tensor(cute.recast_ptr(held.iterator, dtype=dtype), cute.make_layout((1,))).load()
@@ -140,7 +141,7 @@ def top_k(
     most = Int32(1)
     while most < columns:
         most = most * 2
-    turn = Int32(0)
+    turn, spare = Int32(0), SPARE.get(src.element_type, 0)
     for begin in cutlass.range(0, columns, step * vectors):
         first = begin + own * vec
         access.load_row(src, Int64(row) * columns, first, step, columns, raw, 1, how.ragged, False, True)
@@ -149,14 +150,14 @@ def top_k(
         for v in cutlass.range_constexpr(vectors):
             some = raw[None, v]
             floating = src.element_type.is_float
-            found = keys_of(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32))
+            found = keys_of(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32), spare)
             for i in cutlass.range_constexpr(vec):
                 left = columns - 1 - (first + (v * step + i))
                 far[v * vec + i] = left
                 keys[v * vec + i] = cutlass.select_(left >= 0, found[i], Uint32(0))
         for c in cutlass.range_constexpr(held):
             far[elements + c] = columns - 1 - kept[c]
-        least, exact, turn = _least(keys, how, counts, turn)
+        least, exact, turn = _least(keys, spare, how, counts, turn)
         last = Int32(0)
         if exact == 0:
             last, turn = _last(keys, far, least, most, how, counts, turn)
@@ -179,9 +180,15 @@ def top_k(
 
 
 @cute.jit
-def _least(keys: cute.Tensor, how: cutlass.Constexpr[SelectLaunch], counts: cute.Tensor, turn: Int32):
+def _least(
+    keys: cute.Tensor,
+    spare: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[SelectLaunch],
+    counts: cute.Tensor,
+    turn: Int32,
+):
     """The largest key that at least `count` of a row's keys reach, bit by bit; 1 if exactly so many do, else 0; and the next turn."""
-    least, bit, exact = Uint32(0), Uint32(SIGN), Int32(0)
+    least, bit, exact = Uint32(0), Uint32(SIGN >> spare), Int32(0)
     while bit > Uint32(0):
         tried, own_count = Uint32(least | bit), Int32(0)
         for i in cutlass.range_constexpr(cute.size(keys)):

@@ -75,8 +75,7 @@ class SelectionContext(Context):
 
     def value(self) -> str:
         """One selected element."""
-        kind = {"float": "cutlass.Float32", "int": "cutlass.Int32"}[self.spec.kind(self.plan.source)]
-        return f"select.value_of(keys[slot], {kind})"
+        return f"select.value_of(keys[slot], {self.tensors[self.plan.source.name]}.element_type)"
 
 
 class SortContext(SelectionContext):

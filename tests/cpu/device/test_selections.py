@@ -39,6 +39,23 @@ def test_the_order_is_that_of_jax(top_k, size):
         np.testing.assert_array_equal(np.asarray(y).view("uint32"), np.asarray(expected[0]).view("uint32"))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_numbers_of_fewer_bits(tmp_path, dtype):
+    """Their keys have fewer bits. Half of the row is negative, and selected too."""
+    inputs, outputs = f"x: {dtype}[..., N]", f"y: {dtype}[..., K=40]; place: int32[..., K=40]"
+    op = make_op(
+        tmp_path,
+        spec_text(inputs, outputs, "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)", more="grad: none"),
+    )
+    x = jnp.asarray(np.concatenate([rows(60)[:2], -np.abs(rows(60)[:1])])).astype(dtype)
+    x = x.at[0, 3:8].set(jnp.asarray([jnp.nan, -96.0, 2.0**-14, -(2.0**-14), 0.0], dtype))
+    values, places = jax.lax.top_k(x.astype("float32"), 40)
+    for implementation in ("interpret", "xla"):
+        y, place = op(x, implementation=implementation)
+        np.testing.assert_array_equal(place, places)
+        np.testing.assert_array_equal(y.astype("float32"), values)
+
+
 def test_any_nan_is_the_largest(top_k):
     x = rows(64)[:1]
     x[0, 5], x[0, 9] = np.nan, np.copysign(np.nan, -1)

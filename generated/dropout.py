@@ -39,9 +39,11 @@ y = jnp.where(mask, x / keep, 0) + residual
 
 def dropout_chain(x, residual, key0, key1, index_rows, size_n, index_n, keep, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
+    t0 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
     t1 = device.where(
-        t0 * 1.1920928955078125e-07 < device.cast(keep, cutlass.Float32).to(cutlass.Float32),
+        device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9) < t0,
         device.divide_by_shared(x, keep, approx), 0.0,
     )
     y = t1 + residual
@@ -82,10 +84,11 @@ def dropout_launch(
 
 def dropout_xla(x, residual, key0, key1, index_rows, size_n, index_n, keep):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = (
-        runtime.random_bits(key0, key1, index_rows * size_n + index_n) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
-    y = jnp.where(t0 < runtime.cast(keep, jnp.float32).astype(jnp.float32), x / keep, 0.0) + residual
+    t0 = runtime.cast(
+        jnp.ceil(runtime.cast(keep, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
+    t1 = jnp.where(runtime.random_bits(key0, key1, index_rows * size_n + index_n) >> 9 < t0, x / keep, 0.0)
+    y = t1 + residual
     return y
 
 
@@ -98,8 +101,12 @@ def dropout_reference(x, residual, key, keep):
 
 def dropout_backward_chain(dy, key0, key1, index_rows, size_n, index_n, keep, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
-    t1 = device.where(t0 * 1.1920928955078125e-07 < device.cast(keep, cutlass.Float32).to(cutlass.Float32), dy, 0.0)
+    t0 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t1 = device.where(
+        device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9) < t0, dy, 0.0,
+    )
     dx = device.divide_by_shared(t1, keep, approx)
     return dx
 
@@ -135,10 +142,10 @@ def dropout_backward_launch(
 
 def dropout_backward_xla(dy, key0, key1, index_rows, size_n, index_n, keep):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = (
-        runtime.random_bits(key0, key1, index_rows * size_n + index_n) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
-    dx = jnp.where(t0 < runtime.cast(keep, jnp.float32).astype(jnp.float32), dy, 0.0) / keep
+    t0 = runtime.cast(
+        jnp.ceil(runtime.cast(keep, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
+    dx = jnp.where(runtime.random_bits(key0, key1, index_rows * size_n + index_n) >> 9 < t0, dy, 0.0) / keep
     return dx
 
 

@@ -64,10 +64,10 @@ def dropout_attention_weight_chain(
     t0 = device.random_bits(
         key0, key1, (((index_b * size_h + index_h) * size_g + index_g) * size_q + index_q) * size_s + index_s,
     )
-    t1 = device.shift_right(t0, 9).to(cutlass.Float32) * 1.1920928955078125e-07 < device.cast(
-        keep, cutlass.Float32,
-    ).to(cutlass.Float32)
-    weighed = device.where(t1, exponentials, 0.0)
+    t1 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    weighed = device.where(device.shift_right(t0, 9) < t1, exponentials, 0.0)
     return weighed
 
 
@@ -176,10 +176,10 @@ def dropout_attention_forward_weight_chain(
     t0 = device.random_bits(
         key0, key1, (((index_b * size_h + index_h) * size_g + index_g) * size_q + index_q) * size_s + index_s,
     )
-    t1 = device.shift_right(t0, 9).to(cutlass.Float32) * 1.1920928955078125e-07 < device.cast(
-        keep, cutlass.Float32,
-    ).to(cutlass.Float32)
-    weighed = device.where(t1, exponentials, 0.0)
+    t1 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    weighed = device.where(device.shift_right(t0, 9) < t1, exponentials, 0.0)
     return weighed
 
 
@@ -362,14 +362,15 @@ def dropout_attention_backward_stage2_slope_chain(
     t3 = device.random_bits(
         key0, key1, (((index_b * size_h + index_h) * size_g + index_g) * size_q + index_q) * size_s + index_s,
     )
-    t0 = device.shift_right(t3, 9).to(cutlass.Float32) * 1.1920928955078125e-07 < device.cast(
-        keep, cutlass.Float32,
-    ).to(cutlass.Float32)
+    t4 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t0 = device.shift_right(t3, 9) < t4
     t1 = index_s <= index_q
     t2 = device.exp(device.where(t1, acc * scale, -float("inf")) - row_max, True) * row_value1
     weights = device.where(t0, device.divide_by_shared(t2, keep, True), 0.0)
-    t4 = device.where(t1, t2 * (device.divide_by_shared(device.where(t0, dp, 0.0), keep, True) - delta), 0.0)
-    slopes = scale * t4
+    t5 = device.where(t1, t2 * (device.divide_by_shared(device.where(t0, dp, 0.0), keep, True) - delta), 0.0)
+    slopes = scale * t5
     return weights, slopes
 
 
@@ -381,9 +382,10 @@ def dropout_attention_backward_stage2_full_chain(
     t2 = device.random_bits(
         key0, key1, (((index_b * size_h + index_h) * size_g + index_g) * size_q + index_q) * size_s + index_s,
     )
-    t0 = device.shift_right(t2, 9).to(cutlass.Float32) * 1.1920928955078125e-07 < device.cast(
-        keep, cutlass.Float32,
-    ).to(cutlass.Float32)
+    t3 = device.cast(
+        cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t0 = device.shift_right(t2, 9) < t3
     t1 = device.exp(acc * scale - row_max, True) * row_value1
     weights = device.where(t0, device.divide_by_shared(t1, keep, True), 0.0)
     slopes = scale * (t1 * (device.divide_by_shared(device.where(t0, dp, 0.0), keep, True) - delta))

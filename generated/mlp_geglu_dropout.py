@@ -109,8 +109,10 @@ def mlp_geglu_dropout_stage1_epilogue_chain(acc, acc2, key0, key1, index_rows, s
     t0 = 1.0 - rate
     t1 = acc * device.sigmoid(acc * (1.5957691216057308 + 0.07135481627260025 * (acc * acc)), approx) * acc2
     z = device.divide_by_shared(t1, t0, approx)
-    t2 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9).to(cutlass.Float32)
-    t3 = device.where(t2 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32), z, 0.0)
+    t2 = device.cast(
+        cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t3 = device.where(device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t2, z, 0.0)
     factor_of_rows_f = device.cast(t3, T).to(cutlass.Float32)
     return factor_of_rows_f
 
@@ -153,11 +155,11 @@ def mlp_geglu_dropout_stage1_epilogue_xla(acc, acc2, key0, key1, index_rows, siz
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
     z = acc * jax.lax.logistic(acc * (1.5957691216057308 + 0.07135481627260025 * (acc * acc))) * acc2 / t0
-    t1 = (
-        runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
+    t1 = runtime.cast(
+        jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
     factor_of_rows_f = runtime.cast(
-        jnp.where(t1 < runtime.cast(t0, jnp.float32).astype(jnp.float32), z, 0.0), T,
+        jnp.where(runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t1, z, 0.0), T,
     ).astype(jnp.float32)
     return factor_of_rows_f
 
@@ -287,8 +289,10 @@ def mlp_geglu_dropout_forward_stage1_epilogue_chain(t1, t2, key0, key1, index_ro
     z = device.divide_by_shared(
         t1 * device.sigmoid(t1 * (1.5957691216057308 + 0.07135481627260025 * (t1 * t1)), approx) * t2, t0, approx,
     )
-    t3 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9).to(cutlass.Float32)
-    t4 = device.where(t3 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32), z, 0.0)
+    t3 = device.cast(
+        cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t4 = device.where(device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t3, z, 0.0)
     factor_of_rows_f = device.cast(t4, T).to(cutlass.Float32)
     product_saved = t2
     product_saved2 = t1
@@ -338,11 +342,11 @@ def mlp_geglu_dropout_forward_stage1_epilogue_xla(t1, t2, key0, key1, index_rows
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
     z = t1 * jax.lax.logistic(t1 * (1.5957691216057308 + 0.07135481627260025 * (t1 * t1))) * t2 / t0
-    t3 = (
-        runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
+    t3 = runtime.cast(
+        jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
     factor_of_rows_f = runtime.cast(
-        jnp.where(t3 < runtime.cast(t0, jnp.float32).astype(jnp.float32), z, 0.0), T,
+        jnp.where(runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t3, z, 0.0), T,
     ).astype(jnp.float32)
     product_saved = t2
     product_saved2 = t1
@@ -487,8 +491,12 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
-    t2 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9).to(cutlass.Float32)
-    t3 = device.where(t2 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32), acc, 0.0)
+    t2 = device.cast(
+        cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    t3 = device.where(
+        device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t2, acc, 0.0,
+    )
     t1 = device.divide_by_shared(t3, t0, approx)
     t8 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
@@ -548,10 +556,10 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_xla(
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
-    t2 = (
-        runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
-    t1 = jnp.where(t2 < runtime.cast(t0, jnp.float32).astype(jnp.float32), acc, 0.0) / t0
+    t2 = runtime.cast(
+        jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
+    t1 = jnp.where(runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t2, acc, 0.0) / t0
     t3 = jax.lax.logistic(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))
     )
@@ -763,8 +771,10 @@ def mlp_geglu_dropout_backward_stage1_epilogue_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
-    t9 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9).to(cutlass.Float32)
-    kept = t9 * 1.1920928955078125e-07 < device.cast(t0, cutlass.Float32).to(cutlass.Float32)
+    t9 = device.cast(
+        cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
+    ).to(cutlass.Int64)
+    kept = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t9
     t1 = device.divide_by_shared(device.where(kept, acc, 0.0), t0, approx)
     t10 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
@@ -830,10 +840,10 @@ def mlp_geglu_dropout_backward_stage1_epilogue_xla(
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
-    t9 = (
-        runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9
-    ).astype(jnp.float32) * 1.1920928955078125e-07
-    kept = t9 < runtime.cast(t0, jnp.float32).astype(jnp.float32)
+    t9 = runtime.cast(
+        jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
+    ).astype(jnp.int64)
+    kept = runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t9
     t1 = jnp.where(kept, acc, 0.0) / t0
     t10 = jax.lax.logistic(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))

@@ -175,7 +175,12 @@ def _bernoulli(own: Operations, tree: ast.Call, given: Given) -> Node:
     p = own.read(given["p"])
     if p.kind == "bool":
         raise own.fail(given["p"], "'bernoulli' takes a number, not a bool", NUMBER)
-    return own.apply(tree, "lt", [_uniform(own, tree, given), own.cast(tree, own.to_float(p), "float32")])
+    limit = own.cast(tree, own.to_float(p), "float32")
+    if limit.dims:
+        return own.apply(tree, "lt", [_uniform(own, tree, given), limit])
+    # One limit for all: it is made an integer once, and no draw a float
+    limit = own.apply(tree, "ceil", [own.apply(tree, "mul", [limit, own.graph.const(2.0 ** FRACTIONS["float32"][1])])])
+    return own.apply(tree, "lt", [_upper(own, tree, given)[0], own.cast(tree, limit, "int32")])
 
 
 def _normal(own: Operations, tree: ast.Call, given: Given) -> Node:
@@ -184,9 +189,14 @@ def _normal(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 def _uniform(own: Operations, tree: ast.Call, given: Given) -> Node:
     """The upper bits of a draw, as a fraction."""
-    width, digits = _drawn_type(own, given, FRACTIONS)
-    upper = own.apply(tree, "shr", [_lowest(own, tree, given, width), own.graph.const(width - digits)])
+    upper, digits = _upper(own, tree, given)
     return own.apply(tree, "mul", [own.to_float(upper), own.graph.const(2.0**-digits)])
+
+
+def _upper(own: Operations, tree: ast.Call, given: Given) -> tuple[Node, int]:
+    """The upper bits of a draw, and how many they are."""
+    width, digits = _drawn_type(own, given, FRACTIONS)
+    return own.apply(tree, "shr", [_lowest(own, tree, given, width), own.graph.const(width - digits)]), digits
 
 
 def _narrow_bits(own: Operations, tree: ast.Call, given: Given) -> Node:

@@ -85,3 +85,17 @@ def test_sharded_arrays_have_the_bits_of_whole_ones(kernels, spec):
     compiled = jax.jit(generated.dropout).lower(*args).compile()
     assert "all-gather" not in compiled.as_text()
     np.testing.assert_array_equal(compiled(*args) != 0, mask(KEY, x.shape))
+
+
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_any_probability(tmp_path, implementation):
+    """A probability is compared as an integer: at the ends, beyond them, between two draws, and where it is no number."""
+    more = "params: {p: {type: float, default: 0.5, static: false}}"
+    spec = spec_text(
+        "x: float32[B, N]; key: uint32[2]", "y: float32[B, N]", "y = where(bernoulli(key, p), x, 0)", "y = x", more
+    )
+    op, x = make_op(tmp_path, spec), jnp.ones((3, 50))
+    draws = np.sort(jax.random.uniform(KEY, x.shape), axis=None)
+    for p in (0.0, 1.0, -1.0, 2.0, np.inf, np.nan, draws[70], np.nextafter(draws[70], np.float32(1)), 1e-9):
+        mask = jax.random.bernoulli(KEY, jnp.float32(p), x.shape)
+        np.testing.assert_array_equal(op(x, KEY, p=p, implementation=implementation), mask.astype("float32"), str(p))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 import numpy as np
-from cutlass import Float32, Int32, Numeric
+from cutlass import Float32, Numeric
 
 from codegen.device.functions import (
     Operand,
@@ -27,6 +27,8 @@ from codegen.device.functions import (
     round_to,
     where,
 )
+
+_BELOW = 1.0 - 2.0**-22  # times the hardware's reciprocal, which is 1 ulp off at most: below the reciprocal, in magnitude
 
 
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:
@@ -54,7 +56,7 @@ def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
         high = rcp(b)
         if approx:
             return a * high
-        high = high * (1.0 - 2.0**-22)  # below the reciprocal, from which the hardware's is 1 ulp off at most
+        high = high * _BELOW
         low = fma(-b, high, 1.0) * high
     else:
         if approx:
@@ -110,11 +112,8 @@ def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
     if approx:
         high = rcp(one)
         return scale[0], high[0], high[0]
-    high = 1.0 / one
-    rest = fma(-one, high, 1.0)
-    above = rest < 0.0  # in magnitude: then the float below it
-    high = where(above, (high.bitcast(Int32) - 1).bitcast(Float32), high)
-    rest = where(above, fma(-one, high, 1.0), rest)
+    high = rcp(one) * _BELOW
+    rest = fma(-one, high, 1.0)  # NaN for a divisor that is 0 or infinite
     # Never 0, which times an infinity is NaN. Infinite for a divisor of 0, and 0 for an infinite one, as the first part is
     low = where(rest > 0.0, rest * high, high * 2.0**-60)
     return scale[0], high[0], low[0]

@@ -28,7 +28,9 @@ from codegen.device.functions import (
     where,
 )
 
-_BELOW = 1.0 - 2.0**-22  # times the hardware's reciprocal, which is 1 ulp off at most: below the reciprocal, in magnitude
+_BELOW = (
+    1.0 - 2.0**-22
+)  # times the hardware's reciprocal, which is 1 ulp off at most: below the reciprocal, in magnitude
 
 
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:

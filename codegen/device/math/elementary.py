@@ -331,6 +331,8 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
     if base is not None and exponent is None and 2.0**-126 <= base < float("inf"):
         return _power_of_number(base, vectors[1], approx)
     a = vectors[0]
+    if exponent == 0:
+        return cute.full_like(a, 1.0)
     if exponent in WHOLE_POWERS:
         square = a * a
         return a if exponent == 1 else square if exponent == 2 else square * (a if exponent == 3 else square)
@@ -343,10 +345,10 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
 
 
 def lowered_power(a: Operand, b: Operand, larger: Operand, approx: bool) -> Vector:
-    """a ** b where `larger` is a ** (b + 1): approximately as `power`, which shares the logarithm with the other; else their quotient,
-    except at 0 and at the infinities."""
+    """a ** b where `larger` is a ** (b + 1): as `power` where that is cheap, and approximately, where both share a logarithm; else
+    their quotient, except at 0 and at the infinities."""
     a, b, larger = as_vectors(a, b, larger)
-    if approx or a.dtype is not Float32:
+    if approx or a.dtype is not Float32 or number_in(b) in (0.0, *WHOLE_POWERS, *HALF_POWERS):
         return power(a, b, approx)
     none = a == 0.0
     at_end = where(none ^ (b > 0.0), where(b == 0.0, 1.0, float("inf")), where(b == 0.0, 1.0, 0.0))

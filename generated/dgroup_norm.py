@@ -84,7 +84,7 @@ def dgroup_norm_rows_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, 1))
+    rWeight = access.registers(mWeight, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sStage1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
@@ -100,6 +100,7 @@ def dgroup_norm_rows_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         reduce.meet([*sStage0, *sStage1], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean3 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -107,27 +108,25 @@ def dgroup_norm_rows_kernel(
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = dgroup_norm_rows_stage0(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
+                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
                 reduce.accumulate([rRowMean, rRowMean3], ("mean", "mean"), values, part.vector(v).inside())
         row_mean, row_mean3 = row.reduce([rRowMean, rRowMean3], ("mean", "mean"), sStage0)
 
-        row = row.forget((mDy, rDy), (mX, rX))
+        row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = dgroup_norm_rows_stage1(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
+                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                     device.full(vec, row_mean),
                 )
                 reduce.accumulate([rRowMean2, rRowMean4], ("mean", "mean"), values, part.vector(v).inside())

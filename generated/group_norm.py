@@ -303,7 +303,7 @@ def group_norm_frozen_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
@@ -321,6 +321,7 @@ def group_norm_frozen_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRstd, (iB, iG), rRstd[None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -330,30 +331,30 @@ def group_norm_frozen_kernel(
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = group_norm_frozen_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
-        row = row.forget((mDy, rDy), (mX, rX))
+        row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 dx = group_norm_frozen_chain(
                     device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, C, cutlass.Int32),
-                    device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
+                    device.full(vec, C, cutlass.Int32), device.full(vec, S, cutlass.Int32), device.full(vec, row_sum),
+                    device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
     rowwise.send(how, (sDxRun, mDx))
@@ -406,7 +407,7 @@ def group_norm_backward_rows_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rRowMean = access.registers(mRowMean, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDyRun = rowwise.fetch(how, mDy, B * G, C * S)
@@ -422,6 +423,7 @@ def group_norm_backward_rows_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+        row.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
         row.load_one(mRowMean, (iB, iG), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -430,13 +432,12 @@ def group_norm_backward_rows_kernel(
             part = row.part(p)
             part.load(mDy, (iB, iG, 0, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iG, 0, 0), rX[None, None, u], run=sXRun)
+            part.gather(mWeight, (iG, 0), (None, 0), (C, S,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 0), (C, S,), rWeight)
                 values = group_norm_backward_rows_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)

@@ -834,7 +834,7 @@ def group_norm_channels_last_frozen_whole_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
-    rWeight = access.registers(mWeight, (vec, 1), 1.0)
+    rWeight = access.registers(mWeight, (vec, vectors, at_once), 1.0)
     rMeanOfBG4 = access.registers(mMeanOfBG4, (1, at_once))
     rVarOfBG = access.registers(mVarOfBG, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
@@ -848,6 +848,7 @@ def group_norm_channels_last_frozen_whole_kernel(
         # if the row stays in registers; else each pass reads its part
         row.gather(mDy, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rDy[None, None, u])
         row.gather(mX, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rX[None, None, u])
+        row.gather(mWeight, (iG, 0), (None, 1), (S, C,), rWeight[None, None, u])
         row.load_one(mMeanOfBG4, (iB, iG), rMeanOfBG4[None, u])
         row.load_one(mVarOfBG, (iB, iG), rVarOfBG[None, u])
         reduce.meet([*sStage0], how.cluster)
@@ -857,32 +858,31 @@ def group_norm_channels_last_frozen_whole_kernel(
             part = row.part(p)
             part.gather(mDy, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rDy[None, None, u])
             part.gather(mX, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 1), (S, C,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 1), (S, C,), rWeight)
                 values = group_norm_channels_last_frozen_whole_stage0(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rMeanOfBG4[0, u], rMeanOfBG4.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]),
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
                 )
                 reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
         row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
 
-        row = row.forget((mDy, rDy), (mX, rX))
+        row = row.forget((mDy, rDy), (mX, rX), (mWeight, rWeight))
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.gather(mDy, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rDy[None, None, u])
             part.gather(mX, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), rX[None, None, u])
+            part.gather(mWeight, (iG, 0), (None, 1), (S, C,), rWeight[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                at.gather_shared(mWeight, (iG, 0), (None, 1), (S, C,), rWeight)
                 dx = group_norm_channels_last_frozen_whole_chain(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rMeanOfBG4[0, u], rMeanOfBG4.element_type)),
                     device.floats(device.full(vec, rVarOfBG[0, u], rVarOfBG.element_type)),
-                    device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), device.full(vec, S, cutlass.Int32),
-                    device.full(vec, C, cutlass.Int32), device.full(vec, eps), device.full(vec, row_sum),
-                    device.full(vec, row_sum2), approx,
+                    device.floats(rX[None, v, u]), device.floats(rWeight[None, v, u]),
+                    device.full(vec, S, cutlass.Int32), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
+                    device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                 )
                 at.scatter(dx.to(mDx.element_type), mDx, (iB, 0, iG, 0), (None, 0, None, 1), (S, C,), 1)
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from codegen.graph import online
-from codegen.graph.nodes import DTYPES, Node, lost_axes
+from codegen.graph.nodes import DTYPES, Leaf, Node, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Extent, Group, View, vector_width
 from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Array
@@ -209,10 +210,20 @@ class Reads:
 
     def is_shared_by_columns(self, access: Access) -> bool:
         """Whether some columns of a row have the same elements of an array, such as a weight of each channel in rows of channels and
-        positions. Kernels that reduce along rows alone read them again where they are needed, from a cache."""
+        positions, and only formulas of elements need them. Kernels that reduce along rows alone read them where they are needed, from a
+        cache. What statistics need too would be found by its coordinates more than once."""
         columns = {*range(self.leading, len(self.groups))}
-        own = access.mode == "gather" and access.array is not None and not access.back
-        return self.kind == "row" and own and access.index_of is None and not columns <= {*access.tokens}
+        own = access.mode == "gather" and access.array is not None and not access.back and access.index_of is None
+        return self.kind == "row" and own and not columns <= {*access.tokens} and access.name not in self.reduced_names
+
+    @functools.cached_property
+    def reduced_names(self) -> frozenset[str]:
+        """The chain's names of the inputs that a row's statistics need."""
+        nodes = [
+            n for n in topological([s.operand for s in self.rows], lambda n: n.op in REDUCTIONS) if n.op == "input"
+        ]
+        leaves = {n.attr for n in nodes if isinstance(n.attr, Leaf)}
+        return frozenset(a.name for a in self.loads if a.array is not None and Leaf(a.array.name, a.part) in leaves)
 
     def varies(self, access: Access) -> bool:
         """Whether rows that are reduced together have different values in an array."""

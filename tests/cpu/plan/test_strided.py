@@ -39,14 +39,14 @@ def test_values_and_gradients(tmp_path, text):
 
 
 # Vectors of 8 and of 4; a cluster shares the row of the last one
-@pytest.mark.parametrize("shape", [(2, 24, 3, 16), (1, 7, 2, 12), (1, 1024, 2, 32)])
+@pytest.mark.parametrize("shape", [(2, 24, 3, 16), (1, 7, 2, 12), (1, 2048, 2, 12)])
 def test_one_kernel_computes_a_norm(tmp_path, shape):
     op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
     x, shift, weight = (normal(*s).astype(jnp.bfloat16) for s in (shape, (shape[0], *shape[2:]), shape[2:]))
     extents = Extents(shape[3], x.size, shape[1] * shape[3], shape[0] * shape[2])
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
     how = whole(op).launch(dtypes, extents, {}, "sm_90a")
-    assert how.vec == min(8, shape[3] & -shape[3]) and how.holds_row and (how.cluster > 1) == (shape[1] == 1024)
+    assert how.vec == min(8, shape[3] & -shape[3]) and how.holds_row and (how.cluster > 1) == (shape[1] == 2048)
     got = op(x, shift, weight, implementation="interpret")
     expected = op.reference(*(jnp.float32(a) for a in (x, shift, weight)))
     np.testing.assert_allclose(np.float32(got), expected, rtol=2**-7, atol=2**-7)
@@ -57,11 +57,14 @@ def test_what_all_rows_share_is_not_held(tmp_path):
     assert [a.name for a in whole(op).loads if whole(op).of_row(a)] == ["x"]
 
 
-@pytest.mark.parametrize(("inner", "columns"), [(4, 4096), (32, 2**20)])
-def test_short_stretches_and_long_rows_take_stages(tmp_path, inner, columns):
+@pytest.mark.parametrize(
+    ("inner", "columns", "why"),
+    [(4, 4096, "too few"), (32, 2**15, "as fast by stages"), (12, 2**20, "no block can hold")],
+)
+def test_short_stretches_and_long_rows_take_stages(tmp_path, inner, columns, why):
     op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
-    with pytest.raises(UserError, match="too few" if inner == 4 else "no block can hold"):
+    with pytest.raises(UserError, match=why):
         whole(op).launch(dtypes, Extents(inner, 2**24, columns, 16), {}, "sm_90a")
 
 
@@ -89,3 +92,9 @@ def test_rows_of_neighbours_hold_no_weight_that_their_columns_share(tmp_path):
     dtypes = {"x": "bfloat16", "weight": "bfloat16", "shift": "bfloat16", "y": "bfloat16"}
     assert op.plan.launch(dtypes, Extents(4096, 2**24, 2**17, 128), {}, "sm_90a").holds_row
     testing.check_op(op, "interpret", examples=4)
+
+
+def test_what_statistics_need_too_is_held(tmp_path):
+    text = ("x: T[B, G, C, S]; w: T[G, C]", "y: T[B, G, C, S]", "v = x * w; y = v - max(v, axis=(C, S))")
+    op = make_op(tmp_path, spec_text(*text, types=TYPES))
+    assert [a.name for a in op.plan.loads if op.plan.of_row(a)] == ["x", "w"]

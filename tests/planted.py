@@ -176,7 +176,7 @@ FAULTS = [
     Fault("norm", "a stale saved statistic", "    row_mean = row_mean_\n    return row_rsqrt, row_mean", "    row_mean = row_mean_ * 0.0\n    return row_rsqrt, row_mean"),
     Fault("norm", "a gradient's last term", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx, dy", "    dx = t0\n    return dx, dy"),
     Fault("norm", "a factor of a weight's gradient", "return dx, dy * (d * row_rsqrt)", "return dx, dy * d"),
-    Fault("norm", "a power of a gradient's factor", "row_sum * row_rsqrt * row_rsqrt * row_rsqrt, t1", "row_sum * row_rsqrt * row_rsqrt, t1", 1),
+    Fault("norm", "a power of a gradient's factor", "row_sum, t1, approx) * row_rsqrt * row_rsqrt * row_rsqrt", "row_sum, t1, approx) * row_rsqrt * row_rsqrt", 1),
     Fault("norm", "the gradient of what rows do not share", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx\n", "    dx = t0\n    return dx\n"),
     Fault("peak", "a sum that is not rescaled", ', ((1, 0, "exp", 1.0),))', ")"),
     Fault("peak", "values that are not rescaled", 'reduce.rescale_held(rEHeld, rRowMaxSeen, row_max, "exp", 1.0)', "pass"),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import extras
-from codegen.checking.errorbound import stored
+from codegen.checking.twins import stored
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
 from codegen.plan.op import attention_in, contracted_axes

@@ -21,8 +21,6 @@ Reductions, over n values x with errors e:
   any, all   Uncertain where no certain element decides and an uncertain one may.
 
 The bound covers the errors of float32 arithmetic in this chain. The expected value comes from the reference alone.
-
-Longer than 500 lines: one analysis has a method for each kind of operation.
 """
 
 from __future__ import annotations
@@ -31,18 +29,32 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType, SimpleNamespace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy import special
 
+from codegen.checking.bounds import (
+    EXACT,
+    FAST,
+    FAST_ABSOLUTE,
+    FUNCTION,
+    NARROW,
+    QUOTIENT,
+    ROUNDED,
+    Bound,
+    Extreme,
+    Terms,
+    depth,
+    nowhere,
+    own_extreme,
+)
 from codegen.checking.intervals import distance, lost, reach
 from codegen.checking.productbound import product, spacing, summed
 from codegen.checking.scanbound import scanned
+from codegen.checking.twins import FUNCTIONS, density, stored
 from codegen.graph.contraction import is_approximable
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import (
@@ -59,127 +71,6 @@ from codegen.graph.nodes import (
     topological,
 )
 from codegen.graph.ops import NUCLEUS, OPS, REDUCTIONS, SCANS, UNSORT
-from codegen.runtime.xla.random import random_bits
-
-# The allowed relative error of a function that no standard rounds correctly: 8 ulp of float32. The libraries document 1 to
-# 5 ulp, XLA's vectorised functions a little more.
-FUNCTION = 2.0**-20
-# Where every output is narrower than float32, the approximations of `math: auto` (ops.py)
-NARROW = 2.0**-16
-# `math: fast` may use the hardware's approximations. The coarsest (tanh) has a relative error of 2**-11. Others also have an
-# absolute error where the result is near 0: pairs (largest magnitude of the argument, error), from the PTX manual (ISA 9.0,
-# 9.7.3).
-FAST = 2.0**-10
-_FAST_CIRCULAR = ((2 * math.pi, 2.0**-20.5), (100 * math.pi, 2.0**-14.7), (math.inf, 2.0))
-FAST_ABSOLUTE = {
-    "sin": _FAST_CIRCULAR, "cos": _FAST_CIRCULAR, "log": ((2.0, 2.0**-22),), "log2": ((2.0, 2.0**-22),),
-}  # fmt: skip
-# The error of a quotient, in halves of an ulp (`device/math/division.py`)
-QUOTIENT = 1 + 2.0**-17
-EXACT = frozenset(
-    "where cast neg abs maximum minimum floor ceil round sign stop_gradient ldexp _pinned _others".split()
-)  # operations without rounding
-ROUNDED = frozenset(
-    "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
-)
-
-
-def _density(x: np.ndarray) -> np.ndarray:
-    """The density of a standard normal variable."""
-    return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-
-
-def _exponent(x: np.ndarray, _: str) -> np.ndarray:
-    return np.where(np.isfinite(x), np.where(x == 0, -150, np.frexp(x)[1] - 1), 128)
-
-
-_lax = SimpleNamespace(
-    rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, erfc=special.erfc, rem=lambda a, b: np.fmod(a, b),
-    logistic=special.expit, stop_gradient=lambda x: x, population_count=np.bitwise_count,
-)  # fmt: skip
-_nn = SimpleNamespace(gelu=lambda x, approximate: 0.5 * x * special.erfc(-(0.5**0.5) * x))
-
-
-def _random_bits(first: np.ndarray, second: np.ndarray, place: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
-        return np.asarray(random_bits(first, second, place))
-
-
-_slopes = SimpleNamespace(
-    product_of_others=lambda value, x, whole: value,
-    random_bits=_random_bits,
-    dgelu=lambda x: special.ndtr(x) + x * _density(x),
-    ldexp=lambda x, e, _: np.ldexp(x, np.asarray(e).astype(np.int64)), exponent=_exponent,
-)  # fmt: skip
-_NAMES = {"jnp": np, "jax": SimpleNamespace(lax=_lax, nn=_nn), "runtime": _slopes}
-_FUNCTIONS = {
-    name: eval(f"lambda {', '.join('abc'[: op.arity])}: " + op.jnp.format(*"abc", floating=0, integer=0), dict(_NAMES))
-    for name, op in OPS.items()
-}
-
-
-def depth(count: int) -> float:
-    """The most additions between one of `count` values and their sum: a window, then as many as in windows of sqrt(n)."""
-    return min(max(count - 1, 0), 32 + math.sqrt(count))
-
-
-def _nowhere() -> np.ndarray:
-    return np.zeros((), bool)
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A value, the bound of its error (for a bool: 1 where it is uncertain), where float32 overflowed on the way, and where an
-    uncertain comparison chose between values that are far apart (`doubt`): the bound then covers both."""
-
-    value: np.ndarray
-    error: np.ndarray
-    overflow: np.ndarray
-    doubt: np.ndarray = field(default_factory=_nowhere)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """A contraction: its value, the sum of its terms' magnitudes, the sum of its factors' magnitudes (both over finite ones), the
-    number of terms, and the part of the first sum that tensor cores may lose in addition to float32's roundings."""
-
-    value: np.ndarray
-    size: np.ndarray
-    spread: np.ndarray
-    count: int
-    lost: float
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.value, self.size, self.spread
-
-    def of(self, value: np.ndarray, size: np.ndarray, spread: np.ndarray) -> Terms:
-        """The terms for some of the elements."""
-        return Terms(value, size, spread, self.count, self.lost)
-
-
-@dataclass(frozen=True)
-class Extreme:
-    """A comparison of a value with its own maximum (`largest`) or minimum over `axes`, and which argument is the value."""
-
-    place: int
-    largest: bool
-    axes: tuple[str, ...]
-
-
-def own_extreme(node: Node) -> Extreme | None:
-    """The `Extreme` of a comparison of a value with its own maximum or minimum; None for other comparisons."""
-    if len(node.args) != 2:
-        return None
-    axes: tuple[str, ...]
-    for place, value in enumerate(node.args):
-        other, axes = node.args[1 - place], ()
-        op = other.op
-        while op in ("max", "min") and other.op == op:
-            other, axes = other.args[0], axes + lost_axes(other)
-        if axes and other is value:
-            return Extreme(place, op == "max", axes)
-    return None
 
 
 class Analysis:
@@ -268,9 +159,7 @@ class Analysis:
             return self.threshold(node, *args)
         if isinstance(node.attr, Selected):
             return self.selected(node, node.attr, args[0])
-        overflow = np.zeros((), bool)
-        for arg in args:
-            overflow = overflow | arg.overflow
+        overflow = functools.reduce(np.bitwise_or, (a.overflow for a in args), nowhere())
         if node.kind == "bool":
             return self.decision(node, args, overflow)
         if node.op == "where":
@@ -301,7 +190,7 @@ class Analysis:
 
     def decision(self, node: Node, args: list[Bound], overflow: np.ndarray) -> Bound:
         """A bool, uncertain where the ends of its arguments' intervals disagree, or, of equality, where the intervals meet."""
-        function = _FUNCTIONS[node.op]
+        function = FUNCTIONS[node.op]
         value = np.asarray(function(*(a.value for a in args)))
         uncertain = np.zeros(value.shape, bool)
         if (extreme := own_extreme(node)) is not None:
@@ -336,7 +225,7 @@ class Analysis:
     def doubt(self, node: Node, args: list[Bound]) -> np.ndarray:
         """Where an uncertain comparison chose, here or on the way, between values whose distance is larger than their errors."""
         if node.kind == "bool" or not args:
-            return _nowhere()
+            return nowhere()
         if isinstance(node.attr, Selected):
             axes = tuple(d for axis in node.attr.axes for d in self.dimensions[axis])
             return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
@@ -391,7 +280,7 @@ class Analysis:
                 far = np.where((x < -8) & narrow, 2.0**-62, 0)
                 own = np.abs(value) * (4 * x**2 * self.unit + unit) + np.abs(x) * self.tiny + far
             else:
-                slope = np.abs(x) * _density(x)
+                slope = np.abs(x) * density(x)
                 tail = 4 * x**2 * self.unit * (slope + special.ndtr(-np.abs(x)))
                 own = (special.ndtr(x) + slope) * 2 * (unit or self.function) + tail + 16 * self.tiny
             error = error + np.where(np.isfinite(own), own, 0)
@@ -590,8 +479,8 @@ class Analysis:
             dtype = self.casts.get(str(node.attr), str(node.attr))
             return lambda x: stored(x, dtype).astype(np.float64 if node.kind == "float" else np.int64)
         if node.kind == "int" and node.op in OPS and all(a.kind == "int" for a in node.args):
-            return lambda *xs: np.asarray(_FUNCTIONS[node.op](*(np.asarray(x, np.int64) for x in xs)))
-        return _FUNCTIONS[node.op]
+            return lambda *xs: np.asarray(FUNCTIONS[node.op](*(np.asarray(x, np.int64) for x in xs)))
+        return FUNCTIONS[node.op]
 
     def rounded(self, node: Node, value: np.ndarray, error: np.ndarray, overflow: np.ndarray) -> Bound:
         """Adds the operation's own rounding, and overflow of the compute type's range."""
@@ -608,42 +497,3 @@ class Analysis:
         overflow = overflow | beyond
         error = np.where(beyond, np.inf, error)
         return Bound(value, error, overflow)
-
-
-def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """NumPy's twin of how an output is stored: rounded once, float8, float4 and integers saturating, NaN to 0 where there is none."""
-    target = jnp.dtype(dtype)
-    x = np.asarray(x)
-    with np.errstate(all="ignore"):
-        if DTYPES[dtype].scales:
-            # The fraction is from 0.5 on: above 0.75 the power of two above is at least as near
-            fraction, power = np.frexp(
-                np.clip(np.nan_to_num(x.astype(np.float64), posinf=2.0**127), 2.0**-127, 2.0**127)
-            )
-            return np.where(np.isnan(x) | (x < 0), np.nan, np.ldexp(np.where(fraction < 0.75, 0.5, 1.0), power)).astype(
-                target
-            )
-        if DTYPES[dtype].kind == "float":
-            x = np.where(np.isnan(x), 0.0, x) if DTYPES[dtype].packed else x
-            if target.itemsize == 1:
-                top = float(jnp.finfo(target).max)
-                x = np.clip(x, -top, top)
-            return x.astype(target)
-        if DTYPES[dtype].kind == "bool":
-            return x.astype(bool)
-        least, most = DTYPES[dtype].low, DTYPES[dtype].high
-        if x.dtype.kind == "f":
-            x = np.trunc(np.where(np.isnan(x), 0, x))
-            low, high = float(least), float(most)
-            inside = np.clip(x, low, np.nextafter(high, 0) if high != most else high).astype(np.int64)
-            return np.where(x >= high, most, np.where(x <= low, least, inside)).astype(target)
-        return np.clip(x.astype(np.int64), least, most).astype(target)
-
-
-def ulp(x: np.ndarray, dtype: str) -> np.ndarray:
-    """The spacing of a floating dtype's numbers at x (for integers 1)."""
-    if DTYPES[dtype].kind != "float":
-        return np.ones(np.shape(x))
-    info: Any = jnp.finfo(jnp.dtype(dtype))
-    magnitude = np.clip(np.abs(np.nan_to_num(x, posinf=float(info.max))), float(info.smallest_normal), float(info.max))
-    return 2.0 ** (np.floor(np.log2(magnitude)) - int(info.nmant))

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.checking.agreement import BrokenReference
+from codegen.checking.bounds import Bound, Terms
 from codegen.checking.draw import Case
-from codegen.checking.errorbound import Analysis, Bound, Terms
+from codegen.checking.errorbound import Analysis
 from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.access import Access, access_key

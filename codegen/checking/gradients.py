@@ -15,10 +15,11 @@ import numpy as np
 from codegen.autodiff.backward import Derived
 from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, same
+from codegen.checking.bounds import FAST
 from codegen.checking.draw import Case, walking_far
-from codegen.checking.errorbound import FAST, stored
 from codegen.checking.expected import of_reference
 from codegen.checking.rounding import UNIT, rounded_apart
+from codegen.checking.twins import stored
 from codegen.graph.nodes import DTYPES
 from codegen.plan.op import attention_in, products_in
 from codegen.runtime.call import views

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from codegen.checking.errorbound import _FUNCTIONS
 from codegen.checking.expected import error_bounds
 from codegen.checking.intervals import distance, reach
 from codegen.checking.testing import Case, Types, check_case
+from codegen.checking.twins import FUNCTIONS
 from tests.making import make_jnp_op, make_op, spec_text
 
 ONE = [
@@ -44,8 +44,8 @@ def test_functions_of_one_argument(op):
     """The values stay within the reach, and come close to it, unless the reach is infinite."""
     center, radius, inside = places(op, 500, 2001)
     with np.errstate(all="ignore"):
-        value, error = reach(op, _FUNCTIONS[op], [center], [radius])
-        moved = distance(_FUNCTIONS[op](inside), value)
+        value, error = reach(op, FUNCTIONS[op], [center], [radius])
+        moved = distance(FUNCTIONS[op](inside), value)
     checked = np.isfinite(error)
     assert checked.sum() > 60
     assert (moved[:, checked] <= error[checked] * (1 + 1e-12)).all()
@@ -63,8 +63,8 @@ def test_functions_of_two_arguments(op):
     if op == "pow":
         a, inside_a = abs(a) + of_a + 0.1, abs(a) + of_a + 0.1 + (inside_a - a)
     with np.errstate(all="ignore"):
-        value, error = reach(op, _FUNCTIONS[op], [a, b], [of_a, of_b[::-1]])
-        moved = np.abs(_FUNCTIONS[op](inside_a[:, None], inside_b) - value).max((0, 1))
+        value, error = reach(op, FUNCTIONS[op], [a, b], [of_a, of_b[::-1]])
+        moved = np.abs(FUNCTIONS[op](inside_a[:, None], inside_b) - value).max((0, 1))
     checked = np.isfinite(error)
     assert checked.sum() > 100
     assert (moved[checked] <= error[checked] * (1 + 1e-9)).all()
@@ -75,9 +75,9 @@ def test_what_is_exact_stays_where_it_is():
     """Also where a float64 is too coarse for the interval."""
     x = np.array([1e20, 1e30, 3.0, 0.5])
     for op in ("sin", "cos", "tan"):
-        assert not reach(op, _FUNCTIONS[op], [x], [np.full(4, 1e-38)])[1].any()
+        assert not reach(op, FUNCTIONS[op], [x], [np.full(4, 1e-38)])[1].any()
     divisor, tiny = np.full(4, 0.75), np.full(4, 1e-38)
-    assert not reach("rem", _FUNCTIONS["rem"], [x, divisor], [tiny, tiny])[1].any()
+    assert not reach("rem", FUNCTIONS["rem"], [x, divisor], [tiny, tiny])[1].any()
 
 
 CHAINS = [

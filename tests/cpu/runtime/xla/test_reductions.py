@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.checking import draw, testing
-from codegen.checking.errorbound import Analysis, depth
+from codegen.checking.bounds import depth
+from codegen.checking.errorbound import Analysis
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
 from tests.making import make_jnp_op, make_op, spec_text

@@ -4,17 +4,17 @@ computes them and they save more than their parts. Products come last: a chain t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
 from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
-from codegen.fusing.staged import is_normalising, reread
+from codegen.fusing.staged import is_one_kernel
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
-from codegen.plan.op import Gemm, Staged
+from codegen.plan.op import Gemm
 from codegen.tracing.naming import unique
 from codegen.tracing.specs import Made, Request, spec_of
 from codegen.tracing.steps import Atom, Number, Step, Value
@@ -79,7 +79,7 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
         return None
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
-    return None if isinstance(plan, Staged) and not is_normalising(made) else made
+    return made if is_one_kernel(made) else None
 
 
 def is_sum(made: Made) -> bool:
@@ -121,9 +121,7 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
     grown.take_products()
     found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
     chosen = []
-    for part in worthwhile(
-        graph, {g: reread(made) for g, made in found.items() if made is not None and not is_sum(made)}
-    ):
+    for part in worthwhile(graph, [g for g, made in found.items() if made is not None and not is_sum(made)]):
         made, key, inputs, outputs = expressing.made(graph, sorted(part.places), part.results)
         if made is not None:
             free, _ = graph.sources(part.places)
@@ -141,25 +139,25 @@ class Part:
     cost: Cost
 
 
-def worthwhile(graph: StepGraph, groups: Mapping[frozenset[int], int]) -> list[Part]:
+def worthwhile(graph: StepGraph, groups: Iterable[frozenset[int]]) -> list[Part]:
     """What of groups of steps saves traffic as an op, once its arrays are in memory: XLA computes some of them in the kernel that uses
-    them; an op needs them written first, unless they are another chain's results. A group's number is what its op moves besides."""
+    them; an op needs them written first, unless they are another chain's results."""
     left = list(groups)
     while True:
         chains = {place for group in left for place in group}
-        parts = {group: part_of(graph, group, chains, groups[group]) for group in left}
+        parts = {group: part_of(graph, group, chains) for group in left}
         found = [group for group in left if parts[group].cost.saved > LEAST * parts[group].cost.now]
         if len(found) == len(left):
             return [parts[group] for group in left]
         left = found
 
 
-def part_of(graph: StepGraph, group: frozenset[int], chains: Set[int], more: int) -> Part:
+def part_of(graph: StepGraph, group: frozenset[int], chains: Set[int]) -> Part:
     """The part of a group of steps that its op computes. `chains` are the steps of all groups."""
     results = written(graph, group, chains - group)
     places = graph.needed(group, results)
     own = cost(graph, places, results)
-    return Part(places, tuple(results), replace(own, fused=own.fused + more + unwritten(graph, places, chains)))
+    return Part(places, tuple(results), replace(own, fused=own.fused + unwritten(graph, places, chains)))
 
 
 class _Growing:
@@ -294,13 +292,12 @@ class _Growing:
         return True
 
     def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
-        own, least = self.cost(whole), sum(self.least(p) for p in parts)
-        if own.saved + SLACK * own.fused < least:
+        own = self.cost(whole)
+        if own.saved + SLACK * own.fused < sum(map(self.least, parts)):
             return False
         if self.is_plain(whole):
             return True
-        made = self.expressing.made(self.graph, sorted(whole))[0]
-        return made is not None and own.saved - reread(made) >= min(least, own.saved)
+        return self.expressing.made(self.graph, sorted(whole))[0] is not None
 
     def is_plain(self, whole: frozenset[int]) -> bool:
         """Whether all steps are element-wise on one shape: a kernel computes any of these."""
@@ -311,10 +308,8 @@ class _Growing:
     def least(self, places: frozenset[int]) -> int:
         """What a part saves at least: not what XLA would not write either."""
         if places not in self._least:
-            made = self.expressing.made(self.graph, sorted(places))[0]
-            more = 0 if made is None else reread(made)
-            own = min(self.cost(places).saved - more, part_of(self.graph, places, places, more).cost.saved)
-            self._least[places] = 0 if made is None else max(own, 0)
+            own = min(self.cost(places).saved, part_of(self.graph, places, places).cost.saved)
+            self._least[places] = max(own, 0)
         return self._least[places]
 
     def cost(self, places: frozenset[int]) -> Cost:

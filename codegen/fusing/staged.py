@@ -1,38 +1,18 @@
-"""The memory traffic of chains of several kernels, such as a norm along axes that no block has whole."""
+"""Which ops of several kernels one kernel computes, as a norm along axes that no row has together: where a block has room."""
 
 from __future__ import annotations
 
 import math
 
-from codegen.language.sizes import array_bytes, elements
-from codegen.plan.elementwise import Elementwise
+from codegen.explain.launching import as_called, bindings
 from codegen.plan.op import Staged
-from codegen.plan.rows.reductions import Reduction
 from codegen.tracing.specs import Made
 
 
-def is_normalising(made: Made) -> bool:
-    """Whether the first stages of an op compute statistics, and the last one computes with them."""
-    plan = made.planned.plan
-    assert isinstance(plan, Staged)
-    shape = _shape(made)
-    most = max(elements(a.axes, shape) for a in made.planned.spec.arrays)
-    *first, last = plan.stages
-    few = [2 * max(elements(a.axes, shape) for a in stage.spec.outputs) < most for stage in plan.stages]
-    reduce = all(isinstance(stage.plan, Reduction) for stage in first)
-    return reduce and all(few[:-1]) and not few[-1] and isinstance(last.plan, Elementwise | Reduction)
-
-
-def reread(made: Made) -> int:
-    """The bytes that an op's stages move, besides those of each of its arrays once."""
-    plan, spec = made.planned.plan, made.planned.spec
-    if not isinstance(plan, Staged):
-        return 0
-    shape = _shape(made)
-    once = sum(array_bytes(a, shape, a.dtype) for a in spec.arrays)
-    sampled = [place for place, _ in plan.sampled]  # they read few of the elements
-    stages = [stage.spec for place, stage in enumerate(plan.stages) if place not in sampled]
-    return sum(array_bytes(a, shape, a.dtype) for own in stages for a in own.arrays) - once
+def is_one_kernel(made: Made) -> bool:
+    """Whether one kernel computes an op of these sizes. Stages read arrays again, and take up to twice XLA's time for it."""
+    op = made.planned
+    return not isinstance(as_called(op, next(bindings(op.spec)), _shape(made)).plan, Staged)
 
 
 def _shape(made: Made) -> dict[str, int]:

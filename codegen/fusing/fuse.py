@@ -77,9 +77,9 @@ def fuse(function: Callable[P, R]) -> Fused[P, R]:
     memory traffic.
 
     It may be jitted, differentiated, mapped, checkpointed and sharded, as the function may; gradients run the ops' backward.
-    Results are within the ops' tolerances of the function's: roundings between the steps of a chain are left out. Fuse the
-    function whose gradient is taken rather than the gradient: the op then chooses what it saves. What was replaced is in
-    `.report`. A function without such chains is called as it is.
+    Results are within the ops' tolerances of the function's: roundings between the steps of a chain are left out. Where a
+    function is fused whose gradient is taken, the ops choose what they save. `fuse(jax.value_and_grad(loss))` has chains of the
+    forward and of the backward together. What was replaced is in `.report`. A function without such chains is called as it is.
     """
     return Fused(function, lambda chain: True)
 

@@ -65,7 +65,7 @@ def mlp_forward(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array
 def mlp_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
     x, up, down, u = saved
     dz = matmul_dsquared_relu(dy, down, u)
-    return dz @ up.T, weight_gradient(x, dz), weight_gradient(u, dy)
+    return dz @ up.T, weight_gradient_of_halves(x, dz), weight_gradient_of_halves(u, dy)
 
 
 mlp = jax.custom_vjp(lambda x, up, down: dense_squared_relu(x, up) @ down)
@@ -75,6 +75,13 @@ mlp.defvjp(mlp_forward, mlp_backward)
 def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
     """The gradient by w of x @ w. x: [..., K], dy: [..., N]; to [K, N]."""
     return rows(x).T @ rows(dy)
+
+
+def weight_gradient_of_halves(x: jax.Array, dy: jax.Array) -> jax.Array:
+    """The same, of two halves of the rows, added in float32. The tiles of [1280, 5120] keep the SMs busy for 2.4 rounds, which take 3;
+    twice as many tiles take 5 rounds of half the time."""
+    halves = (rows(a).reshape(2, -1, a.shape[-1]) for a in (x, dy))
+    return jnp.sum(jnp.einsum("hrk,hrn->hkn", *halves, preferred_element_type=jnp.float32), axis=0).astype(x.dtype)
 
 
 def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> tuple[jax.Array, Any]:

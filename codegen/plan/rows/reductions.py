@@ -20,7 +20,7 @@ from codegen.plan.launches import IDLE, Extents
 from codegen.plan.rows import tiling, walking
 from codegen.plan.rows.access import Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
-from codegen.targets import clusters, shared_memory
+from codegen.targets import clusters, processors, shared_memory
 
 MAX_THREADS = 1024
 LEAST_THREADS = 128  # threads of a block of several rows
@@ -55,6 +55,7 @@ MOST_IN_LONG_RUN = (
     2  # blocks of a cluster that share one and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
 )
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
+MOST_FILLING = 512  # threads of a block that reads one of a few long rows again
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
@@ -132,7 +133,8 @@ class Reduction(Reads):
         whole = -(-(columns // vec) // (per_row * cluster)) or 1
         exact = columns > 0 and not ragged and count == vectors * per_row * cluster
         if whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row):
-            return self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
+            found = self._read_again(vec, ragged, width, schedule, MAX_CLUSTER if clusters(arch) else 1)
+            return self._filling(found, extents.rows, arch) if extents.rows and not schedule else found
         beside = schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row
         threads = max(1, beside) * per_row
         own, costly = whole * width, 4 * vec * vectors * len(self.expensive)
@@ -417,6 +419,13 @@ class Reduction(Reads):
         cluster = schedule.get("cluster", cluster)
         threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else MAX_THREADS)
         return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)
+
+    def _filling(self, how: RowLaunch, rows: int, arch: str | None) -> RowLaunch:
+        """The launch with larger blocks where few rows would leave SMs without threads."""
+        threads = how.threads
+        while threads < MOST_FILLING and rows * how.cluster * threads < RESIDENT * processors(arch):
+            threads *= 2
+        return replace(how, threads=threads, per_row=threads)
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """Sizes of the innermost axis at which the kernel changes: a vector, what a thread holds, a

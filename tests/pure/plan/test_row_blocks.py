@@ -79,3 +79,10 @@ def test_threads_that_walk_down_rows_have_registers_for_what_rows_share():
     how = op.plan.launch({a.name: "bfloat16" for a in op.spec.arrays}, Extents(256, 2**26, 256, 2**18), {}, "sm_90a")
     assert isinstance(how, WalkLaunch) and how.whole
     assert (how.threads, how.per_row, how.vectors) == (256, 16, 2)
+
+
+# Rows that a cluster reads again: of an expensive value, blocks are small if there are many rows, and fill SMs if there are few
+@pytest.mark.parametrize(("rows", "threads"), [(4, 512), (100, 128), (4096, 128)])
+def test_few_long_rows_have_large_blocks(rows, threads):
+    how = launch('x: "float32[..., N]"', "float32[..., N]", "exp(x) - max(exp(x), axis=N)", rows, 2**18)
+    assert not how.holds_row and how.cluster == 8 and how.threads == how.per_row == threads

@@ -20,7 +20,7 @@ from codegen.shared import RowLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 
 # Calls in which an H100 was slower than XLA are left to it (`left_to_xla`)
-BUSY = 100  # blocks that share few rows: with fewer most of a GPU is idle
+BUSY = 64  # blocks that share few rows: with fewer most of a GPU is idle
 PIECE = 768 * 1024  # bytes of a row for each of them, above which kernels that split rows further are faster
 MANY = 2**20  # columns that are reduced over few rows
 FEW, SOME = 8, 64  # rows: fewer than a block has at a time; fewer if nothing is written along them

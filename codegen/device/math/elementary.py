@@ -372,9 +372,10 @@ def _power_of_number(a: float, b: Vector, approx: bool) -> Vector:
 def _half_odd_power(a: Vector, b: float, approx: bool) -> Vector:
     """a ** b by a root. As of any power, the result at -0.0 has no sign, and -infinity is not NaN."""
     if b < 0:
-        result = rsqrt(a + 0.0, approx)
+        size = a + 0.0
+        result = rsqrt(size, approx)
         if b != -0.5:
-            result = divide(result, a if b == -1.5 else a * a, approx)
+            result = divide(result, size if b == -1.5 else size * size, approx)
     elif b == 1.5:
         result = a * sqrt(a, approx)
     else:

@@ -121,7 +121,6 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "schedule": {10: "  threads: 1024", 11: "  vector_bytes: 16", 13: "  sm_90a: {threads: 256}", 14: "  sm_80: {threads: 1024}"},
     "schedule_list": {9: "schedule:\n  threads: 128"},
     "statement_forms": dict.fromkeys((8, 9, 10, 11, 12, 13, 15), "  z = x + bias") | {14: "  y = x\n  z = x"},
-    "size_in_a_reduction": {3: "params: {p: 64}\ninputs:", 10: "  y = sum(x * take(t, i, axis=P), axis=N) / p"},
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
     "takes": {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
@@ -145,7 +144,6 @@ ELSEWHERE = {
     "quantised_gradient",
     "products_in_float64",
     "products_with_formulas",
-    "size_in_a_reduction",
 }
 
 # The ops that a spec becomes where its hint is to make several: inputs, outputs, chain of each

@@ -7,7 +7,7 @@ kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from codegen.fusing.graph import OWN_KERNEL, REDUCING, StepGraph, is_within_users, takes_written
@@ -43,12 +43,11 @@ def cost(graph: StepGraph, places: Iterable[int], results: Sequence[Value] | Non
     return Cost(now, len(kernels), fused)
 
 
-def _ends(graph: StepGraph, inside: Container[int]) -> set[Value]:
+def _ends(graph: StepGraph, inside: Set[int]) -> set[Value]:
     """The values that are in memory before others are computed of them."""
     ends: set[Value] = set()
-    for place, step in enumerate(graph.steps):
-        if place not in inside:
-            continue
+    for place in inside:
+        step = graph.steps[place]
         if step.name in REDUCING or step.name in OWN_KERNEL:
             ends.update(step.outputs)
         if step.name == "dot_general":  # what is computed of a factor is written before the product

@@ -28,6 +28,7 @@ from codegen.tracing.translate import NotExpressed, translated
 LARGE = 2**22  # bytes of a chain's arrays above which it is compared with its reference on small arrays alone
 SMALL = ((2, 3),)  # the sizes of `...` on which an op is compared with its reference
 SMALL_END = 0.02  # of the bytes of the largest step that ends chains: smaller ones are left out
+FORMS = frozenset({FACTOR, "convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "expand_dims"})
 AGREES = 8  # eps of the narrowest type, in which the function's steps round
 
 
@@ -124,7 +125,7 @@ def _lacking(graph: StepGraph, place: int) -> UserError | None:
     """What the language lacks of a step; None where it can be part of a chain, costs nothing or is of numbers alone."""
     step = graph.steps[place]
     values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
-    if graph.is_free(place) or step.name == FACTOR or all(elements(v.shape) == 1 for v in values):
+    if graph.is_free(place) or step.equation is None or all(elements(v.shape) == 1 for v in values):
         return None
     if step.name == "reshape" and not graph.is_expressed(place):
         return UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
@@ -164,12 +165,21 @@ def _function(program: Program, chain: Chain) -> str:
     return parts[-1] if parts else "chain"
 
 
+def _name_of(graph: StepGraph, value: Value, named: Mapping[Value, str]) -> str:
+    """The name of a value, or of the value of which it is another form."""
+    while not named.get(value):
+        step = graph.steps[graph.maker[value]] if value in graph.maker else None
+        if step is None or step.name not in FORMS or not isinstance(step.inputs[0], Value):
+            return ""
+        value = step.inputs[0]
+    return named[value]
+
+
 def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value, str]) -> Made:
     """The spec of a chain as a person would name things: after the source, and with a type variable."""
     steps = _steps(program, chain)
     named = {**arguments, **assigned_names(program.graph.steps)}
-    named |= {s.outputs[0]: named.get(s.inputs[0], "") for s in program.graph.steps if s.name == FACTOR}  # type: ignore[arg-type]
-    wished = [named.get(v, "") for v in chain.inputs]
+    wished = [_name_of(program.graph, v, named) for v in chain.inputs]
     inputs = unique(w or "x" for w in wished)
     results = [named.get(v, "y") for v in chain.outputs]
     outputs = unique((f"{r}_out" if r in inputs else r for r in results), inputs)

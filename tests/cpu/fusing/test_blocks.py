@@ -59,7 +59,7 @@ MODULATED = ["mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-6) * (1 + x2) + x3"]
 CASES = {
     "diffusion": (
         diffusion, (X, C, (like(16, 16),) * 3, like(16, 32)),
-        [*MODULATED, "x_out = x2 + x3 * x", "rsqrt(var(x_out, axis=N) + 1e-6)", "gelu_tanh(h @ up)", "softmax(dot(x2, x, axis=N) * 0.5, axis=K), axis=K)"],
+        [*MODULATED, "x_out = x + x2 * o", "rsqrt(var(x_out, axis=N) + 1e-6)", "gelu_tanh(h @ up)", "softmax(dot(x2, x, axis=N) * 0.5, axis=K), axis=K)"],
     ),
     "muon": (orthogonal, (F,), ["n = -4.775 * m + x @ m2", "x_out = 3.4445 * x3 + n @ x2", "x_out = 3.4445 * x + n @ x2"]),
     "adamw": (adamw, (TREE,) * 4, []),

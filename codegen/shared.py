@@ -144,6 +144,7 @@ class Walk:
     by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
+    holds_expensive: bool = False  # whether registers hold expensive values; else each reduction recomputes them
 
     @property
     def width_of_piece(self) -> int:

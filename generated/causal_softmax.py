@@ -547,22 +547,25 @@ def causal_softmax_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows * Q, stream))
 
 
-def causal_softmax_backward_row_sum_(dy, row_max, row_sum, x, index_k, index_q, scale, approx):
-    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+def causal_softmax_backward_held_t0(row_max, row_sum, x, index_k, index_q, scale, approx):
+    """t0, on one vector of each operand: several passes need it."""
     seen = index_k <= index_q
     t0 = device.divide_by_row(
         device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False,
     )
+    return t0
+
+
+def causal_softmax_backward_row_sum_(dy, index_k, index_q, t0):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    seen = index_k <= index_q
     t1 = device.where(seen, dy, 0.0)
     return t1 * t0
 
 
-def causal_softmax_backward_chain(dy, row_max, row_sum, x, index_k, index_q, scale, row_sum_, approx):
+def causal_softmax_backward_chain(dy, x, index_k, index_q, scale, t0, row_sum_):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     seen = index_k <= index_q
-    t0 = device.divide_by_row(
-        device.exp(device.where(seen, device.multiply(x, scale), -float("inf")) - row_max, approx), row_sum, False,
-    )
     t1 = device.where(seen, dy, 0.0)
     t2 = device.where(seen, t0 * (t1 - row_sum_), 0.0)
     dx = scale * t2
@@ -609,6 +612,8 @@ def causal_softmax_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -656,12 +661,17 @@ def causal_softmax_backward_kernel(
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    values = causal_softmax_backward_row_sum_(
-                        device.floats(rDy[None, v, k]),
+                    t0 = causal_softmax_backward_held_t0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), approx,
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT0Held[None, v].store(t0)
+                    values = causal_softmax_backward_row_sum_(
+                        device.floats(rDy[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
+                        device.full(vec, iQ, cutlass.Int32), t0,
                     )
                     reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
@@ -673,13 +683,19 @@ def causal_softmax_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t0 = rT0Held[None, v].load()
+                    else:
+                        t0 = causal_softmax_backward_held_t0(
+                            device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
+                            device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                            device.floats(rX[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
+                            device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), approx,
+                        )
                     dx, total_sum_of = causal_softmax_backward_chain(
-                        device.floats(rDy[None, v, k]),
-                        device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
-                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
-                        device.floats(rX[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
-                        device.full(vec, iQ, cutlass.Int32), device.full(vec, mScale[0]), device.full(vec, row_sum_),
-                        approx,
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
+                        reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, iQ, cutlass.Int32),
+                        device.full(vec, mScale[0]), t0, device.full(vec, row_sum_),
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

@@ -408,8 +408,8 @@ def dense_rms_scaled_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+def dense_rms_scaled_backward_held_t5(acc, rstd, weight):
+    """t5, on one vector of each operand: several passes need it."""
     t0 = acc * rstd
     z = t0 * weight
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
@@ -418,19 +418,17 @@ def dense_rms_scaled_backward_row_sum(dy, acc, rstd, weight):
     t6, t7 = device.both_sigmoids(t3, False)
     t4 = t6
     t5 = t4 + z * t4 * t7 * (1.5957691216057308 + t2 * 0.2140644488178048)
+    return t5
+
+
+def dense_rms_scaled_backward_row_sum(dy, acc, weight, t5):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * t5 * acc
 
 
-def dense_rms_scaled_backward_chain(dy, acc, rstd, weight):
+def dense_rms_scaled_backward_chain(dy, acc, rstd, weight, t5):
     """The chain: dacc, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = acc * rstd
-    z = t0 * weight
-    t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
-    t2 = t1 * t1
-    t3 = (t1 + t2 * t1 * 0.044715) * 1.5957691216057308
-    t6, t7 = device.both_sigmoids(t3, False)
-    t4 = t6
-    t5 = t4 + z * t4 * t7 * (1.5957691216057308 + t2 * 0.2140644488178048)
     dacc = weight * rstd * dy * t5
     return dacc, dy * t5 * t0
 
@@ -480,6 +478,8 @@ def dense_rms_scaled_backward_kernel(
     rAcc = access.registers(mAcc, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
     rRstd = access.registers(mRstd, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT5Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -523,10 +523,16 @@ def dense_rms_scaled_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = dense_rms_scaled_backward_row_sum(
-                        device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
+                    t5 = dense_rms_scaled_backward_held_t5(
+                        device.floats(rAcc[None, v, k]),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                         device.floats(rWeight[None, v]),
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT5Held[None, v].store(t5)
+                    values = dense_rms_scaled_backward_row_sum(
+                        device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
+                        device.floats(rWeight[None, v]), t5,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
@@ -537,10 +543,18 @@ def dense_rms_scaled_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t5 = rT5Held[None, v].load()
+                    else:
+                        t5 = dense_rms_scaled_backward_held_t5(
+                            device.floats(rAcc[None, v, k]),
+                            device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                            device.floats(rWeight[None, v]),
+                        )
                     dacc, column_sum_of = dense_rms_scaled_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                        device.floats(rWeight[None, v]),
+                        device.floats(rWeight[None, v]), t5,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)

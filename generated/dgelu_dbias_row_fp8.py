@@ -116,15 +116,19 @@ def dgelu_dbias_row_fp8_rows_launch(
     dgelu_dbias_row_fp8_rows_kernel(mDy, mX, mRowMaxOfRows, amax_min, how).launch(**rowwise.grid(how, rows, stream))
 
 
-def dgelu_dbias_row_fp8_row_max(dy, x):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def dgelu_dbias_row_fp8_held_dx(dy, x):
+    """dx, on one vector of each operand: several passes need it."""
     dx = dy * device.dgelu(x, True, False)
+    return dx
+
+
+def dgelu_dbias_row_fp8_row_max(dx):
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return cute.math.abs(dx)
 
 
-def dgelu_dbias_row_fp8_chain(dy, x, amax_min, row_max):
+def dgelu_dbias_row_fp8_chain(amax_min, dx, row_max):
     """The chain: q, and the values to reduce into column_sum, from one vector of each operand."""
-    dx = dy * device.dgelu(x, True, False)
     scale = device.divide_by_normal(device.maximum(row_max, amax_min), 57344.0, True)
     q = device.divide_by_row(dx, scale, True)
     return q, dx
@@ -172,6 +176,8 @@ def dgelu_dbias_row_fp8_kernel(
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, held))
     rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.holds_expensive):
+        rDxHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowMaxOfRows = access.registers(mRowMaxOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -212,7 +218,10 @@ def dgelu_dbias_row_fp8_kernel(
             if cutlass.const_expr(how.whole):
                 rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = dgelu_dbias_row_fp8_row_max(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
+                    dx = dgelu_dbias_row_fp8_held_dx(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
+                    if cutlass.const_expr(how.holds_expensive):
+                        rDxHeld[None, v].store(dx)
+                    values = dgelu_dbias_row_fp8_row_max(dx)
                     reduce.accumulate([rRowMax], ("max",), values, own.vector(v).inside())
                 row_max, = own.reduce([rRowMax], ("max",), sRowMax, turn=turn)
                 if cutlass.const_expr(how.only_row):
@@ -222,9 +231,12 @@ def dgelu_dbias_row_fp8_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        dx = rDxHeld[None, v].load()
+                    else:
+                        dx = dgelu_dbias_row_fp8_held_dx(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
                     q, column_sum_of = dgelu_dbias_row_fp8_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, amax_min),
-                        device.full(vec, row_max),
+                        device.full(vec, amax_min), dx, device.full(vec, row_max),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)

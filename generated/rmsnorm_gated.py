@@ -347,20 +347,24 @@ def rmsnorm_gated_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def rmsnorm_gated_backward_stage0(dy, x, z, weight, approx):
+def rmsnorm_gated_backward_held_stage0(z, approx):
+    """value, t0, on one vector of each operand: several passes need them."""
+    t2 = device.sigmoid(z, approx)
+    t0 = z * t2
+    return t2, t0
+
+
+def rmsnorm_gated_backward_stage0(dy, x, weight, t0):
     """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
-    t0 = z * device.sigmoid(z, approx)
     return x * x, weight * dy * t0 * x
 
 
-def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, row_mean, row_sum, approx):
+def rmsnorm_gated_backward_chain(dy, x, z, weight, size_n, eps, value, t0, row_mean, row_sum, approx):
     """The chain: dx, dz, and the values to reduce into column_sum, from one vector of each operand."""
     rstd = device.rsqrt(row_mean + eps, approx)
-    t2, t3 = device.both_sigmoids(z, approx)
-    t0 = z * t2
     dx = weight * rstd * dy * t0 - device.divide(row_sum, size_n.to(cutlass.Float32), approx) * rstd * rstd * rstd * x
     t1 = x * rstd
-    dz = dy * (t1 * weight) * t2 * (1.0 + z * t3)
+    dz = dy * (t1 * weight) * value * (1.0 + z * device.sigmoid(-z, approx))
     return dx, dz, dy * t0 * t1
 
 
@@ -406,6 +410,9 @@ def rmsnorm_gated_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rZ = access.registers(mZ, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
+    if cutlass.const_expr(how.holds_expensive):
+        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -456,9 +463,13 @@ def rmsnorm_gated_backward_kernel(
                 rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
+                    value, t0 = rmsnorm_gated_backward_held_stage0(device.floats(rZ[None, v, k]), approx)
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValueHeld[None, v].store(value)
+                        rT0Held[None, v].store(t0)
                     values = rmsnorm_gated_backward_stage0(
-                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rZ[None, v, k]),
-                        device.floats(rWeight[None, v]), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
+                        t0,
                     )
                     reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, own.vector(v).inside())
                 row_mean, row_sum = own.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0, turn=turn)
@@ -472,10 +483,15 @@ def rmsnorm_gated_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        value = rValueHeld[None, v].load()
+                        t0 = rT0Held[None, v].load()
+                    else:
+                        value, t0 = rmsnorm_gated_backward_held_stage0(device.floats(rZ[None, v, k]), approx)
                     dx, dz, column_sum_of = rmsnorm_gated_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rZ[None, v, k]),
                         device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
-                        device.full(vec, row_mean), device.full(vec, row_sum), approx,
+                        value, t0, device.full(vec, row_mean), device.full(vec, row_sum), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)

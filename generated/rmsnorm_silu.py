@@ -218,18 +218,13 @@ def rmsnorm_silu_forward_xla(x, weight, eps):
     return rstd, y
 
 
-def rmsnorm_silu_frozen_held_t2(rstd, x, weight, approx):
-    """t2, on one vector of each operand: several passes need it."""
+def rmsnorm_silu_frozen_held_stage0(rstd, x, weight, approx):
+    """t2, t3, on one vector of each operand: several passes need them."""
     t1 = device.multiply(x * rstd, weight)
-    t2 = device.sigmoid(t1, approx)
-    return t2
-
-
-def rmsnorm_silu_frozen_held_t3(rstd, x, weight, approx):
-    """t3, on one vector of each operand: several passes need it."""
-    t1 = device.multiply(x * rstd, weight)
-    t3 = 1.0 + device.multiply(t1, device.sigmoid(-t1, approx))
-    return t3
+    t0, t4 = device.both_sigmoids(t1, approx)
+    t2 = t0
+    t3 = 1.0 + device.multiply(t1, t4)
+    return t2, t3
 
 
 def rmsnorm_silu_frozen_row_sum(dy, x, weight, t2, t3):
@@ -292,17 +287,12 @@ def rmsnorm_silu_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                t2 = rmsnorm_silu_frozen_held_t2(
+                t2, t3 = rmsnorm_silu_frozen_held_stage0(
                     device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                     device.floats(rWeight[None, 0]), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
                     rT2Held[None, v].store(t2)
-                t3 = rmsnorm_silu_frozen_held_t3(
-                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
-                    device.floats(rWeight[None, 0]), approx,
-                )
-                if cutlass.const_expr(how.holds_expensive):
                     rT3Held[None, v].store(t3)
                 values = rmsnorm_silu_frozen_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rWeight[None, 0]), t2,
@@ -321,15 +311,9 @@ def rmsnorm_silu_frozen_kernel(
                 at.load_shared(mWeight, (0,), rWeight)
                 if cutlass.const_expr(how.holds_expensive):
                     t2 = rT2Held[None, v].load()
-                else:
-                    t2 = rmsnorm_silu_frozen_held_t2(
-                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
-                        device.floats(rWeight[None, 0]), approx,
-                    )
-                if cutlass.const_expr(how.holds_expensive):
                     t3 = rT3Held[None, v].load()
                 else:
-                    t3 = rmsnorm_silu_frozen_held_t3(
+                    t2, t3 = rmsnorm_silu_frozen_held_stage0(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, u]),
                         device.floats(rWeight[None, 0]), approx,
                     )
@@ -442,23 +426,24 @@ def rmsnorm_silu_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def rmsnorm_silu_backward_row_sum(dy, rstd, x, weight, approx):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+def rmsnorm_silu_backward_held_stage0(rstd, x, weight, approx):
+    """t2, t3, on one vector of each operand: several passes need them."""
     t0 = x * rstd
     t1 = device.multiply(t0, weight)
     t4, t5 = device.both_sigmoids(t1, approx)
     t2 = t4
     t3 = 1.0 + device.multiply(t1, t5)
+    return t2, t3
+
+
+def rmsnorm_silu_backward_row_sum(dy, x, weight, t2, t3):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
     return weight * dy * t2 * t3 * x
 
 
-def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, row_sum, approx):
+def rmsnorm_silu_backward_chain(dy, rstd, x, weight, size_n, t2, t3, row_sum, approx):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
     t0 = x * rstd
-    t1 = device.multiply(t0, weight)
-    t4, t5 = device.both_sigmoids(t1, approx)
-    t2 = t4
-    t3 = 1.0 + device.multiply(t1, t5)
     dx = weight * rstd * dy * t2 * t3 - device.divide(
         row_sum, size_n.to(cutlass.Float32), approx,
     ) * rstd * rstd * rstd * x
@@ -504,6 +489,9 @@ def rmsnorm_silu_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors))
     rRstd = access.registers(mRstd, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT3Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -547,10 +535,16 @@ def rmsnorm_silu_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = rmsnorm_silu_backward_row_sum(
-                        device.floats(rDy[None, v, k]),
+                    t2, t3 = rmsnorm_silu_backward_held_stage0(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, k]),
                         device.floats(rWeight[None, v]), approx,
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT2Held[None, v].store(t2)
+                        rT3Held[None, v].store(t3)
+                    values = rmsnorm_silu_backward_row_sum(
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
+                        t2, t3,
                     )
                     reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
@@ -561,11 +555,19 @@ def rmsnorm_silu_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t2 = rT2Held[None, v].load()
+                        t3 = rT3Held[None, v].load()
+                    else:
+                        t2, t3 = rmsnorm_silu_backward_held_stage0(
+                            device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                            device.floats(rX[None, v, k]), device.floats(rWeight[None, v]), approx,
+                        )
                     dx, column_sum_of = rmsnorm_silu_backward_chain(
                         device.floats(rDy[None, v, k]),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rX[None, v, k]),
-                        device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
-                        approx,
+                        device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), t2, t3,
+                        device.full(vec, row_sum), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)

@@ -477,15 +477,19 @@ def scaled_softmax_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def scaled_softmax_backward_row_sum_(dy, row_max, row_sum, x, scale, approx):
-    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+def scaled_softmax_backward_held_t0(row_max, row_sum, x, scale, approx):
+    """t0, on one vector of each operand: several passes need it."""
     t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
+    return t0
+
+
+def scaled_softmax_backward_row_sum_(dy, t0):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return dy * t0
 
 
-def scaled_softmax_backward_chain(dy, row_max, row_sum, x, scale, row_sum_, approx):
+def scaled_softmax_backward_chain(dy, x, scale, t0, row_sum_):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
-    t0 = device.divide_by_row(device.exp(device.multiply(x, scale) - row_max, approx), row_sum, False)
     t1 = dy - row_sum_
     dx = scale * t0 * t1
     return dx, t0 * t1 * x
@@ -531,6 +535,8 @@ def scaled_softmax_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -573,12 +579,14 @@ def scaled_softmax_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = scaled_softmax_backward_row_sum_(
-                        device.floats(rDy[None, v, k]),
+                    t0 = scaled_softmax_backward_held_t0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, k]), device.full(vec, mScale[0]), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT0Held[None, v].store(t0)
+                    values = scaled_softmax_backward_row_sum_(device.floats(rDy[None, v, k]), t0)
                     reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
                 if cutlass.const_expr(how.only_row):
@@ -588,11 +596,17 @@ def scaled_softmax_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t0 = rT0Held[None, v].load()
+                    else:
+                        t0 = scaled_softmax_backward_held_t0(
+                            device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
+                            device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                            device.floats(rX[None, v, k]), device.full(vec, mScale[0]), approx,
+                        )
                     dx, total_sum_of = scaled_softmax_backward_chain(
-                        device.floats(rDy[None, v, k]),
-                        device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
-                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
-                        device.floats(rX[None, v, k]), device.full(vec, mScale[0]), device.full(vec, row_sum_), approx,
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, mScale[0]), t0,
+                        device.full(vec, row_sum_),
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

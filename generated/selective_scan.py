@@ -371,25 +371,29 @@ def selective_scan_frozen_stage3_rows_launch(
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
-    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
-    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+def selective_scan_frozen_stage3_held_t1(dt, a, approx):
+    """t1, on one vector of each operand: several passes need it."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
     t1 = device.exp(step * a, approx)
+    return t1
+
+
+def selective_scan_frozen_stage3_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_frozen_stage3_chain(dy, x, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
+def selective_scan_frozen_stage3_chain(dy, x, dt, b, c, scan_of_b_s_d_n, t6, t1):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(step * a, approx)
     t4 = step * x
     return t4 * t2, dy * (t1 * t6 + t4 * b)
 
@@ -461,6 +465,8 @@ def selective_scan_frozen_stage3_kernel(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -517,11 +523,16 @@ def selective_scan_frozen_stage3_kernel(
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = selective_scan_frozen_stage3_stage0(
-                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
+                    t1 = selective_scan_frozen_stage3_held_t1(
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        approx,
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT1Held[None, v].store(t1)
+                    values = selective_scan_frozen_stage3_stage0(
+                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
                 t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
@@ -536,12 +547,19 @@ def selective_scan_frozen_stage3_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = selective_scan_frozen_stage3_held_t1(
+                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                            approx,
+                        )
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -653,23 +671,34 @@ def selective_scan_frozen_stage3_places(
             rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
+                t1 = selective_scan_frozen_stage3_held_t1(
+                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]), approx,
+                )
+                if cutlass.const_expr(how.holds_expensive):
+                    rT1Held[None, v].store(t1)
                 values = selective_scan_frozen_stage3_stage0(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                    device.floats(rT6[None, v, k]), approx,
+                    device.floats(rT6[None, v, k]), t1,
                 )
                 reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
             t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = selective_scan_frozen_stage3_held_t1(
+                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                            approx,
+                        )
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -996,25 +1025,29 @@ def selective_scan_backward_stage3_rows_launch(
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_backward_stage3_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
-    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
-    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
+def selective_scan_backward_stage3_held_t1(dt, a, approx):
+    """t1, on one vector of each operand: several passes need it."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
     t1 = device.exp(step * a, approx)
+    return t1
+
+
+def selective_scan_backward_stage3_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
+    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
+    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_backward_stage3_chain(dy, x, dt, a, b, c, scan_of_b_s_d_n, t6, approx):
+def selective_scan_backward_stage3_chain(dy, x, dt, b, c, scan_of_b_s_d_n, t6, t1):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(step * a, approx)
     t4 = step * x
     return t4 * t2, dy * (t1 * t6 + t4 * b)
 
@@ -1086,6 +1119,8 @@ def selective_scan_backward_stage3_kernel(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rT3OfRows = access.registers(mT3OfRows, (1, at_once))
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
@@ -1142,11 +1177,16 @@ def selective_scan_backward_stage3_kernel(
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = selective_scan_backward_stage3_stage0(
-                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
+                    t1 = selective_scan_backward_stage3_held_t1(
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        approx,
+                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT1Held[None, v].store(t1)
+                    values = selective_scan_backward_stage3_stage0(
+                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
                 t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
@@ -1161,12 +1201,19 @@ def selective_scan_backward_stage3_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = selective_scan_backward_stage3_held_t1(
+                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                            approx,
+                        )
                     column_sum_of, column_sum2_of = selective_scan_backward_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
@@ -1278,23 +1325,34 @@ def selective_scan_backward_stage3_places(
             rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
+                t1 = selective_scan_backward_stage3_held_t1(
+                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]), approx,
+                )
+                if cutlass.const_expr(how.holds_expensive):
+                    rT1Held[None, v].store(t1)
                 values = selective_scan_backward_stage3_stage0(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                    device.floats(rT6[None, v, k]), approx,
+                    device.floats(rT6[None, v, k]), t1,
                 )
                 reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
             t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = selective_scan_backward_stage3_held_t1(
+                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                            approx,
+                        )
                     column_sum_of, column_sum2_of = selective_scan_backward_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), approx,
+                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
+                        device.floats(rT6[None, v, k]), t1,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(

@@ -483,19 +483,21 @@ def softcap_softmax_backward_rows_launch(
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def softcap_softmax_backward_row_sum_(dy, row_max, row_sum, x, cap, approx):
-    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+def softcap_softmax_backward_held_stage0(row_max, row_sum, x, cap, approx):
+    """t0, t1, t2, on one vector of each operand: several passes need them."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
+    return t0, t1, t2
+
+
+def softcap_softmax_backward_row_sum_(dy, t2):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
     return dy * t2
 
 
-def softcap_softmax_backward_chain(dy, row_max, row_sum, x, cap, row_sum_, approx):
+def softcap_softmax_backward_chain(dy, t0, t1, t2, row_sum_):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
-    t0 = device.settled(device.divide_by_row(x, cap, approx))
-    t1 = device.tanh(t0, approx)
-    t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
     t3 = t2 * (dy - row_sum_)
     t4 = t3 * (1.0 - t1 * t1)
     dx = t4
@@ -542,6 +544,10 @@ def softcap_softmax_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -584,12 +590,16 @@ def softcap_softmax_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = softcap_softmax_backward_row_sum_(
-                        device.floats(rDy[None, v, k]),
+                    t0, t1, t2 = softcap_softmax_backward_held_stage0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, k]), device.full(vec, mCap[0]), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT0Held[None, v].store(t0)
+                        rT1Held[None, v].store(t1)
+                        rT2Held[None, v].store(t2)
+                    values = softcap_softmax_backward_row_sum_(device.floats(rDy[None, v, k]), t2)
                     reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
                 row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
                 if cutlass.const_expr(how.only_row):
@@ -599,11 +609,18 @@ def softcap_softmax_backward_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
+                    if cutlass.const_expr(how.holds_expensive):
+                        t0 = rT0Held[None, v].load()
+                        t1 = rT1Held[None, v].load()
+                        t2 = rT2Held[None, v].load()
+                    else:
+                        t0, t1, t2 = softcap_softmax_backward_held_stage0(
+                            device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
+                            device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                            device.floats(rX[None, v, k]), device.full(vec, mCap[0]), approx,
+                        )
                     dx, total_sum_of = softcap_softmax_backward_chain(
-                        device.floats(rDy[None, v, k]),
-                        device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
-                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
-                        device.floats(rX[None, v, k]), device.full(vec, mCap[0]), device.full(vec, row_sum_), approx,
+                        device.floats(rDy[None, v, k]), t0, t1, t2, device.full(vec, row_sum_),
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

@@ -1226,15 +1226,19 @@ def viterbi_step_backward_stage2_rows_launch(
     ).launch(**rowwise.grid(how, B * I, stream))
 
 
-def viterbi_step_backward_stage2_row_sum(dbest, max_of_b_j, score, transition, sum_of_b_j):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+def viterbi_step_backward_stage2_held_t1(dbest, max_of_b_j, score, transition, sum_of_b_j):
+    """t1, on one vector of each operand: several passes need it."""
     t1 = device.divide_by_column(device.where(score + transition == max_of_b_j, dbest, 0.0), sum_of_b_j, False)
     return t1
 
 
-def viterbi_step_backward_stage2_chain(dbest, max_of_b_j, score, transition, sum_of_b_j):
+def viterbi_step_backward_stage2_row_sum(t1):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return t1
+
+
+def viterbi_step_backward_stage2_chain(t1):
     """The values to reduce into column_sum, from one vector of each operand."""
-    t1 = device.divide_by_column(device.where(score + transition == max_of_b_j, dbest, 0.0), sum_of_b_j, False)
     return t1
 
 
@@ -1286,6 +1290,8 @@ def viterbi_step_backward_stage2_kernel(
     rTransition = access.registers(mTransition, (vec, vectors))
     rSumOfBJ = access.registers(mSumOfBJ, (vec, vectors, held))
     rScore = access.registers(mScore, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
     if cutlass.const_expr(how.staged):
@@ -1334,11 +1340,14 @@ def viterbi_step_backward_stage2_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    values = viterbi_step_backward_stage2_row_sum(
+                    t1 = viterbi_step_backward_stage2_held_t1(
                         device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
                         device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                         device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT1Held[None, v].store(t1)
+                    values = viterbi_step_backward_stage2_row_sum(t1)
                     reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
                 row_sum, = own.reduce([rRowSum], ("sum",), sRowSum, turn=turn)
                 if cutlass.const_expr(how.only_row):
@@ -1351,11 +1360,15 @@ def viterbi_step_backward_stage2_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = viterbi_step_backward_stage2_chain(
-                        device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
-                        device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
-                        device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
-                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = viterbi_step_backward_stage2_held_t1(
+                            device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
+                            device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
+                            device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
+                        )
+                    column_sum_of = viterbi_step_backward_stage2_chain(t1)
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             if own.there & (first == 0):
@@ -1433,21 +1446,28 @@ def viterbi_step_backward_stage2_places(
             k = u
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
-                values = viterbi_step_backward_stage2_row_sum(
+                t1 = viterbi_step_backward_stage2_held_t1(
                     device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
                     device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                     device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
                 )
+                if cutlass.const_expr(how.holds_expensive):
+                    rT1Held[None, v].store(t1)
+                values = viterbi_step_backward_stage2_row_sum(t1)
                 reduce.accumulate([rRowSum], ("sum",), values, own.vector(v).inside())
             row_sum, = own.reduce([rRowSum], ("sum",), [])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = viterbi_step_backward_stage2_chain(
-                        device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
-                        device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
-                        device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
-                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        t1 = rT1Held[None, v].load()
+                    else:
+                        t1 = viterbi_step_backward_stage2_held_t1(
+                            device.floats(rDbest[None, v, k]), device.floats(rMaxOfBJ[None, v, k]),
+                            device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
+                            device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
+                        )
+                    column_sum_of = viterbi_step_backward_stage2_chain(t1)
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             if own.there & (first == 0):

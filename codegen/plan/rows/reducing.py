@@ -16,6 +16,7 @@ from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.plan.rows.access import Expensive, Statistic
+from codegen.plan.rows.holding import Sweeps
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
@@ -370,7 +371,7 @@ class Reductions(Planner):
             rows=rows,
             columns=columns,
             inner=inner,
-            expensive=() if columns and not self.holds_rows else self.expensive(rows, groups[leading:], names),
+            expensive=self.expensive(rows, columns, groups[leading:], names),
             apart=tuple(i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= kept),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.in_order(self.axes),
@@ -393,6 +394,7 @@ class Reductions(Planner):
             loads=tuple(load for node, load in zip(self.leaves(), whole.loads, strict=True) if id(node) in reached),
             stores=tuple(Access(a.name, a, None, "row", own) for a in arrays),
             columns=(),
+            expensive=(),
             late=(),
             apart=(),
         )
@@ -409,34 +411,26 @@ class Reductions(Planner):
         )  # fmt: skip
 
     def expensive(
-        self, rows: tuple[Statistic, ...], column_groups: tuple[Group, ...], names: Names
+        self,
+        rows: tuple[Statistic, ...],
+        columns: tuple[Statistic, ...],
+        column_groups: tuple[Group, ...],
+        names: Names,
     ) -> tuple[Expensive, ...]:
-        """Values of each column that need an expensive operation and that more than one sweep needs: the last such
-        value of each chain of them."""
-        along = {axis for group in column_groups for axis in group.axes}
-
-        def of_row(node: Node) -> bool:
-            return not along & set(node.dims)
-
-        stages = 1 + max(s.stage for s in rows)
+        """Values of each column that need an expensive operation and that more than one sweep needs."""
+        stages = 1 + max((s.stage for s in rows), default=-1)
         roots = [[s.operand for s in rows if s.stage == i] for i in range(stages)]
-        roots.append([s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)])
-        passes: dict[int, set[int]] = {}
-        costly: set[int] = set()
-        for number, values in enumerate(roots):
-            for node in topological([v for v in values if not of_row(v)], of_row):
-                passes.setdefault(id(node), set()).add(number)
-                divides = node.op == "div" and not of_row(node.args[1])  # its reciprocal is of each element
-                if not of_row(node) and (node.op in COSTLY or divides or any(id(a) in costly for a in node.args)):
-                    costly.add(id(node))
-        shared = {i for i, found in passes.items() if len(found) > 1}
-        below = {id(a) for n in self.nodes if id(n) in shared and n.kind == "float" for a in n.args}
+        results = [s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)]
+        walks = bool(columns) and not self.holds_rows
+        along = {axis for group in column_groups for axis in group.axes}
+        sweeps = Sweeps([*roots, [*results, *(s.value for s in columns if walks)]], along)
+        last = (sweeps.last_of_sweeps if walks else sweeps.last_of_chains)(self.nodes)
         chain = {id(s.value): s.name for s in self.statements}
         found = []
         for node in self.nodes:
-            if id(node) in shared and id(node) in costly and id(node) not in below and node.kind == "float":
+            if id(node) in last and node.kind == "float":
                 name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
-                found.append(Expensive(name, node, min(passes[id(node)])))
+                found.append(Expensive(name, node, sweeps.first(node)))
         return tuple(found)
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:

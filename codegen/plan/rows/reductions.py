@@ -50,6 +50,7 @@ MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
+MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
 LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
 MOST_IN_LONG_RUN = (
     2  # blocks of a cluster that share one and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
@@ -299,13 +300,13 @@ class Reduction(Reads):
         if self.rows:
             if columns is not None:
                 if (runs := self._walk_in_runs(vec, ragged, dtypes, extents, own, arch)) is not None:
-                    return replace(runs, each=1 if self.shares else None, first=IDLE)
+                    return replace(self._holding(runs, dtypes), each=1 if self.shares else None, first=IDLE)
                 if ragged and (runs := self._walk_in_long_runs(vec, dtypes, extents, own, arch)) is not None:
-                    return replace(runs, each=1 if self.shares else None, first=IDLE)
+                    return replace(self._holding(runs, dtypes), each=1 if self.shares else None, first=IDLE)
                 needs = self.walking_needs(vec, width, dtypes, each or 1)
                 found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
                 if found is not None:
-                    return replace(found, each=each, first=IDLE, crossing=crossing)
+                    return replace(self._holding(found, dtypes), each=each, first=IDLE, crossing=crossing)
             assert self.first is not None
             first = self.first.launch(dtypes, extents, {}, arch)
         assert not isinstance(first, WalkLaunch)
@@ -320,6 +321,14 @@ class Reduction(Reads):
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
+
+    def _holding(self, how: WalkLaunch, dtypes: Mapping[str, str]) -> WalkLaunch:
+        """The launch, of which threads hold expensive values from one reduction to the next if they have registers for them."""
+        needs = self.walking_needs(how.vec, how.vec * self.column_bytes(dtypes), dtypes, 1)
+        row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * len(self.expensive)
+        room = min(MOST_HELD, walking.REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
+        fits = walking.registers(needs.alive * how.vec, how.vectors * row) <= room
+        return replace(how, holds_expensive=bool(self.expensive) and fits)
 
     def _walk_in_runs(
         self,

@@ -225,7 +225,7 @@ class WalkContext(FinishContext):
     def kernel_functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
         row = self.row_function()
-        return [*stages, self.walk_function(), *([row] if row else [])]
+        return [*self.held_functions(), *stages, self.walk_function(), *([row] if row else [])]
 
     def kernel_flags(self) -> set[str]:
         ways = [s.follows for s in self.plan.columns if s.follows is not None]
@@ -268,6 +268,7 @@ class WalkContext(FinishContext):
             function=function,
             arguments=self.arguments(function, "vec"),
             results=", ".join([*names, *values]),
+            held=self.held_values(function, len(self.plan.stages)),
             inside=any(not s.once for s in self.plan.columns),
             once=bool(once),
             folds=[f for f in folds if f],

@@ -80,14 +80,23 @@ class HeldRegisters:
 
 
 @dataclass(frozen=True)
-class HeldValue:
-    """A value that is held from sweep to sweep, in one that needs it."""
+class HeldValues:
+    """The values that are held from a sweep on, in one that needs some of them; "_" where it does not."""
 
-    name: str
-    register: str
-    first: bool  # whether this sweep computes it
+    names: list[str]
+    registers: list[str]
+    first: bool  # whether this sweep computes them
     function: Function
     arguments: list[str]
+
+    @property
+    def held(self) -> list[tuple[str, str]]:
+        """The names that are needed, and their registers."""
+        return [both for both in zip(self.names, self.registers, strict=True) if both[0] != "_"]
+
+    @property
+    def results(self) -> str:
+        return ", ".join(self.names)
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class Stage(Reductions):
     memory: str
     function: Function
     arguments: list[str]
-    held: list[HeldValue]
+    held: list[HeldValues]
     loads: list[Load]
     at: bool  # whether they name the vector itself: its columns, or what is loaded for it alone
 
@@ -150,7 +159,7 @@ class Final:
     function: Function
     results: str
     arguments: list[str]
-    held: list[HeldValue]
+    held: list[HeldValues]
     loads: list[Load]
     stores: list[str]
 
@@ -253,6 +262,7 @@ class Walk:
     function: Function
     arguments: list[str]
     results: str
+    held: list[HeldValues]
     inside: bool
     once: bool
     folds: list[str]

@@ -12,7 +12,7 @@ from codegen.graph.names import SUFFIXES
 from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
-from codegen.plan.rows.access import Expensive, Statistic
+from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel, doc_lines, full
 from codegen.render.once import once
 from codegen.render.records import Function
@@ -20,7 +20,7 @@ from codegen.render.rows.access import RowAccess
 from codegen.render.rows.records import (
     Final,
     HeldRegisters,
-    HeldValue,
+    HeldValues,
     Load,
     Maximum,
     Reductions,
@@ -84,15 +84,15 @@ class RowContext(RowAccess):
         doc: str,
         values: list[Node],
         leaves: dict[tuple[Any, ...], str],
-        alone: Node | None = None,
+        alone: Sequence[Node] = (),
         like: str = "",
     ) -> Function:
         """A function that computes the values from their operands. Values that are held from sweep to sweep are
-        operands, except the value that is computed `alone`. Constants have the shape of `like`, or of any operand."""
+        operands, except those that are computed `alone`. Constants have the shape of `like`, or of any operand."""
         targets = self.target_names()
         columns = self.vector_axes()
         widths = {id(s.node): s.width for s in self.plan.inner}
-        given = {id(c.node): c.name for c in self.plan.expensive if c.node is not alone}
+        given = {id(c.node): c.name for c in self.plan.expensive if c.node not in alone}
         dialect = replace(
             self.dialect, leaves={**self.leaves(), **leaves}, columns=columns, widths=widths, given=given,
             like=like or self.like(),
@@ -148,28 +148,41 @@ class RowContext(RowAccess):
         return self.function(f"{self.spec.op}_row", doc, self.values_of(stores), self.statistic_leaves(), like=like)
 
     @once
-    def expensive_function(self, value: Expensive) -> Function:
-        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < value.stage}
-        doc = f"{value.name}, on one vector of each operand: several passes need it."
-        return self.function(f"{self.spec.op}_held_{value.name}", doc, [value.node], before, value.node)
+    def held_function(self, stage: int) -> Function:
+        """The function that computes the values which are held from this stage on."""
+        own = [c for c in self.plan.expensive if c.stage == stage]
+        before = {emit.leaf_key(s.node): s.name for s in self.plan.rows if s.stage < stage}
+        words = ", ".join(c.name for c in own)
+        doc = f"{words}, on one vector of each operand: several passes need {'it' if len(own) == 1 else 'them'}."
+        name = f"{self.spec.op}_held_{own[0].name if len(own) == 1 else f'stage{stage}'}"
+        values = [c.node for c in own]
+        return self.function(name, doc, values, before, values)
 
-    def held_values(self, function: Function, stage: int) -> list[HeldValue]:
-        """The held values that a sweep needs."""
-        rows = []
-        for c in self.plan.expensive:
-            if c.name in function.params:
-                own = self.expensive_function(c)
-                rows.append(HeldValue(
-                    name=c.name, register=f"r{camel(c.name)}Held", first=c.stage == stage, function=own,
-                    arguments=self.arguments(own, "vec"),
+    @property
+    def held_stages(self) -> list[int]:
+        """The stages from which on values are held."""
+        return sorted({c.stage for c in self.plan.expensive})
+
+    def held_functions(self) -> list[Function]:
+        return [self.held_function(stage) for stage in self.held_stages]
+
+    def held_values(self, function: Function, stage: int) -> list[HeldValues]:
+        """The held values that a sweep needs, those of each stage together."""
+        found, needed = [], self.needed(function)
+        for first in self.held_stages:
+            own = [c for c in self.plan.expensive if c.stage == first]
+            if any(c.name in needed for c in own):
+                computed, registers = self.held_function(first), [f"r{camel(c.name)}Held" for c in own]
+                found.append(HeldValues(
+                    names=[c.name if c.name in needed or first == stage else "_" for c in own], registers=registers,
+                    first=first == stage, function=computed, arguments=self.arguments(computed, "vec"),
                 ))  # fmt: skip
-        return rows
+        return found
 
     @once
     def functions(self) -> list[Function]:
         stages = [self.stage_function(i) for i in range(len(self.plan.stages))]
-        stages = [*(self.expensive_function(c) for c in self.plan.expensive), *stages]
-        return [*stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
+        return [*self.held_functions(), *stages, *(f for f in (self.chain_function(), self.row_function()) if f)]
 
     def kernel_functions(self) -> list[Function]:
         """The functions that a kernel which walks through the rows calls."""
@@ -327,9 +340,9 @@ class RowContext(RowAccess):
     def needed(self, function: Function) -> set[str]:
         """The operands of a function, and the operands of the held values among them."""
         found = set(function.params)
-        for value in self.plan.expensive:
-            if value.name in found:
-                found |= set(self.expensive_function(value).params)
+        for stage in reversed(self.held_stages):
+            if any(c.name in found for c in self.plan.expensive if c.stage == stage):
+                found |= set(self.held_function(stage).params)
         return found
 
     def final(self) -> Final | None:

@@ -1,0 +1,50 @@
+"""Which values a kernel holds from one sweep over a row to the next: those that are expensive, and that a later sweep needs again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from codegen.graph.nodes import Node, topological
+from codegen.graph.ops import COSTLY
+
+
+class Sweeps:
+    """What each sweep computes: the roots of its values, along the axes of a row's columns."""
+
+    def __init__(self, roots: Sequence[Sequence[Node]], along: set[str]):
+        self.along = along
+        self.roots = [[v for v in values if not self.of_row(v)] for values in roots]
+        self.passes: dict[int, set[int]] = {}  # the sweeps that compute a node
+        self.costly: set[int] = set()
+        for number in range(len(self.roots)):
+            for node in self.computed(number):
+                self.passes.setdefault(id(node), set()).add(number)
+                divides = node.op == "div" and not self.of_row(node.args[1])  # its reciprocal is of each element
+                expensive = node.op in COSTLY or divides or any(id(a) in self.costly for a in node.args)
+                if expensive and not self.of_row(node):
+                    self.costly.add(id(node))
+
+    def of_row(self, node: Node) -> bool:
+        return not self.along & set(node.dims)
+
+    def computed(self, number: int, known: frozenset[int] = frozenset()) -> Iterator[Node]:
+        """The nodes that a sweep reaches, where some are known."""
+        return topological(self.roots[number], lambda node: id(node) in known or self.of_row(node))
+
+    def last_of_chains(self, nodes: Sequence[Node]) -> set[int]:
+        """The last expensive value of each chain of them that more than one sweep needs."""
+        shared = {i for i, found in self.passes.items() if len(found) > 1}
+        return shared & self.costly - {id(a) for n in nodes if id(n) in shared and n.kind == "float" for a in n.args}
+
+    def last_of_sweeps(self, nodes: Sequence[Node]) -> set[int]:
+        """The last expensive values that each sweep needs of those before it."""
+        floats = {id(n) for n in nodes if n.kind == "float"}
+        found: set[int] = set()
+        for number in range(len(self.roots)):
+            before = {i for i in self.costly & floats if min(self.passes[i]) < number}
+            found |= before & {id(n) for n in self.computed(number, frozenset(before))}
+        return found
+
+    def first(self, node: Node) -> int:
+        """The first sweep that computes a node."""
+        return min(self.passes[id(node)])

@@ -1,0 +1,50 @@
+"""Expensive values that a kernel which walks down rows holds from one reduction along its row to the next."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.plan.rows.walking import in_parts
+from codegen.runtime.call import arguments
+from codegen.runtime.call.arguments import Types
+from tests.making import make_op
+
+SPEC = """\
+op: held_in_walks
+summary: Drawn by hand.
+inputs:
+  x: float32[..., N]
+  weight: float32[N]
+outputs:
+  y: float32[..., N]
+  total: float32[N]
+chain: |
+  bent = tanh(x * weight)
+  w = exp(bent - mean(bent, axis=N))
+  y = w / sum(w, axis=N) + bent
+  total = sum(y * bent, axis=...)
+reference: |
+  bent = jnp.tanh(x * weight)
+  w = jnp.exp(bent - jnp.mean(bent, axis=-1, keepdims=True))
+  y = w / jnp.sum(w, axis=-1, keepdims=True) + bent
+  total = jnp.sum(y * bent, axis=0)
+"""
+
+
+# Rows of a warp's threads, of whole vectors, by runs of columns, and by runs of long rows
+@pytest.mark.parametrize("columns", [64, 37, 1025])
+def test_values_are_held(tmp_path, columns):
+    op = make_op(tmp_path, SPEC)
+    assert [(c.name, c.stage) for c in op.plan.expensive] == [("bent", 0), ("w", 1)]
+    rng = np.random.default_rng(1)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), "float32") for shape in ((11, columns), (columns,)))
+    with in_parts(1):
+        how = op.launch_for(Types(()), arguments.bind_axes(op.spec, {"x": x, "weight": weight}))
+        found = op(x, weight, implementation="interpret")
+    assert how.holds_expensive and how.by_runs == bool(columns % 4)
+    x, weight = (np.asarray(a, np.float64) for a in (x, weight))
+    bent = np.tanh(x * weight)
+    w = np.exp(bent - bent.mean(1, keepdims=True))
+    y = w / w.sum(1, keepdims=True) + bent
+    np.testing.assert_allclose(found.y, y, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(found.total, (y * bent).sum(0), rtol=1e-5, atol=1e-5)

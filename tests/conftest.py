@@ -7,6 +7,7 @@ tests/gpu        an NVIDIA GPU; only these are skipped where there is none
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -125,6 +126,15 @@ def forgetful() -> Iterator[None]:
         jax.clear_caches()
         kernels.forget()
         interpreted.compile_call.cache_clear()
+        give_back()
+
+
+def give_back() -> None:
+    """Gives freed memory back to the system, where the C library can. Without it a process that once used much memory goes on
+    doing so, and would clear its caches after every module."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture

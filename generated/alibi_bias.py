@@ -103,7 +103,7 @@ def alibi_bias_backward_columns(column_sum):
 def alibi_bias_backward_kernel(
     mDy: cute.Tensor,  # (B, H, Q, K) T
     mDslope: cute.Tensor,  # (H) float32
-    mColumnSumParts: cute.Tensor,  # (parts, H * Q * K) column_sum of each part
+    mColumnSumParts: cute.Tensor,  # (parts, H * K) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -113,78 +113,77 @@ def alibi_bias_backward_kernel(
     B, H, Q, K = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, H * Q * K)
+    pieces = rowwise.pieces(how, K)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
+    part, place = part // (H), part % (H)  # only rows of one place meet
+    iH = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, held))
-    rIndexK = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
-    rIndexQ = cute.make_rmem_tensor((vec, vectors), cutlass.Int32)
     if cutlass.const_expr(how.staged):
         sDy = rowwise.staging(how, mDy)
     fColumnSum = reduce.accumulators(vec // each, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32,))
-    all_rows = rowwise.every_row(how, H * Q * K, first)
-    all_rows.load_index(2, (H, Q, K,), rIndexK)
-    all_rows.load_index(1, (H, Q, K,), rIndexQ)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iB = row
-        early = rowwise.walked(how, row < B, H * Q * K, first)
+        iQ = row % Q
+        iB = (row // Q)
+        early = rowwise.walked(how, row < B * Q, K, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+            early.fetch(mDy, (iB, iH, iQ, 0), sDy, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
-    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+            early.load(mDy, (iB, iH, iQ, 0), rDy[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B * Q, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iB = row
-            own = rowwise.walked(how, row < B, H * Q * K, first)
+            iQ = row % Q
+            iB = (row // Q)
+            own = rowwise.walked(how, row < B * Q, K, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mDy, (iB, 0, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mDy, (iB, iH, iQ, 0), sDy, u, rDy[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = alibi_bias_backward_chain(
-                        device.floats(rDy[None, v, k]), rIndexK[None, v].load().to(cutlass.Int32),
-                        rIndexQ[None, v].load().to(cutlass.Int32),
+                        device.floats(rDy[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
+                        device.full(vec, iQ, cutlass.Int32),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iB = row
-            later = rowwise.walked(how, row < B, H * Q * K, first)
+            iQ = row % Q
+            iB = (row // Q)
+            later = rowwise.walked(how, row < B * Q, K, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+                later.fetch(mDy, (iB, iH, iQ, 0), sDy, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+                later.load(mDy, (iB, iH, iQ, 0), rDy[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first // each, step // each, H * Q * K // each,
-        per_row, how.ragged,
+        [fColumnSum], ("sum",), [cute.domain_offset((0, place * ((K) // each)), mColumnSumParts)], sColumns, part,
+        first // each, step // each, K // each, per_row, how.ragged,
     )
 
 
 @cute.kernel
 def alibi_bias_backward_finish(
     mDslope: cute.Tensor,  # (H) float32
-    mColumnSumParts: cute.Tensor,  # (parts, H * Q * K) column_sum of each part
+    mColumnSumParts: cute.Tensor,  # (parts, H * K) column_sum of each part
     each: cutlass.Constexpr[int],  # neighbouring columns that have one result
     H: cutlass.Int32,
-    Q: cutlass.Int32,
     K: cutlass.Int32,
 ):
     partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (H, Q, K // each,), (True, False, False))
-    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, Q, K // each,), (True, False, False))
+    c, there = partials.result_to_finish(mColumnSumParts, (H, K // each,), (True, False))
+    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (H, K // each,), (True, False))
     if there:
         dslope = alibi_bias_backward_columns(device.full(1, column_sum))
         mDslope[c] = dslope.to(mDslope.element_type)[0]
@@ -195,18 +194,18 @@ def alibi_bias_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDslope: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    H, Q, K = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = rowwise.pieces(how, H * Q * K)
-    blocks = mColumnSumParts.shape[0] * pieces
+    H, K = mDy.shape[1], mDy.shape[3]
+    pieces = rowwise.pieces(how, K)
+    blocks = mColumnSumParts.shape[0] * pieces * H
     if blocks > 0:
         alibi_bias_backward_kernel(mDy, mDslope, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_of_results(mColumnSumParts, (H, Q, K // how.each,), (True, False, False), H)
+    blocks = partials.blocks_of_results(mColumnSumParts, (H, K // how.each,), (True, False), H)
     if blocks > 0:
-        alibi_bias_backward_finish(
-            mDslope, mColumnSumParts, how.each, H, Q, K,
-        ).launch(**partials.finishing_grid(blocks, stream))
+        alibi_bias_backward_finish(mDslope, mColumnSumParts, how.each, H, K).launch(
+            **partials.finishing_grid(blocks, stream)
+        )
 
 
 def alibi_bias_backward_xla(dy, index_k, index_q):

@@ -76,7 +76,7 @@ def broadcast_add_4d_backward_chain(dy):
 
 
 def broadcast_add_4d_backward_columns(column_sum):
-    """The results of S x D, from their statistics."""
+    """The columns' results, from their statistics."""
     dbias = column_sum
     return dbias
 
@@ -85,7 +85,7 @@ def broadcast_add_4d_backward_columns(column_sum):
 def broadcast_add_4d_backward_kernel(
     mDy: cute.Tensor,  # (B, S, H, D) T
     mDbias: cute.Tensor,  # (S, D) T
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -94,9 +94,11 @@ def broadcast_add_4d_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, S * H * D)
+    pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
+    part, place = part // (S), part % (S)  # only rows of one place meet
+    iS = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -109,22 +111,24 @@ def broadcast_add_4d_backward_kernel(
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iB = row
-        early = rowwise.walked(how, row < B, S * H * D, first)
+        iH = row % H
+        iB = (row // H)
+        early = rowwise.walked(how, row < B * H, D, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+            early.fetch(mDy, (iB, iS, iH, 0), sDy, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
-    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+            early.load(mDy, (iB, iS, iH, 0), rDy[None, None, u])
+    for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iB = row
-            own = rowwise.walked(how, row < B, S * H * D, first)
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, row < B * H, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mDy, (iB, 0, 0, 0), sDy, u, rDy[None, None, k])
+                own.take(mDy, (iB, iS, iH, 0), sDy, u, rDy[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -132,32 +136,80 @@ def broadcast_add_4d_backward_kernel(
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iB = row
-            later = rowwise.walked(how, row < B, S * H * D, first)
+            iH = row % H
+            iB = (row // H)
+            later = rowwise.walked(how, row < B * H, D, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, 0, 0, 0), sDy, u)
+                later.fetch(mDy, (iB, iS, iH, 0), sDy, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iB, 0, 0, 0), rDy[None, None, u])
+                later.load(mDy, (iB, iS, iH, 0), rDy[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, S * H * D, per_row, how.ragged,
+        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first, step, D,
+        per_row, how.ragged,
     )
+
+
+@cute.kernel
+def broadcast_add_4d_backward_places(
+    mDy: cute.Tensor,  # (B, S, H, D) T
+    mDbias: cute.Tensor,  # (S, D) T
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    place, piece = rowwise.place_of(how, D)
+    there = place < S
+    iS = place
+    first, _ = rowwise.columns_of(how, piece)
+
+    held = at_once
+    rDy = access.registers(mDy, (vec, vectors, held))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    all_rows = rowwise.walked(how, there, D, first)
+
+    for base in cutlass.range(0, B * H, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
+            own.load(mDy, (iB, iS, iH, 0), rDy[None, None, u])
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, k]))
+                    inside = at.inside()
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+
+    for v in cutlass.range_constexpr(vectors):
+        at = all_rows.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        dbias = broadcast_add_4d_backward_columns(column_sum)
+        at.store(dbias.to(mDbias.element_type), mDbias, (iS, 0))
 
 
 @cute.kernel
 def broadcast_add_4d_backward_finish(
     mDbias: cute.Tensor,  # (S, D) T
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
-    S: cutlass.Int32,
-    H: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
     D: cutlass.Int32,
 ):
-    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (S, H, D,), (True, False, True))
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iD = c % D
     iS = (c // D)
-    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (S, H, D,), (True, False, True))
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
         dbias = broadcast_add_4d_backward_columns(device.full(1, column_sum))
         mDbias[iS, iD] = dbias.to(mDbias.element_type)[0]
@@ -168,18 +220,23 @@ def broadcast_add_4d_backward_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mDbias: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = rowwise.pieces(how, S * H * D)
-    blocks = mColumnSumParts.shape[0] * pieces
-    if blocks > 0:
-        broadcast_add_4d_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(
-            **rowwise.walking_grid(how, blocks, stream)
+    S, D = mDy.shape[1], mDy.shape[3]
+    if cutlass.const_expr(how.by_place):
+        broadcast_add_4d_backward_places(mDy, mDbias, mColumnSumParts, how).launch(
+            **rowwise.places_grid(how, S, D, stream)
         )
-    blocks = partials.blocks_of_results(mColumnSumParts, (S, H, D,), (True, False, True), S * D)
-    if blocks > 0:
-        broadcast_add_4d_backward_finish(mDbias, mColumnSumParts, S, H, D).launch(
-            **partials.finishing_grid(blocks, stream)
-        )
+    else:
+        pieces = rowwise.pieces(how, D)
+        blocks = mColumnSumParts.shape[0] * pieces * S
+        if blocks > 0:
+            broadcast_add_4d_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(
+                **rowwise.walking_grid(how, blocks, stream)
+            )
+        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        if blocks > 0:
+            broadcast_add_4d_backward_finish(mDbias, mColumnSumParts, D).launch(
+                **partials.finishing_grid(blocks, stream)
+            )
 
 
 def broadcast_add_4d_backward_xla(dy):

@@ -140,7 +140,7 @@ def rotary_pairs_backward_chain(dy0, dy1, x0, x1, cos, sin):
 
 
 def rotary_pairs_backward_columns(column_sum, column_sum2):
-    """The results of S x D, from their statistics."""
+    """The columns' results, from their statistics."""
     dcos = column_sum
     dsin = column_sum2
     return dcos, dsin
@@ -155,8 +155,8 @@ def rotary_pairs_backward_kernel(
     mDx: cute.Tensor,  # (B, S, H, D, 2) T
     mDcos: cute.Tensor,  # (S, D) float32
     mDsin: cute.Tensor,  # (S, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
@@ -165,9 +165,11 @@ def rotary_pairs_backward_kernel(
     B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, S * H * D)
+    pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
+    part, place = part // (S), part % (S)  # only rows of one place meet
+    iS = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -184,31 +186,33 @@ def rotary_pairs_backward_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
-    all_rows = rowwise.every_row(how, S * H * D, first)
-    all_rows.gather_shared(mCos, (0, 0), (0, 2), (S, H, D,), rCos)
-    all_rows.gather_shared(mSin, (0, 0), (0, 2), (S, H, D,), rSin)
+    all_rows = rowwise.every_row(how, D, first)
+    all_rows.load_shared(mCos, (iS, 0), rCos)
+    all_rows.load_shared(mSin, (iS, 0), rSin)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iB = row
-        early = rowwise.walked(how, row < B, S * H * D, first)
+        iH = row % H
+        iB = (row // H)
+        early = rowwise.walked(how, row < B * H, D, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, 0, 0, 0, 0), sDy, u, parts=2)
-            early.fetch(mX, (iB, 0, 0, 0, 0), sX, u, parts=2)
+            early.fetch(mDy, (iB, iS, iH, 0, 0), sDy, u, parts=2)
+            early.fetch(mX, (iB, iS, iH, 0, 0), sX, u, parts=2)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
-            early.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
-    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+            early.load(mDy, (iB, iS, iH, 0, 0), rDy[None, None, None, u], parts=2)
+            early.load(mX, (iB, iS, iH, 0, 0), rX[None, None, None, u], parts=2)
+    for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iB = row
-            own = rowwise.walked(how, row < B, S * H * D, first)
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, row < B * H, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mDy, (iB, 0, 0, 0, 0), sDy, u, rDy[None, None, None, k], parts=2)
-                own.take(mX, (iB, 0, 0, 0, 0), sX, u, rX[None, None, None, k], parts=2)
+                own.take(mDy, (iB, iS, iH, 0, 0), sDy, u, rDy[None, None, None, k], parts=2)
+                own.take(mX, (iB, iS, iH, 0, 0), sX, u, rX[None, None, None, k], parts=2)
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
@@ -223,42 +227,114 @@ def rotary_pairs_backward_kernel(
                     )
                     rDx[0, None].store(dx0.to(mDx.element_type))
                     rDx[1, None].store(dx1.to(mDx.element_type))
-                    at.store(rDx, mDx, (iB, 0, 0, 0, 0), parts=2, run=sDxRun)
-            own.send(mDx, (iB, 0, 0, 0, 0), sDxRun, parts=2)
+                    at.store(rDx, mDx, (iB, iS, iH, 0, 0), parts=2, run=sDxRun)
+            own.send(mDx, (iB, iS, iH, 0, 0), sDxRun, parts=2)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iB = row
-            later = rowwise.walked(how, row < B, S * H * D, first)
+            iH = row % H
+            iB = (row // H)
+            later = rowwise.walked(how, row < B * H, D, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, 0, 0, 0, 0), sDy, u, parts=2)
-                later.fetch(mX, (iB, 0, 0, 0, 0), sX, u, parts=2)
+                later.fetch(mDy, (iB, iS, iH, 0, 0), sDy, u, parts=2)
+                later.fetch(mX, (iB, iS, iH, 0, 0), sX, u, parts=2)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iB, 0, 0, 0, 0), rDy[None, None, None, u], parts=2)
-                later.load(mX, (iB, 0, 0, 0, 0), rX[None, None, None, u], parts=2)
+                later.load(mDy, (iB, iS, iH, 0, 0), rDy[None, None, None, u], parts=2)
+                later.load(mX, (iB, iS, iH, 0, 0), rX[None, None, None, u], parts=2)
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step,
-        S * H * D, per_row, how.ragged,
+        [fColumnSum, fColumnSum2], ("sum", "sum"),
+        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
+        sColumns, part, first, step, D, per_row, how.ragged,
     )
+
+
+@cute.kernel
+def rotary_pairs_backward_places(
+    mDy: cute.Tensor,  # (B, S, H, D, 2) T
+    mX: cute.Tensor,  # (B, S, H, D, 2) T
+    mCos: cute.Tensor,  # (S, D) float32
+    mSin: cute.Tensor,  # (S, D) float32
+    mDx: cute.Tensor,  # (B, S, H, D, 2) T
+    mDcos: cute.Tensor,  # (S, D) float32
+    mDsin: cute.Tensor,  # (S, D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
+    how: cutlass.Constexpr[Walk],
+):
+    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    B, S, H, D = mDy.shape[0], mDy.shape[1], mDy.shape[2], mDy.shape[3]
+    place, piece = rowwise.place_of(how, D)
+    there = place < S
+    iS = place
+    first, _ = rowwise.columns_of(how, piece)
+
+    held = at_once
+    rDy = access.registers(mDy, (2, vec, vectors, held))
+    rX = access.registers(mX, (2, vec, vectors, held))
+    rCos = access.registers(mCos, (vec, vectors))
+    rSin = access.registers(mSin, (vec, vectors))
+    rDx = access.registers(mDx, (2, vec))
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sDxRun = rowwise.slots(how, mDx, 1, parts=2)
+    all_rows = rowwise.walked(how, there, D, first)
+    all_rows.load_shared(mCos, (iS, 0), rCos)
+    all_rows.load_shared(mSin, (iS, 0), rSin)
+
+    for base in cutlass.range(0, B * H, at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
+            own.load(mDy, (iB, iS, iH, 0, 0), rDy[None, None, None, u], parts=2)
+            own.load(mX, (iB, iS, iH, 0, 0), rX[None, None, None, u], parts=2)
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u
+            iH = row % H
+            iB = (row // H)
+            own = rowwise.walked(how, there & (row < B * H), D, first)
+            k = u
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    dx0, dx1, column_sum_of, column_sum2_of = rotary_pairs_backward_chain(
+                        device.floats(rDy[0, None, v, k]), device.floats(rDy[1, None, v, k]),
+                        device.floats(rX[0, None, v, k]), device.floats(rX[1, None, v, k]),
+                        device.floats(rCos[None, v]), device.floats(rSin[None, v]),
+                    )
+                    inside = at.inside()
+                    reduce.accumulate_at(
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                    )
+                    rDx[0, None].store(dx0.to(mDx.element_type))
+                    rDx[1, None].store(dx1.to(mDx.element_type))
+                    at.store(rDx, mDx, (iB, iS, iH, 0, 0), parts=2, run=sDxRun)
+
+    for v in cutlass.range_constexpr(vectors):
+        at = all_rows.vector(v)
+        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        dcos, dsin = rotary_pairs_backward_columns(column_sum, column_sum2)
+        at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
+        at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
 
 
 @cute.kernel
 def rotary_pairs_backward_finish(
     mDcos: cute.Tensor,  # (S, D) float32
     mDsin: cute.Tensor,  # (S, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, S * H * D) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, S * H * D) column_sum2 of each part
-    S: cutlass.Int32,
-    H: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, S * D) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, S * D) column_sum2 of each part
     D: cutlass.Int32,
 ):
-    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (S, H, D,), (True, False, True))
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
     iD = c % D
     iS = (c // D)
-    column_sum, column_sum2 = partials.over_parts_of(
-        [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (S, H, D,), (True, False, True),
-    )
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     if there:
         dcos, dsin = rotary_pairs_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
         mDcos[iS, iD] = dcos.to(mDcos.element_type)[0]
@@ -271,18 +347,23 @@ def rotary_pairs_backward_launch(
     mDcos: cute.Tensor, mDsin: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    S, H, D = mDy.shape[1], mDy.shape[2], mDy.shape[3]
-    pieces = rowwise.pieces(how, S * H * D)
-    blocks = mColumnSumParts.shape[0] * pieces
-    if blocks > 0:
-        rotary_pairs_backward_kernel(
+    S, D = mDy.shape[1], mDy.shape[3]
+    if cutlass.const_expr(how.by_place):
+        rotary_pairs_backward_places(
             mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_of_results(mColumnSumParts, (S, H, D,), (True, False, True), S * D)
-    if blocks > 0:
-        rotary_pairs_backward_finish(
-            mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, S, H, D,
-        ).launch(**partials.finishing_grid(blocks, stream))
+        ).launch(**rowwise.places_grid(how, S, D, stream))
+    else:
+        pieces = rowwise.pieces(how, D)
+        blocks = mColumnSumParts.shape[0] * pieces * S
+        if blocks > 0:
+            rotary_pairs_backward_kernel(
+                mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
+            ).launch(**rowwise.walking_grid(how, blocks, stream))
+        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        if blocks > 0:
+            rotary_pairs_backward_finish(
+                mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,
+            ).launch(**partials.finishing_grid(blocks, stream))
 
 
 def rotary_pairs_backward_xla(dy0, dy1, x0, x1, cos, sin):

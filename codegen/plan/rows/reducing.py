@@ -105,17 +105,22 @@ class Reductions(Planner):
 
     @functools.cached_property
     def place(self) -> int:
-        """The number of axes of a row's position: those before the longest run that is reduced along a row. If runs are
-        shorter, since they are groups of columns, it is the common first axes of all reductions over rows, or the first
-        axes up to the last that one of them reaches."""
+        """The number of axes of a row's position: those before the longest run that is reduced along a row. If runs are groups of
+        columns, the common first axes of all reductions over rows, or the first axes up to the last that one of them reaches."""
         found = self.places()
         fit = [p for p in found if not self.unfit(p)]
-        return min(fit, key=lambda p: (self.scattered(p), len(self.kept_apart(p)))) if fit else found[0]
+        return min(fit, key=lambda p: (self.scattered(p), self.folded(p), len(self.kept_apart(p)))) if fit else found[0]
 
     def scattered(self, place: int) -> bool:
         """Whether columns would not be neighbours in memory, since an array has parts among them."""
         dims = [d for a in self.spec.arrays for d in a.dims if d.parts is not None and d.parts_first]
         return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
+
+    def folded(self, place: int) -> int:
+        """The axes of columns along which results are added up once all rows are."""
+        return max(
+            (len({*lost_axes(n)} & {*self.axes[place:]}) for n in self.over if lost_axes(n) != self.axes), default=0
+        )
 
     def places(self) -> list[int]:
         found = [len(self.axes) - max(len(lost_axes(n)) for n in self.along)] if self.along else []

@@ -23,6 +23,7 @@ from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.targets import clusters, processors, shared_memory
 
 MAX_THREADS = 1024
+MOST_IN_THREAD = 255  # registers
 LEAST_THREADS = 128  # threads of a block of several rows
 # Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
 # 390 in a microsecond, each of which moves 8 and 12 KiB in their memory's time
@@ -90,6 +91,8 @@ class Reduction(Reads):
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
             own = self.width(dtypes, schedule, late=False)
+            while own > 4 and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_IN_THREAD:
+                own //= 2
             vec = own if inner % own == 0 else vec
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, inner)
@@ -315,8 +318,8 @@ class Reduction(Reads):
             return replace(runs, each=1 if self.shares else None, first=first)
         values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
         lanes, threads = self.lanes(vec), schedule.get("threads", walking.THREADS)
-        if rows == 1 and columns:  # for all threads of a block
-            lanes = max(lanes, min(threads, 1 << (-(-columns // vec) - 1).bit_length()))
+        if rows and columns:  # few rows: for all threads of a block
+            lanes = max(lanes, min(threads >> (rows - 1).bit_length(), 1 << (-(-columns // vec) - 1).bit_length()))
         how = tiling.tiles(
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )

@@ -26,6 +26,7 @@ LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
 CROWDED_VALUES = 48  # values of a thread that are alive at once, from which on it holds few rows
 FEW_AT_ONCE = 2
+MOST_MEETING = 4  # if rows meet at places, and more blocks are resident instead: gradients of a bias took 25 us for 34
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 # Where ragged rows come by way of shared memory: a thread's vectors and rows in flight, at most, and bytes in flight of an SM
 MOST_IN_TILE, MOST_IN_FLIGHT, IN_FLIGHT = 4, 8, 48 * 1024
@@ -51,19 +52,22 @@ def tiles(
     vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
     how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    at_once = 1 if ragged or rows == 1 else rows_at_once(width, written, values, costly, arch)
-    at_once = min(at_once, FEW_AT_ONCE) if alive * vec >= CROWDED_VALUES else at_once
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
+    many = rows or 2**31
+    beside = min(threads // per_row, max(1 << (many - 1).bit_length(), WARP // per_row))
+    threads = beside * per_row
+    steps = 1 << (-(-many // beside) - 1).bit_length()  # a power of two, so that numbers of rows share kernels
+    at_once = 1 if ragged else min(rows_at_once(width, written, values, costly, arch), steps)
+    at_once = min(at_once, FEW_AT_ONCE if alive * vec >= CROWDED_VALUES else MOST_MEETING if apart > 1 else at_once)
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
-    resident = max(1, RESIDENT // threads)
+    resident = max(1, (MANY_RESIDENT if apart > 1 else RESIDENT) // threads)
     full = shares(pieces, resident * processors(arch), waves)
     all_at_a_time = full * pieces <= resident * processors(arch)
     if not all_at_a_time:
         resident = max(1, MANY_RESIDENT // threads)
         full = shares(pieces, resident * processors(arch), waves)
-    beside, many = threads // per_row, rows or 2**31
 
     def parts_of(at_once: int) -> int:
         return min(max(1, min(full, -(-many // (beside * at_once)))), most_parts())

@@ -20,23 +20,24 @@ reference: |
 """
 
 
-def test_a_single_row_has_all_threads_of_a_block():
+def test_few_rows_have_all_threads_of_a_block():
     text = "op: made\nsummary: S.\ninputs: {x: 'float32[R, N]'}\noutputs: {y: 'float32[N]'}\nchain: y = sum(x, axis=R)\nreference: x"
     plan, dtypes = read_op("specs/made.yaml", text).plan, {"x": "float32", "y": "float32"}
-    one, two, many = (
-        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a") for rows in (1, 2, 8192)
+    one, two, three, some, many = (
+        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a") for rows in (1, 2, 3, 60, 8192)
     )
-    assert (one.per_row, one.at_once, one.parts) == (one.threads, 1, 1)
-    assert two.constants == many.constants  # other numbers of rows share a kernel
+    for how, rows in ((one, 1), (two, 2), (three, 4)):
+        assert (how.threads // how.per_row, how.at_once, how.parts) == (rows, 1, 1)
+    assert some.constants == many.constants  # numbers of rows share a kernel
 
 
-@pytest.mark.parametrize(("points", "threads"), [(2**23, 256), (40, 64), (1, 1)])
-def test_all_threads_of_a_block_have_the_only_row(points, threads):
+@pytest.mark.parametrize(("points", "threads", "per_row"), [(2**23, 256, 256), (40, 64, 64), (1, 32, 1)])
+def test_all_threads_of_a_block_have_the_only_row(points, threads, per_row):
     op = read_op("specs/made.yaml", POINTS)
     how = op.plan.launch(
         {"x": "float32", "y": "float32", "z": "float32"}, Extents(points, points, points, 1), {}, "sm_90a"
     )
-    assert (how.threads, how.per_row) == (256, threads)
+    assert (how.threads, how.per_row) == (threads, per_row)
 
 
 def held(columns, width, threads=256, arch="sm_90a"):

@@ -169,7 +169,7 @@ def beam_search_step_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places, _ = shared
+    keys, places = shared[0], shared[1]
     if row < mTotal.shape[0]:
         select.top_k(mTotal, row, mTotal.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):

@@ -176,7 +176,7 @@ def limit_groups_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places, _ = shared
+    keys, places = shared[0], shared[1]
     if row < mAddOfRowsP.shape[0]:
         select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):

@@ -44,7 +44,7 @@ def top_k_scores_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places, _ = shared
+    keys, places = shared[0], shared[1]
     if row < mScores.shape[0]:
         select.top_k(mScores, row, mScores.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):

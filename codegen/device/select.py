@@ -19,6 +19,7 @@ from codegen.device import functions as device
 from codegen.shared import WARP, SelectLaunch
 
 NOWHERE = 2**31 - 1
+FEW = 2  # elements for each thread, up to which those that may be selected are searched apart
 SIGN = 1 << 31
 # The last bits of a float32 that are the same in all numbers of a narrower type: keys have no such bits
 SPARE = {cutlass.BFloat16: 16, cutlass.Float16: 13, cutlass.Float8E4M3FN: 20, cutlass.Float8E5M2: 21}
@@ -37,8 +38,8 @@ def row(how: SelectLaunch) -> Int32:
 
 
 def memory(how: SelectLaunch) -> list[cute.Tensor]:
-    """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each, and (2,
-    warps) for numbers that its warps count."""
+    """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each; (2, warps) for
+    numbers that its warps count; and keys and places of elements that may be selected, (FEW * per_row,) each."""
     tidx, _, _ = cute.arch.thread_idx()
     rows, allocator = how.threads // how.per_row, SmemAllocator()
     own = tidx // how.per_row
@@ -46,7 +47,9 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
     whole = 16 if how.count % 4 == 0 else 4  # bytes: else the compiler reads vectors past the last element
     keys, places = (allocator.allocate_tensor(d, layout, whole)[own, None] for d in (Uint32, Int32))
     warps = max(how.per_row // WARP, 1)
-    return [keys, places, allocator.allocate_tensor(Int32, cute.make_layout((2, warps)), 16)]
+    counts = allocator.allocate_tensor(Int32, cute.make_layout((2, warps)), 16)
+    few = cute.make_layout((rows, FEW * how.per_row), stride=(FEW * how.per_row, 1))
+    return [keys, places, counts, *(allocator.allocate_tensor(d, few, 16)[own, None] for d in (Uint32, Int32))]
 
 
 @cute.jit
@@ -131,7 +134,7 @@ def top_k(
     """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
     shared memory."""
     tidx, _, _ = cute.arch.thread_idx()
-    chosen_keys, chosen_places, counts = shared
+    chosen_keys, chosen_places = shared[0], shared[1]
     own, vec, vectors, per_row, held = tidx % how.per_row, how.vec, how.vectors, how.per_row, how.held
     step, elements = per_row * vec, vec * vectors
     raw = cute.make_rmem_tensor((vec, vectors), src.element_type)
@@ -157,26 +160,82 @@ def top_k(
                 keys[v * vec + i] = cutlass.select_(left >= 0, found[i], Uint32(0))
         for c in cutlass.range_constexpr(held):
             far[elements + c] = columns - 1 - kept[c]
-        least, exact, turn = _least(keys, spare, how, counts, turn)
-        last = Int32(0)
-        if exact == 0:
-            last, turn = _last(keys, far, least, most, how, counts, turn)
-        own_count = Int32(0)
-        for i in cutlass.range_constexpr(elements + held):
-            own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
-        slot = _before(own_count, counts, turn, per_row)
-        turn += 1
-        meet(per_row)
-        for i in cutlass.range_constexpr(elements + held):
-            if (keys[i] > least) | ((keys[i] == least) & (far[i] >= last)):
-                chosen_keys[slot] = keys[i]
-                chosen_places[slot] = columns - 1 - far[i]
-                slot += 1
-        meet(per_row)
+        if cutlass.const_expr(elements + held > 5 * FEW and per_row >= how.count):
+            turn = _choose_from_few(keys, far, spare, most, columns, how, shared, turn)
+        else:
+            turn = _choose(keys, far, spare, most, columns, how, shared, turn)
         for c in cutlass.range_constexpr(held):
             if own + c * per_row < how.count:
                 keys[elements + c] = chosen_keys[own + c * per_row]
                 kept[c] = chosen_places[own + c * per_row]
+
+
+@cute.jit
+def _choose_from_few(
+    keys: cute.Tensor, far: cute.Tensor, spare: cutlass.Constexpr[int], most: Int32, columns: Int32,
+    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
+):  # fmt: skip
+    """As `_choose`, from the elements that reach a key which the largest ones of `count` threads reach, if they are few. The next
+    turn."""
+    tidx, _, _ = cute.arch.thread_idx()
+    counts, few_keys, few_far = shared[2], shared[3], shared[4]
+    own, per_row, elements = tidx % how.per_row, how.per_row, cute.size(keys)
+    largest = cute.make_rmem_tensor((1,), Uint32)
+    largest[0] = keys[0]
+    for i in cutlass.range_constexpr(1, elements):
+        largest[0] = cutlass.select_(keys[i] > largest[0], keys[i], largest[0])
+    bound, _, turn = _least(largest, spare, how, counts, turn)
+    own_count = Int32(0)
+    for i in cutlass.range_constexpr(elements):
+        own_count += _one(keys[i] >= bound)
+    total = _sum(own_count, counts, turn, per_row)
+    turn += 1
+    if total <= FEW * per_row:
+        slot = _before(own_count, counts, turn, per_row)
+        turn += 1
+        for i in cutlass.range_constexpr(elements):
+            if keys[i] >= bound:
+                few_keys[slot] = keys[i]
+                few_far[slot] = far[i]
+                slot += 1
+        meet(per_row)
+        some, some_far = cute.make_rmem_tensor((FEW,), Uint32), cute.make_rmem_tensor((FEW,), Int32)
+        some.fill(0)
+        some_far.fill(-1)
+        for c in cutlass.range_constexpr(FEW):
+            if own + c * per_row < total:
+                some[c] = few_keys[own + c * per_row]
+                some_far[c] = few_far[own + c * per_row]
+        turn = _choose(some, some_far, spare, most, columns, how, shared, turn)
+    else:
+        turn = _choose(keys, far, spare, most, columns, how, shared, turn)
+    return turn
+
+
+@cute.jit
+def _choose(
+    keys: cute.Tensor, far: cute.Tensor, spare: cutlass.Constexpr[int], most: Int32, columns: Int32,
+    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
+):  # fmt: skip
+    """Write the largest of a row's elements to shared memory, in no order. The next turn."""
+    chosen_keys, chosen_places, counts = shared[0], shared[1], shared[2]
+    least, exact, turn = _least(keys, spare, how, counts, turn)
+    last = Int32(0)
+    if exact == 0:
+        last, turn = _last(keys, far, least, most, how, counts, turn)
+    own_count = Int32(0)
+    for i in cutlass.range_constexpr(cute.size(keys)):
+        own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
+    slot = _before(own_count, counts, turn, how.per_row)
+    turn += 1
+    meet(how.per_row)
+    for i in cutlass.range_constexpr(cute.size(keys)):
+        if (keys[i] > least) | ((keys[i] == least) & (far[i] >= last)):
+            chosen_keys[slot] = keys[i]
+            chosen_places[slot] = columns - 1 - far[i]
+            slot += 1
+    meet(how.per_row)
+    return turn
 
 
 @cute.jit
@@ -228,7 +287,7 @@ def _last(
 @cute.jit
 def rank(shared: list[cute.Tensor], slot: Int32, count: cutlass.Constexpr[int]):
     """The number of a row's selected elements that come before the one in a slot."""
-    keys, places, _ = shared
+    keys, places = shared[0], shared[1]
     key, place, found = keys[slot], places[slot], Int32(0)
     for j in cutlass.range(count):
         other = keys[j]

@@ -59,6 +59,11 @@ class Fused(Generic[P, R]):
             return self._function(*own, **keywords)
 
         arrays = [leaves[i] for i in places]
+        if not all(
+            isinstance(n, int) for a in arrays for n in a.shape
+        ):  # of an export: what a chain saves is not known
+            self.report = ()
+            return self._function(*args, **kwargs)
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         program = program_of(closed, EXPRESSING)
         self.report = report_of(program, self._wanted)
@@ -79,7 +84,8 @@ def fuse(function: Callable[P, R]) -> Fused[P, R]:
     It may be jitted, differentiated, mapped, checkpointed and sharded, as the function may; gradients run the ops' backward.
     Results are within the ops' tolerances of the function's: roundings between the steps of a chain are left out. Where a
     function is fused whose gradient is taken, the ops choose what they save. `fuse(jax.value_and_grad(loss))` has chains of the
-    forward and of the backward together. What was replaced is in `.report`. A function without such chains is called as it is.
+    forward and of the backward together. What was replaced is in `.report`. A function without such chains is called as it is, and so
+    is one of arrays whose sizes are symbolic in an export.
     """
     return Fused(function, lambda chain: True)
 

@@ -4,6 +4,7 @@ import functools
 import re
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -299,3 +300,11 @@ def test_a_norm_along_a_middle_axis_is_a_chain():
     fused = codegen.fuse(function)
     close(jax.jit(fused)(X), jax.jit(function)(X))
     assert len(fused.report) == 1
+
+
+def test_arrays_of_symbolic_sizes_are_left_as_they_are():
+    (rows,) = jax.export.symbolic_shape("b")
+    fused = codegen.fuse(norm)
+    whole = jax.export.export(jax.jit(fused))(jax.ShapeDtypeStruct((rows, 6, 16), X.dtype), W)
+    close(whole.call(X, W), norm(X, W))
+    assert fused.report == ()

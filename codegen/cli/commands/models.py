@@ -17,7 +17,7 @@ from codegen.cli.project import find_project
 from codegen.errors import named, shown
 
 MOST_ENDS = 4  # steps at which chains end, that are shown
-SMALL = 0.01  # of all that is saved: what saves less is left out
+SMALL = 0.01  # of all the time that is saved: a chain that saves less is left out
 
 
 def suggest(
@@ -36,11 +36,12 @@ def suggest(
     specs: Specs = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find what of a JAX function is worth an op: a loss, a layer, or a whole step of training with its gradients.
+    """Find the parts of a JAX function that are worth an op: of a loss, a layer, or a whole step of training with its gradients.
 
-    Chains of its steps that XLA computes in several kernels, and that one kernel computes in less memory traffic, are ranked by
-    what they save. Each is compared with the function's own steps before it is shown. On a GPU, XLA's traffic is that of the
-    program it compiles, elsewhere that of a model of how it fuses. --measure times both.
+    A suggestion is a chain of the function's steps that XLA computes in several kernels, and that one kernel computes with less
+    memory traffic. Suggestions are ranked by the time they save, and each is compared with the function's own steps before it is
+    shown. XLA's traffic is read from the program that it compiles on a GPU; elsewhere a model of how XLA fuses estimates it.
+    --measure times both.
 
     \b
     Example: codegen suggest my_module:step --arguments my_module:arguments

@@ -12,7 +12,7 @@ import heapq
 import string
 import textwrap
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 EXCERPT = 160  # characters of a source line that are shown
@@ -74,6 +74,30 @@ class Diagnostic:
         return "\n".join(lines)
 
 
+class Later(Diagnostic):
+    """An error that finds its place when someone asks for it: most are of plans that are tried before one that fits."""
+
+    def __init__(self, message: str, hint: str, find: Callable[[], Diagnostic]):
+        for name, value in (("message", message), ("hint", hint), ("severity", "error"), ("find", find)):
+            object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def found(self) -> Diagnostic:
+        made: Diagnostic = self.find()  # type: ignore[attr-defined]
+        return made
+
+    @property
+    def span(self) -> Span:
+        return self.found.span
+
+    @property
+    def source(self) -> str:
+        return self.found.source
+
+    def __reduce__(self) -> tuple[type[Diagnostic], tuple[object, ...]]:
+        return Diagnostic, (self.span, self.message, self.hint, self.source, self.severity)
+
+
 def _cells(text: str) -> int:
     """The number of terminal columns of a text. The caret counts these; the message's column counts characters."""
     if text.isascii():
@@ -86,12 +110,17 @@ class SpecError(Exception):
     """All the errors of one or more specs, in the order of their places."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]):
-        found = sorted(dict.fromkeys(diagnostics), key=lambda d: (d.span.path, d.span.line, d.span.column))
+        super().__init__()
+        found = [*diagnostics]
+        if len(found) > 1:  # one need not find its place
+            found = sorted(dict.fromkeys(found), key=lambda d: (d.span.path, d.span.line, d.span.column))
         self.diagnostics: tuple[Diagnostic, ...] = tuple(found)
-        shown = [str(d) for d in found[:_SHOWN]]
-        if len(found) > _SHOWN:
-            shown.append(f"and {len(found) - _SHOWN} more errors")
-        super().__init__("\n".join(shown))
+
+    def __str__(self) -> str:
+        shown = [str(d) for d in self.diagnostics[:_SHOWN]]
+        if len(self.diagnostics) > _SHOWN:
+            shown.append(f"and {len(self.diagnostics) - _SHOWN} more errors")
+        return "\n".join(shown)
 
 
 def printable(text: str, keep: str = "") -> str:

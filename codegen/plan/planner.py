@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import Diagnostic, UserError
+from codegen.errors import Diagnostic, Later, UserError
 from codegen.graph.names import LOCAL_NAMES
 from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, nodes_of
 from codegen.graph.ops import REDUCTIONS, TAKES
@@ -66,16 +66,21 @@ class Planner:
         return {axis for n in self.nodes if n.op == "shift" for axis, _ in n.attr}  # type: ignore[attr-defined]
 
     def error(self, message: str, hint: str, array: Array) -> Diagnostic:
-        return self.spec.source.diagnostic(array.span or self.spec.chain.span, message, hint)
+        source, chain = self.spec.source, self.spec.chain
+        return Later(message, hint, lambda: source.diagnostic(array.span or chain.span, message, hint))
 
     def error_in_chain(self, node: Node, message: str, hint: str) -> Diagnostic:
         """An error at the first statement that computes this node."""
-        line = line_with(self.spec, self.statements, node)
-        assert isinstance(line.tree, ast.Assign)
-        found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
-        if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by the axes that they reduce
-            found = [n for n in found if _axes_named(n) == {*node.attr}]
-        return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, UserError(message, hint)))
+
+        def find() -> Diagnostic:
+            line = line_with(self.spec, self.statements, node)
+            assert isinstance(line.tree, ast.Assign)
+            found = [n for n in ast.walk(line.tree) if _named(n) == node.op]
+            if isinstance(node.attr, tuple) and len(found) > 1:  # reductions, by the axes that they reduce
+                found = [n for n in found if _axes_named(n) == {*node.attr}]
+            return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, UserError(message, hint)))
+
+        return Later(message, hint, find)
 
     def refuse_names(self) -> Diagnostic | None:
         """An error for two parameters that would have one name in the kernel."""

@@ -39,9 +39,8 @@ def suggest(
     """Find the parts of a JAX function that are worth an op: of a loss, a layer, or a whole step of training with its gradients.
 
     A suggestion is a chain of the function's steps that XLA computes in several kernels, and that one kernel computes with less
-    memory traffic. Suggestions are ranked by the time they save, and each is compared with the function's own steps before it is
-    shown. XLA's traffic is read from the program that it compiles on a GPU; elsewhere a model of how XLA fuses estimates it.
-    --measure times both.
+    memory traffic. It is compared with the function's own steps before it is shown. XLA's traffic is read from the program that it
+    compiles on a GPU; elsewhere a model of how XLA fuses estimates it. --measure times both.
 
     \b
     Example: codegen suggest my_module:step --arguments my_module:arguments

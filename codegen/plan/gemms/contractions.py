@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import Diagnostic, Later, SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import (
     DTYPES,
@@ -108,6 +108,10 @@ class _Splitter:
         return tuple(own), self.epilogue(leaves, [Array(name, "int32", ()) for name in held.values()])
 
     def place(self, node: Node, error: UserError) -> Diagnostic:
+        """The error at the product in the first statement that computes this node."""
+        return Later(error.message, error.hint, lambda: self.placed(node, error))
+
+    def placed(self, node: Node, error: UserError) -> Diagnostic:
         line = line_with(self.spec, self.statements, node)
         assert isinstance(line.tree, ast.Assign)
 

@@ -169,7 +169,6 @@ def beam_search_step_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places = shared[0], shared[1]
     if row < mTotal.shape[0]:
         select.top_k(mTotal, row, mTotal.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
@@ -177,11 +176,11 @@ def beam_search_step_stage2_kernel(
             if slot < how.count:
                 place = select.rank(shared, slot, how.count)
                 select.put(
-                    mPlace, row, place, device.cast(cute.full((1,), places[slot], cutlass.Int32), mPlace.element_type),
-                    how.count,
+                    mPlace, row, place,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mPlace.element_type), how.count,
                 )
                 select.put(
-                    mBest, row, place, select.value_of(keys[slot], mTotal.element_type).to(mBest.element_type),
+                    mBest, row, place, select.value_of(shared[0][slot], mTotal.element_type).to(mBest.element_type),
                     how.count,
                 )
 

@@ -176,7 +176,6 @@ def limit_groups_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places = shared[0], shared[1]
     if row < mAddOfRowsP.shape[0]:
         select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
@@ -185,7 +184,7 @@ def limit_groups_stage2_kernel(
                 place = select.rank(shared, slot, how.count)
                 select.put(
                     mGroups, row, place,
-                    device.cast(cute.full((1,), places[slot], cutlass.Int32), mGroups.element_type), how.count,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mGroups.element_type), how.count,
                 )
 
 

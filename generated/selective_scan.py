@@ -644,6 +644,8 @@ def selective_scan_frozen_stage3_places(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)
@@ -1298,6 +1300,8 @@ def selective_scan_backward_stage3_places(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, N, first)

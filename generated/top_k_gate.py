@@ -166,7 +166,6 @@ def top_k_gate_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places = shared[0], shared[1]
     if row < mP.shape[0]:
         select.top_k(mP, row, mP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
@@ -174,12 +173,12 @@ def top_k_gate_stage2_kernel(
             if slot < how.count:
                 place = select.rank(shared, slot, how.count)
                 select.put(
-                    mChosen, row, place, select.value_of(keys[slot], mP.element_type).to(mChosen.element_type),
+                    mChosen, row, place, select.value_of(shared[0][slot], mP.element_type).to(mChosen.element_type),
                     how.count,
                 )
                 select.put(
                     mExperts, row, place,
-                    device.cast(cute.full((1,), places[slot], cutlass.Int32), mExperts.element_type), how.count,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mExperts.element_type), how.count,
                 )
 
 

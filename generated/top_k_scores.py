@@ -44,7 +44,6 @@ def top_k_scores_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    keys, places = shared[0], shared[1]
     if row < mScores.shape[0]:
         select.top_k(mScores, row, mScores.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
@@ -52,12 +51,12 @@ def top_k_scores_kernel(
             if slot < how.count:
                 place = select.rank(shared, slot, how.count)
                 select.put(
-                    mBest, row, place, select.value_of(keys[slot], mScores.element_type).to(mBest.element_type),
+                    mBest, row, place, select.value_of(shared[0][slot], mScores.element_type).to(mBest.element_type),
                     how.count,
                 )
                 select.put(
                     mPlaces, row, place,
-                    device.cast(cute.full((1,), places[slot], cutlass.Int32), mPlaces.element_type), how.count,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mPlaces.element_type), how.count,
                 )
 
 

@@ -1425,6 +1425,8 @@ def viterbi_step_backward_stage2_places(
     rTransition = access.registers(mTransition, (vec, vectors))
     rSumOfBJ = access.registers(mSumOfBJ, (vec, vectors, held))
     rScore = access.registers(mScore, (1, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     all_rows = rowwise.walked(how, there, J, first)
     all_rows.load_shared(mTransition, (iI, 0), rTransition)

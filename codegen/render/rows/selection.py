@@ -48,7 +48,7 @@ class SelectionContext(Context):
     plan: Selection
     template = "select.py.jinja"
     found, at, count = (
-        "places[slot]",
+        "shared[1][slot]",
         "place",
         "how.count",
     )  # an element's position, where it is written, and of how many
@@ -75,7 +75,7 @@ class SelectionContext(Context):
 
     def value(self) -> str:
         """One selected element."""
-        return f"select.value_of(keys[slot], {self.tensors[self.plan.source.name]}.element_type)"
+        return f"select.value_of(shared[0][slot], {self.tensors[self.plan.source.name]}.element_type)"
 
 
 class SortContext(SelectionContext):

@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 
-from codegen.errors import Diagnostic, UserError, shown
+from codegen.errors import Diagnostic, Later, UserError, shown
 from codegen.graph.names import RESERVED
 from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
 from codegen.language.formula.calls import put
@@ -189,7 +189,11 @@ def line_assigning(spec: Spec, target: str) -> Line | None:
 
 def in_chain(spec: Spec, error: Diagnostic) -> Diagnostic:
     """An error in a derived chain, placed at the line of the spec's own chain that assigns the same name."""
-    line = line_assigning(spec, error.source.partition("=")[0].strip())
-    if line is None or not isinstance(line.tree, ast.Assign):
-        return spec.source.diagnostic(spec.chain.span, error.message, error.hint)
-    return line.diagnostic(Placed(line.tree.value, UserError(error.message, error.hint)))
+
+    def find() -> Diagnostic:
+        line = line_assigning(spec, error.source.partition("=")[0].strip())
+        if line is None or not isinstance(line.tree, ast.Assign):
+            return spec.source.diagnostic(spec.chain.span, error.message, error.hint)
+        return line.diagnostic(Placed(line.tree.value, UserError(error.message, error.hint)))
+
+    return Later(error.message, error.hint, find)

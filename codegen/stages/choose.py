@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from codegen.errors import SpecError, UserError
+from codegen.errors import Later, SpecError, UserError
 from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import Chain, Node, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, IN_STAGES, REDUCTIONS, SCANS, TAKES
@@ -265,7 +265,8 @@ def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
     `SpecError` if it has no kernel."""
     if "contract" in spec.read.ops:
-        place = spec.source.diagnostic(spec.chain.span, "too many products, reductions or operations for one op", "")
+        words = "too many products, reductions or operations for one op"
+        place = Later(words, "", lambda: spec.source.diagnostic(spec.chain.span, words, ""))
         return _made(spec, _in_stages(spec, SpecError([place])))
     return _made(spec, plan_of(spec))
 

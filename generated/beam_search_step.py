@@ -39,6 +39,7 @@ token = place % size(V)
 """,
     "reference": """\
 total = score[..., None] + jax.nn.log_softmax(logits, axis=-1)
+total = jnp.where(jnp.isnan(total), jnp.nan, total)  # a NaN is the largest number, whatever its sign
 best, place = jax.lax.top_k(total.reshape(total.shape[0], total.shape[1] * total.shape[2]), 4)
 beam, token = place // logits.shape[-1], place % logits.shape[-1]
 """,
@@ -57,6 +58,7 @@ class BeamSearchStepOutputs(NamedTuple):
 def beam_search_step_reference(logits, score):
     """The definition that tests hold every implementation to."""
     total = score[..., None] + jax.nn.log_softmax(logits, axis=-1)
+    total = jnp.where(jnp.isnan(total), jnp.nan, total)
     best, place = jax.lax.top_k(total.reshape(total.shape[0], total.shape[1] * total.shape[2]), 4)
     beam, token = (place // logits.shape[-1], place % logits.shape[-1])
     return best, beam, token

@@ -68,7 +68,7 @@ def add_rmsnorm_group_fp8_chain(x, residual, weight, eps, amax_min, row_mean, ap
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False,
     )
-    q = device.divide_by_row(y, scale, True)
+    q = device.divide_by_shared(y, scale, True)
     return residual_out, scale, q
 
 

@@ -58,7 +58,7 @@ def dgelu_dbias_group_fp8_chain(dy, x, amax_min):
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(dx), "max", 128), amax_min), 57344.0, True,
     )
-    q = device.divide_by_row(dx, scale, True)
+    q = device.divide_by_shared(dx, scale, True)
     return scale, q, dx
 
 

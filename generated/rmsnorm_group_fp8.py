@@ -63,7 +63,7 @@ def rmsnorm_group_fp8_chain(x, weight, eps, amax_min, row_mean, approx):
     scale = device.divide_by_normal(
         device.maximum(reduce.over_group(cute.math.abs(y), "max", 128), amax_min), 448.0, False,
     )
-    q = device.divide_by_row(y, scale, True)
+    q = device.divide_by_shared(y, scale, True)
     return scale, q
 
 

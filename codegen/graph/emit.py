@@ -349,8 +349,10 @@ class _Emitter:
         return last in dividend.dims and last not in divisor.dims and not divisor.is_const
 
     def by_one(self, node: Node) -> bool:
-        """Whether a vector is divided by one value, of its row or of its group of columns."""
-        return bool(self.dialect.columns) and [self.dialect.columns[-1] in a.dims for a in node.args] == [True, False]
+        """Whether a vector is divided by one value, of its row. One of a group of columns may end within a vector, where groups are ragged."""
+        dividend, divisor = node.args
+        columns = self.dialect.columns
+        return bool(columns) and columns[-1] in dividend.dims and not {*columns} & {*divisor.dims}
 
     def argument(self, node: Node, binding: int, place: int) -> str:
         """An argument's text: `parenthesised` next to an operator, unchanged in a call."""

@@ -26,16 +26,15 @@ class Named:
         return jax.named_scope(name)(getattr(self.layers, name))
 
 
-def setup_of(config: Any, params: Any, optimiser: Any, differentiated: Callable) -> tuple[Any, Callable]:
+def setup_of(config: Any, params: Any, optimiser: Any, loss: Callable) -> tuple[Any, Callable]:
     """The first state, and a step: state, number, words, following to state, loss. A step takes the state's buffers.
 
-    `differentiated` gives the loss and its gradients by the weights, from the weights, the words, and the words that follow,
-    int32[sequences, length] each.
+    `loss` is a function of the weights, the words, and the words that follow, int32[sequences, length] each.
     """
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: Any, number: jax.Array, words: jax.Array, following: jax.Array) -> tuple[Any, jax.Array]:
-        value, gradients = differentiated(optimiser.weights(state), words, following)
+        value, gradients = jax.value_and_grad(loss)(optimiser.weights(state), words, following)
         count = number.astype(jnp.float32) + 1
         rate = config.rate * jnp.minimum(1.0, count / config.warmup)
         with jax.named_scope("update"):

@@ -79,6 +79,8 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
         return None
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
+    if plan.kernels > 1 and any(elements(v.shape) == 1 for v in outputs):
+        return None  # the sum of all rows, as a loss has it: what it is a sum of would need a second kernel too
     return made if is_one_kernel(made) else None
 
 

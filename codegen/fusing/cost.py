@@ -63,7 +63,9 @@ def written(graph: StepGraph, places: Iterable[int], chains: Container[int]) -> 
     inside = set(places)
     ends = _ends(graph, inside)
     results = graph.results_of(inside)
-    later = {v for v in results if v not in ends and _is_within_users(graph, v, chains)}
+    most = max((v.bytes for v in graph.sources(inside)[1]), default=0)
+    large = {v for v in results if v not in ends and 8 * v.bytes > most}  # to write others costs nothing
+    later = {v for v in large if _is_within_users(graph, v, chains)}
     needed = {r for v in later for r in _read(graph, v, inside, ends) if graph.maker.get(r) in inside}
     return [
         v for p in sorted(inside) for v in graph.steps[p].outputs if v in needed or (v in results and v not in later)

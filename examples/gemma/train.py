@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from flax import nnx
 
 from .. import training
@@ -18,15 +17,12 @@ FORMS = {"plain": layers_plain, "fused": layers_fused}
 
 
 def setup(config: model.Config, form: str, fuse: Callable = lambda function: function) -> tuple[Any, Callable]:
-    """The first state, and a step of training. `fuse` may replace the function of weights and words that gives the loss and its
-    gradients."""
+    """The first state, and a step of training. `fuse` may replace the function of weights and words that is the loss."""
     graph, params = nnx.split(model.Gemma(config, nnx.Rngs(0)))
     layers = FORMS[form]
     optimiser, named = layers.Optimiser.of(params, config.dtype), training.Named(layers)
-    differentiated = jax.value_and_grad(
-        lambda weights, words, following: nnx.merge(graph, weights)(words, following, named)
-    )
-    return training.setup_of(config, params, optimiser, fuse(differentiated))
+    loss = fuse(lambda weights, words, following: nnx.merge(graph, weights)(words, following, named))
+    return training.setup_of(config, params, optimiser, loss)
 
 
 if __name__ == "__main__":

@@ -308,3 +308,11 @@ def test_arrays_of_symbolic_sizes_are_left_as_they_are():
     whole = jax.export.export(jax.jit(fused))(jax.ShapeDtypeStruct((rows, 6, 16), X.dtype), W)
     close(whole.call(X, W), norm(X, W))
     assert fused.report == ()
+
+
+def test_the_mean_of_a_loss_is_left_out_of_its_chain():
+    logits, label = 20 * X, jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+    fused = codegen.fuse(capped)
+    close(jax.jit(fused)(logits, label), jax.jit(capped)(logits, label))
+    (chain,) = (r.chain for r in fused.report)
+    assert "logsumexp(" in chain and "axis=..." not in chain

@@ -679,6 +679,7 @@ def causal_softmax_backward_kernel(
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
                 at = own.vector(0)  # so that it has one type below, in both cases
+                t0 = device.full(vec, cutlass.Float32(0.0))
                 row_sum_ = rRowSum_OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

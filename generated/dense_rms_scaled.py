@@ -539,6 +539,7 @@ def dense_rms_scaled_backward_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mAcc, rAcc[None, None, k]))
             else:
+                t5 = device.full(vec, cutlass.Float32(0.0))
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

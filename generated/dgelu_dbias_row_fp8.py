@@ -227,6 +227,7 @@ def dgelu_dbias_row_fp8_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                dx = device.full(vec, cutlass.Float32(0.0))
                 row_max = rRowMaxOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

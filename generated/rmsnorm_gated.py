@@ -478,6 +478,8 @@ def rmsnorm_gated_backward_kernel(
                         (mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]), (mZ, rZ[None, None, k]),
                     )
             else:
+                value = device.full(vec, cutlass.Float32(0.0))
+                t0 = device.full(vec, cutlass.Float32(0.0))
                 row_mean = rRowMeanOfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

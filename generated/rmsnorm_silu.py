@@ -551,6 +551,8 @@ def rmsnorm_silu_backward_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mWeight, rWeight), (mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                t2 = device.full(vec, cutlass.Float32(0.0))
+                t3 = device.full(vec, cutlass.Float32(0.0))
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -592,6 +592,7 @@ def scaled_softmax_backward_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
+                t0 = device.full(vec, cutlass.Float32(0.0))
                 row_sum_ = rRowSum_OfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -542,6 +542,7 @@ def selective_scan_frozen_stage3_kernel(
                         (mT6, rT6[None, None, k]),
                     )
             else:
+                t1 = device.full(vec, cutlass.Float32(0.0))
                 t3 = rT3OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
@@ -1198,6 +1199,7 @@ def selective_scan_backward_stage3_kernel(
                         (mT6, rT6[None, None, k]),
                     )
             else:
+                t1 = device.full(vec, cutlass.Float32(0.0))
                 t3 = rT3OfRows[0, u]
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():

@@ -1356,6 +1356,7 @@ def viterbi_step_backward_stage2_kernel(
                         (mMaxOfBJ, rMaxOfBJ[None, None, k]), (mSumOfBJ, rSumOfBJ[None, None, k]),
                     )
             else:
+                t1 = device.full(vec, cutlass.Float32(0.0))
                 row_sum = rRowSumOfRows[0, u]
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):

@@ -75,6 +75,7 @@ class Run:
 class HeldRegisters:
     """The registers of a value that is held from sweep to sweep."""
 
+    name: str
     register: str
     type: str
 

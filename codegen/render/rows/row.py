@@ -67,7 +67,8 @@ class RowContext(RowAccess):
             meeting=", ".join(f"*{self.shared(sweep[0])}" for sweep in self.plan.sweeps),
             row_outputs=self.row_outputs(),
             held_values=[
-                HeldRegisters(register=f"r{camel(c.name)}Held", type=self.compute()) for c in self.plan.expensive
+                HeldRegisters(name=c.name, register=f"r{camel(c.name)}Held", type=self.compute())
+                for c in self.plan.expensive
             ],
             columns=self.columns_text(),
             launch_arguments=self.launch_arguments(),

@@ -7,6 +7,7 @@ import pytest
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
+from codegen.runtime.compiled import interpreted
 from tests.making import make_op
 
 SPEC = """\
@@ -31,6 +32,14 @@ reference: |
 """
 
 
+def by_hand(x, weight):
+    x, weight = (np.asarray(a, np.float64) for a in (x, weight))
+    bent = np.tanh(x * weight)
+    w = np.exp(bent - bent.mean(1, keepdims=True))
+    y = w / w.sum(1, keepdims=True) + bent
+    return y, (y * bent).sum(0)
+
+
 # Rows of a warp's threads, of whole vectors, by runs of columns, and by runs of long rows
 @pytest.mark.parametrize("columns", [64, 37, 1025])
 def test_values_are_held(tmp_path, columns):
@@ -42,9 +51,20 @@ def test_values_are_held(tmp_path, columns):
         how = op.launch_for(Types(()), arguments.bind_axes(op.spec, {"x": x, "weight": weight}))
         found = op(x, weight, implementation="interpret")
     assert how.holds_expensive and how.by_runs == bool(columns % 4)
-    x, weight = (np.asarray(a, np.float64) for a in (x, weight))
-    bent = np.tanh(x * weight)
-    w = np.exp(bent - bent.mean(1, keepdims=True))
-    y = w / w.sum(1, keepdims=True) + bent
+    y, total = by_hand(x, weight)
     np.testing.assert_allclose(found.y, y, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(found.total, (y * bent).sum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.total, total, rtol=1e-5, atol=1e-5)
+
+
+# A kernel before it has reduced along the rows: nothing is held
+def test_rows_that_are_too_long_for_a_block(tmp_path):
+    op = make_op(tmp_path, SPEC)
+    rng = np.random.default_rng(2)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), "float32") for shape in ((2, 2**16), (2**16,)))
+    with interpreted.interpreting_for("sm_80"):
+        how = op.launch_for(Types(()), arguments.bind_axes(op.spec, {"x": x, "weight": weight}))
+        found = op(x, weight, implementation="interpret")
+    assert not how.whole and not how.holds_expensive
+    y, total = by_hand(x, weight)
+    np.testing.assert_allclose(found.y, y, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(found.total, total, rtol=1e-5, atol=1e-5)

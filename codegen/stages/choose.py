@@ -253,12 +253,22 @@ def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
     if not reduces:
         return elementwise.make_plan(spec, statements)
     plan = reducing.make_plan(spec, statements)
-    if plan.kind == "column" and not plan.by_place:
+    if plan.kind == "column" and not (plan.by_place and _reduces_neighbours(plan, spec.read.nodes)):
         with contextlib.suppress(SpecError):
             few = middle.make_plan(spec, statements)
             if few.always_fits(spec.extents):
                 return few
     return plan
+
+
+def _reduces_neighbours(plan: Reduction, nodes: Sequence[Node]) -> bool:
+    """Whether each reduction is over axes that follow each other."""
+    for node in nodes:
+        if node.op in REDUCTIONS and plan.order:
+            places = sorted(map(plan.order.index, lost_axes(node)))
+            if places[-1] - places[0] >= len(places):
+                return False
+    return True
 
 
 def derived(spec: Spec) -> Op:

@@ -58,8 +58,7 @@ def tiles(
     many = rows or 2**31
     beside = min(threads // per_row, max(1 << (many - 1).bit_length(), WARP // per_row))
     threads = beside * per_row
-    steps = 1 << (-(-many // beside) - 1).bit_length()  # a power of two, so that numbers of rows share kernels
-    at_once = 1 if ragged else min(rows_at_once(width, written, values, costly, arch), steps)
+    at_once = 1 if ragged or many <= beside else rows_at_once(width, written, values, costly, arch)
     at_once = min(at_once, FEW_AT_ONCE if alive * vec >= CROWDED_VALUES else MOST_MEETING if apart > 1 else at_once)
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     resident = max(1, (MANY_RESIDENT if apart > 1 else RESIDENT) // threads)

@@ -100,7 +100,8 @@ class FinishContext(RowContext):
             doc = "The columns' results, from their statistics." if kept == self.plan.spread else doc
             values = self.values_of(stores)
             like = next((leaves[k] for k in map(emit.leaf_key, topological(values)) if k in leaves), "")
-            function = self.function(f"{self.spec.op}_columns{suffix}", doc, values, leaves, like=like)
+            held = [c.node for c in self.plan.expensive]  # by other kernels, for their own sweeps
+            function = self.function(f"{self.spec.op}_columns{suffix}", doc, values, leaves, held, like)
             found.append(Finish(f"{self.spec.op}_finish{suffix}", kept, stores, function))
         return found
 

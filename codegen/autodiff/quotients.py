@@ -97,7 +97,10 @@ class _Forms:
         base, exponent = power.args
         if exponent.is_const:
             assert isinstance(exponent.attr, int | float)
-            wanted: Node = self.graph.const(float(exponent.attr) + 1)
+            larger = float(exponent.attr) + 1
+            if not larger > exponent.attr:  # so large that it is rounded to itself, or no number
+                return None
+            wanted: Node = self.graph.const(larger)
         elif exponent.op == "sub" and exponent.args[1].is_const and exponent.args[1].attr == 1:
             wanted = exponent.args[0]
         else:

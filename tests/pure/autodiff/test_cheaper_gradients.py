@@ -49,6 +49,12 @@ def test_a_power_is_made_from_the_one_above_it():
     assert [n.op for n in alone.op.spec.read.nodes if "pow" in n.op] == ["pow"]
 
 
+@pytest.mark.parametrize("exponent", ["1e308", "1e16"])
+def test_a_power_is_not_made_from_itself(exponent: str):
+    """1 is lost in the sum with such an exponent: the power above it would be itself."""
+    assert gradients(f"y = exp(x ** {exponent})", "x").count(" ** ") == 1
+
+
 @pytest.mark.parametrize(
     ("chain", "expected"),
     [

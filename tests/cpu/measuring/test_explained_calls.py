@@ -56,7 +56,7 @@ def blocks(plan, how, extents) -> int:
         tiles = -(-math.prod(extents[plan.leading :]) // (how.vec * how.per_row))
         return how.parts * (1 if plan.collapsed else how.cluster if plan.rows else tiles)
     if isinstance(how, SelectLaunch):
-        return math.prod(extents[:-1]) // (how.threads // how.per_row) + 1
+        return extents[0] // (how.threads // how.per_row) + 1  # of the rows, not of each selected element
     if isinstance(how, ScanLaunch):
         axis = next(i for i, g in enumerate(plan.groups) if plan.along.axis in g.axes)
         scans = math.prod(extents) // max(1, extents[axis])

@@ -44,6 +44,10 @@ class UserError(Exception):
         self.hint = hint
         self.place = place
 
+    def without_frames(self) -> UserError:
+        """The error for whatever keeps it: one that was raised keeps the frames that it passed, and all that they hold."""
+        return UserError(self.message, self.hint, self.place)
+
 
 @dataclass(frozen=True)
 class Diagnostic:

@@ -108,7 +108,7 @@ def _backward_of(op: Op) -> Derived | UserError:
     except SpecError as error:
         return UserError(error.diagnostics[0].message)
     except UserError as error:
-        return error
+        return error.without_frames()
 
 
 def _composed(op: Op, parts: list[Op]) -> Derived:

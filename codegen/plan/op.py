@@ -137,7 +137,7 @@ class Gemm:
         `find` gives the measured launch for such sizes. Raises `UserError` if there is none."""
         tile, precise = self.tile, self.epilogue.spec.math == "precise"
         if isinstance(tile, UserError):
-            raise tile
+            raise tile.without_frames()
         dtypes, extents = self.given(types, count)
         return tile.launch(dtypes, extents, precise, arch, find(extents))
 

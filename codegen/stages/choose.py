@@ -329,7 +329,7 @@ def gemm_plan(products: tuple[Product, ...], epilogue: Op) -> Gemm:
     try:
         return Gemm(products, epilogue, tile_of(products, epilogue.spec, epilogue.statements))
     except UserError as error:
-        return Gemm(products, epilogue, error)
+        return Gemm(products, epilogue, error.without_frames())
 
 
 def _same_everywhere(value: Node) -> bool:

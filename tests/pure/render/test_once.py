@@ -33,7 +33,11 @@ def test_each_object_computes_once_for_its_arguments():
 
 
 def test_nothing_keeps_the_contexts_of_a_rendered_op():
-    for name in ("rmsnorm", "layernorm", "layernorm_channels_first"):
+    """Neither where an op keeps the error that says why a product, or a gradient, has no kernel."""
+    gc.collect()
+    others = [made for made in gc.get_objects() if isinstance(made, Context)]  # those of a test that failed
+    for name in ("rmsnorm", "layernorm", "layernorm_channels_first", "mlp_geglu_dropout", "paged_decoding"):
         render_op(read_op(f"specs/{name}.yaml"))
     gc.collect()
-    assert [made for made in gc.get_objects() if isinstance(made, Context)] == []
+    made = [made for made in gc.get_objects() if isinstance(made, Context)]
+    assert len(made) == len(others), [context.spec.op for context in made]

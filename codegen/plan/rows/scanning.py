@@ -12,7 +12,7 @@ has all states of an element, one after the other, and reduces them in registers
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -22,12 +22,15 @@ from codegen.graph.ops import REDUCTIONS, SCANS, TAKES
 from codegen.plan.access import Access, Extent, vector_width
 from codegen.plan.elementwise import Elementwise, PlannedElements
 from codegen.plan.launches import Extents
+from codegen.plan.rows.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
 
 THREADS = 128  # of a block, at least
-MOST_ALONG = {True: 8, False: 16}  # warps that share an axis that is innermost, and one that is not
-STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost
+MOST_ALONG = 8  # warps that share an axis: a thread then has 255 registers; with 16 warps it has 128, and spilled some
+STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost, at most
+STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
+MOST_REGISTERS = 255  # of a thread
 BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
 # Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element: it
 # took an H100 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 with two; for one sequence 387, and 921
@@ -38,6 +41,7 @@ MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many state
 BUSY_STATES = (
     132 * 128
 )  # threads that keep a large GPU busy where each has many states, which do not wait for each other
+PAIRS = ("scan", "cumlogsumexp")  # scans whose partial results are two numbers
 REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 
 NO_AXIS = Along("")
@@ -53,6 +57,7 @@ class Scan(Elementwise):
     scans: tuple[Node, ...] = ()  # in the order in which they are computed
     states: tuple[tuple[str, int], ...] = ()  # the axes that states have and outputs lack, and their sizes
     reductions: tuple[Node, ...] = ()  # over all of these
+    held: int = 1  # the values of an element that a thread holds while states are exchanged
     ordered: tuple[str, ...] = ()
 
     @property
@@ -101,7 +106,7 @@ class Scan(Elementwise):
         )
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
         size, scans = extents.columns, extents.rows
-        most = MOST_ALONG_STATES if self.states else MOST_ALONG[self.innermost]
+        most = MOST_ALONG_STATES if self.states else MOST_ALONG
         along, steps = 1, 1 if self.innermost else min(STEPS, max(UNROLLED // self.count // vec, 1))
         busy = BUSY_STATES if self.states else BUSY
         if self.innermost:
@@ -115,6 +120,8 @@ class Scan(Elementwise):
             ):
                 along *= 2
         threads = max(THREADS, along * WARP)
+        while steps > 1 and registers(steps * (STEP_REGISTERS + self.held * vec), 0) > MOST_REGISTERS:
+            steps //= 2
         return ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost)
 
 
@@ -151,8 +158,26 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         scans=scans,
         states=tuple((axis, spec.extents[axis]) for axis in states),
         reductions=tuple(n for n in planner.nodes if n.op in REDUCTIONS),
+        held=_held(planner.nodes, along.axis),
         ordered=tuple(a for a in spec.axes if a in states or any(a in g.axes for g in plan.groups)),
     )
+
+
+def _held(nodes: Iterable[Node], axis: str) -> int:
+    """How many values of an element are held while threads exchange the states: what is computed or loaded before, and
+    needed after, and the partial results."""
+    after: set[int] = set()
+    held: set[int] = set()
+    partial = 0
+    for node in nodes:
+        if node.op in SCANS:
+            partial += 2 if node.op in PAIRS else 1
+        elif any(id(a) in after for a in node.args):
+            held |= {id(a) for a in node.args if id(a) not in after and axis in a.dims}
+        else:
+            continue
+        after.add(id(node))
+    return len(held) + partial
 
 
 def _refused(planner: PlannedElements, scans: tuple[Node, ...], states: tuple[str, ...]) -> Diagnostic | None:

@@ -207,9 +207,12 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     own = {a.name for a, _ in op.plan.full if op.plan.kind != "row" or variant.ragged or op.plan.order[0] in a.axes}
     wide = {n: count for n, count in together.items() if n in own} or together  # what all rows share may be wider
     widest = max((max(1, int(sizes[n])) * count for n, count in wide.items() if n not in folded), default=4)
-    vec = max(1, overrides(op.spec, arch).get("vector_bytes", 16) // widest)
-    if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and widest >= 4:
-        vec = 1  # elements of at least 4 bytes in whole rows: none is shifted
+    # Lanes with scans of their own have 4 bytes of a row each: a warp reads 128
+    apart = getattr(launch_of(op, variant, arch), "apart", False)
+    vec = max(1, (4 if apart else overrides(op.spec, arch).get("vector_bytes", 16)) // widest)
+    scans = op.plan.kind == "scan"
+    if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and (widest >= 4 or scans):
+        vec = 1  # elements of at least 4 bytes in whole rows, and elements that are scanned: none is shifted
     most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
     found = {operand.name: operand for operand in compiled.operands}
     rows = op.plan.kind != "elementwise"

@@ -145,12 +145,14 @@ class Algebra:
         alike: dict[tuple[int, ...], list[tuple[float, Node]]] = {}
         for term in terms:
             number, atoms = self.atoms(term)
-            alike.setdefault(tuple(sorted(map(id, atoms))), []).append((number, term))
+            alike.setdefault((number == 0, *sorted(map(id, atoms))), []).append((number, term))
         found = []
-        for same in alike.values():
+        for (zero, *_), same in alike.items():
             number, term = same[0]
             all_of = sum(n for n, _ in same)
-            if len(same) > 1 and abs(all_of) == 1:
+            if zero:  # one of them says where it is NaN
+                pass
+            elif len(same) > 1 and abs(all_of) == 1:
                 term = functools.reduce(self.mul, self.atoms(term)[1], self.const(all_of))
             elif len(same) > 1:
                 term = self.mul(self.const(all_of / number), term)

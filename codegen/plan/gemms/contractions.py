@@ -15,6 +15,7 @@ from codegen.errors import Diagnostic, Later, SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import (
     DTYPES,
+    ROWS,
     Leaf,
     Node,
     Statement,
@@ -99,7 +100,7 @@ class _Splitter:
         read = [spec.array(n.attr.name) for n in nodes if isinstance(n.attr, Leaf)]
         there = {axis for a in (*spec.outputs, *read, *(p.acc for p in self.found.values())) for axis in a.axes}
         axes = dict.fromkeys(str(n.attr) for n in nodes if n.op == "size" and n.attr not in there)
-        held = {axis: fresh(self.taken, f"size_of_{axis.lower()}") for axis in axes}
+        held = {axis: fresh(self.taken, f"size_of_{'rows' if axis == ROWS else axis.lower()}") for axis in axes}
         leaves |= {id(n): Leaf(held[str(n.attr)]) for n in nodes if n.op == "size" and n.attr in held}
         first, *others = self.found.values()  # the first one has the sizes that none contracts
         contracted = {axis for p in others for axis in p.axes}

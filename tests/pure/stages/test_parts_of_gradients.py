@@ -33,9 +33,18 @@ reference: x
 SIZE_OF_BLOCKS_IN_A_STAGE = (
     HEAD
     + """\
-inputs: {j0: "float8_e5m2[..., (B G=8)]", f0: "bfloat16[]"}
-outputs: {y0: "float32[...]", y1: "uint16[..., (B G=8)]", y2: "float32[..., B, G]"}
-params: {param0: {type: float, default: 0.5}}
+types:
+  T0: [bfloat16]
+  T1: [float32]
+inputs:
+  j0: 'float8_e5m2[..., (B G=8)]'
+  f0: 'T0[]'
+outputs:
+  y0: 'T1[...]'
+  y1: 'uint16[..., (B G=8)]'
+  y2: 'T1[..., B, G]'
+params:
+  param0: {type: float, default: 0.5, static: false}
 chain: |
   z0 = ((param0 / (abs(j0) + 0.5)) * f0)
   s0 = logsumexp(((maximum(f0, f0) * sinh((tanh(param0) * 3.0))) + z0), axis=G)

@@ -149,13 +149,12 @@ class Algebra:
         found = []
         for (zero, *_), same in alike.items():
             number, term = same[0]
-            all_of = sum(n for n, _ in same)
-            if zero:  # one of them says where it is NaN
-                pass
-            elif len(same) > 1 and abs(all_of) == 1:
-                term = functools.reduce(self.mul, self.atoms(term)[1], self.const(all_of))
-            elif len(same) > 1:
-                term = self.mul(self.const(all_of / number), term)
+            if len(same) > 1 and not zero:  # of terms that are 0, one says where they are NaN
+                all_of = sum(n for n, _ in same)
+                if abs(all_of) == 1:
+                    term = functools.reduce(self.mul, self.atoms(term)[1], self.const(all_of))
+                else:
+                    term = self.mul(self.const(all_of / number), term)
             found.append(term)
         return functools.reduce(self.add, found)
 

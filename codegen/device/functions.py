@@ -442,7 +442,7 @@ def full(count: int, value: Operand, dtype: type[Numeric] = Float32) -> Vector:
 
 
 # Floats near it are one apart: adding it to a number rounds that to a whole number, ties to even
-_UNITS = 1.5 * 2.0**23
+UNITS = 1.5 * 2.0**23
 
 
 def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
@@ -452,10 +452,10 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
         return cast(cute.math.roundeven(x), dtype)
     low, high = limits(dtype)
     x = minimum(maximum(where(isnan(x), 0.0, x), float(low)), float(high))
-    units = cute.full((1,), _UNITS, Float32).bitcast(Int32)[0]
+    units = cute.full((1,), UNITS, Float32).bitcast(Int32)[0]
     # The subtraction is left out, since it does not change the low bits. ptxas converts the float where the low bits of a
     # register are stored that a float instruction wrote: a move between them, which costs nothing, prevents that
-    return (each(unseen, (x + _UNITS).bitcast(Int32)) - units).to(dtype)
+    return (each(unseen, (x + UNITS).bitcast(Int32)) - units).to(dtype)
 
 
 def _words_of_pairs(x: Vector) -> Vector:

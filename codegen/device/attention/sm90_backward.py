@@ -31,9 +31,8 @@ from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import WARP, AttentionLaunch
 
-STATED = (
-    1 + WARP
-)  # arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
+# Arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
+STATED = 1 + WARP
 
 
 def launch(stream: Any, given: Backward) -> None:
@@ -318,9 +317,8 @@ def _slope_column(
         for r in range(2):
             there, outside = here < sizes[0], Float32(0.0)
             s[c, r, j] = cutlass.select_(there, a[r], outside) if masked else a[r]
-            if (
-                how.joint
-            ):  # rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
+            # Rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
+            if how.joint:
                 there = there & (row + 8 * r < sizes[1])
             dp[c, r, j] = cutlass.select_(there, b[r], outside) if masked else b[r]
 

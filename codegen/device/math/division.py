@@ -28,9 +28,8 @@ from codegen.device.functions import (
     where,
 )
 
-_BELOW = (
-    1.0 - 2.0**-22
-)  # times the hardware's reciprocal, which is 1 ulp off at most: below the reciprocal, in magnitude
+# Times the hardware's reciprocal, which is 1 ulp off at most: below the reciprocal, in magnitude
+_BELOW = 1.0 - 2.0**-22
 
 
 def divide(a: Operand, b: Operand, approx: bool) -> Vector:

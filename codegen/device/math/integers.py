@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import arith, math
 
-from codegen.device.functions import Operand, Vector, as_vectors, fma, rcp, where
+from codegen.device.functions import UNITS, Operand, Vector, as_vectors, fma, rcp, where
 
 
 def floor_divide(a: Operand, b: Operand) -> Vector:
@@ -35,10 +35,7 @@ def modulo(a: Operand, b: Operand) -> Vector:
     return where(b == 0, 0, where(other, remainder + divisor, remainder))
 
 
-_UNITS, _UNITS_BITS = (
-    1.5 * 2.0**23,
-    0x4B400000,
-)  # floats near it are one apart, and their low bits are those of the whole number
+_UNITS_BITS = 0x4B400000  # of `UNITS`: the low bits of a float near it are a whole number's
 
 
 def floor_divide_small(a: Operand, b: Operand) -> Vector:
@@ -55,9 +52,9 @@ def modulo_small(a: Operand, b: Operand) -> Vector:
 
 
 def _small_quotient(a: Vector, b: Vector) -> Vector:
-    dividend, divisor = ((v + _UNITS_BITS).bitcast(Float32) - _UNITS for v in (a, b))
+    dividend, divisor = ((v + _UNITS_BITS).bitcast(Float32) - UNITS for v in (a, b))
     half = ((b & -0x80000000) | 0x3F000000).bitcast(Float32)
-    return (fma(dividend + half, rcp(divisor), -0.5) + _UNITS).bitcast(Int32) - _UNITS_BITS
+    return (fma(dividend + half, rcp(divisor), -0.5) + UNITS).bitcast(Int32) - _UNITS_BITS
 
 
 def _is_power_of_two(b: Operand) -> bool:

@@ -43,6 +43,11 @@ def current_arch() -> str | None:
     return f"sm_{number}a" if int(major) >= 9 else f"sm_{number}"
 
 
+def arch_alone() -> str | None:
+    """The architecture where JAX has one GPU. On several, XLA may shard what a product contracts, and then adds the devices' sums."""
+    return current_arch() if jax.device_count() == 1 else None
+
+
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[str]:
     """A context in which the compiler is set to an architecture; yields a temporary folder, where it writes the PTX and cubin

@@ -20,6 +20,7 @@ from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
+from codegen.runtime.compiled.platform import arch_alone
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
@@ -37,7 +38,7 @@ from codegen.runtime.ops.staged import (
 )
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
-from codegen.runtime.xla.products import product
+from codegen.runtime.xla.products import gradient, in_halves, product
 from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
 
@@ -311,7 +312,7 @@ class GemmBackwardOp(BackwardOp):
 
     def through(self, p: Any, arrays: dict[str, Any], inner: jax.Array, axes: Axes) -> dict[str, jax.Array]:
         """The gradients of a product's operands, from the gradient of the product."""
-        exact = self.origin.spec.math == "precise"
+        exact, arch = self.origin.spec.math == "precise", arch_alone()
         a, b = (jnp.asarray(arrays[x.name]) for x in (p.a, p.b))
         own = [name for name, x in ((p.a.name, a), (p.b.name, b)) if DTYPES[x.dtype.name].kind == "float"]
         wide = {n: (x if x.dtype.itemsize > 1 else x.astype(inner.dtype)) for n, x in ((p.a.name, a), (p.b.name, b))}
@@ -320,8 +321,14 @@ class GemmBackwardOp(BackwardOp):
             full = wide | given
             return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
 
-        (found,) = jax.vjp(of, {name: wide[name] for name in own})[1](inner)
-        return found
+        halves: dict[str, jax.Array] = {}
+        for factor, other in ((p.a, p.b), (p.b, p.a)):  # as of a weight, over all rows
+            found = gradient(p, factor)
+            if factor.name in own and p.loaded is None and in_halves(found, wide[other.name], inner, axes, arch):
+                dtype = wide[factor.name].dtype.name
+                halves[factor.name] = product(found, wide[other.name], inner, axes, dtype, exact, arch)
+        (whole,) = jax.vjp(of, {name: wide[name] for name in own if name not in halves})[1](inner)
+        return whole | halves
 
 
 def backward_ops(op: AnyOp) -> tuple[BackwardOp, ...]:

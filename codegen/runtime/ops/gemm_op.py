@@ -31,7 +31,7 @@ from codegen.runtime.call.cast import store
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
-from codegen.runtime.compiled.platform import choose
+from codegen.runtime.compiled.platform import arch_alone, choose
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding import tile_folds
@@ -79,9 +79,11 @@ class GemmOp(Op[P, R]):
 
     def products(self, key: Key, arrays: dict[str, Any], axes: Axes, dtype: str | None = None) -> dict[str, jax.Array]:
         """The products, in `dtype` or by default in the type of their sums."""
-        exact = self.spec.math == "precise"
+        exact, arch = self.spec.math == "precise", arch_alone()
         return {
-            p.acc.name: product(p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype or p.acc.dtype, exact)
+            p.acc.name: product(
+                p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype or p.acc.dtype, exact, arch
+            )
             for p in self.plan.products
         }
 
@@ -138,9 +140,8 @@ class GemmOp(Op[P, R]):
             p, dtype = next(p for p in self.plan.products if p.acc.name == name), key.types.dtype(output)
             direct = narrow and DTYPES[dtype].kind == "float" and DTYPES[dtype].size > 1 and p.acc.dtype == "float32"
             exact = self.spec.math == "precise"
-            found = product(
-                p, arrays[p.a.name], self._b(key, p, arrays, axes), axes, dtype if direct else p.acc.dtype, exact
-            )
+            factors, kept = (arrays[p.a.name], self._b(key, p, arrays, axes)), dtype if direct else p.acc.dtype
+            found = product(p, *factors, axes, kept, exact, arch_alone())
             made.append(store(found, dtype).reshape(views.user_shape(output, axes)))  # where it has joined axes
         return tuple(made)
 

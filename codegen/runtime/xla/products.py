@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.nodes import DTYPES, ROWS
+from codegen.plan.gemms import halving
 from codegen.plan.gemms.tiles import Product
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.views import user_shape
@@ -49,9 +51,12 @@ def _of_factors(
 sum_of_products.defvjp(_with_factors, _of_factors)
 
 
-def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False) -> jax.Array:
+def product(
+    found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool = False, arch: str | None = None
+) -> jax.Array:
     """`acc` in the user's shape, summed in float32 (int32 for integers) and returned as `dtype`. float8 operands are widened to
-    bfloat16, which is exact. With `exact`, float32 operands are not rounded to TF32."""
+    bfloat16, which is exact. With `exact`, float32 operands are not rounded to TF32. On some architectures (`arch`), sums over a long
+    axis are added from two halves."""
     a, b = _operand(a), _operand(jnp.asarray(b).astype(a.dtype) if found.widened else b)
     if a.dtype != b.dtype:
         wide = jnp.promote_types(a.dtype, b.dtype) if a.dtype.kind == b.dtype.kind else jnp.float32
@@ -70,8 +75,54 @@ def product(found: Product, a: Any, b: Any, axes: Axes, dtype: str, exact: bool 
             return made.astype(dtype).reshape(user_shape(found.acc, axes))
         left, right = (_filled(x, own.index(axis), BYTES_TOGETHER) for x, own in ((left, own), (right, other)))
     precision = jax.lax.Precision.HIGHEST if exact and a.dtype == jnp.float32 else None
+    if a.dtype.itemsize == 2 and (halved := _halved(left, own, right, other, result, arch)):
+        made = jnp.einsum(*halved, preferred_element_type=jnp.float32).sum(0).astype(dtype)
+        return made.reshape(user_shape(found.acc, axes))
     made = jnp.einsum(left, own, right, other, result, precision=precision, preferred_element_type=jnp.dtype(dtype))
     return made.reshape(user_shape(found.acc, axes))
+
+
+def gradient(found: Product, factor: Array) -> Product:
+    """The product that is the gradient of one of a product's factors: of the other factor and the gradient of the result."""
+    other = found.b if factor is found.a else found.a
+    kept = {name for dim in factor.dims for name in dim.names}
+    axes = (name for dim in found.acc.dims for name in dim.names if name not in kept)
+    return Product(other, found.acc, tuple(axes), factor)
+
+
+def in_halves(found: Product, a: Any, b: Any, axes: Axes, arch: str | None) -> bool:
+    """Whether `product` adds two halves of these arrays."""
+    if a.dtype != b.dtype or a.dtype.itemsize != 2:
+        return False
+    names: dict[Any, int] = {}
+    left, right = _split(found.a, a, axes, names), _split(found.b, b, axes, names)
+    return bool(_halved(*left, *right, _split(found.acc, None, axes, names)[1], arch))
+
+
+def _halved(
+    left: Any, own: list[int], right: Any, other: list[int], result: list[int], arch: str | None
+) -> tuple[Any, ...]:
+    """The operands of an einsum for the products of two halves of what is contracted, if their sum takes less time."""
+    sizes = dict(zip([*own, *other], [*left.shape, *right.shape], strict=True))
+    if not all(isinstance(n, int) for n in sizes.values()) or {*own} & {*other} & {*result}:
+        return ()
+    contracted = [n for n in own if n not in result]
+    rows, columns, long = (
+        math.prod(sizes[n] for n in numbers) for numbers in ({*own} & {*result}, {*other} & {*result}, contracted)
+    )
+    if contracted != [n for n in other if n not in result] or not halving.saves_time(rows, columns, long, arch):
+        return ()
+    half, cut = max(sizes) + 1, next((n for n in contracted if sizes[n] % 2 == 0), None)
+    if cut is None:
+        return ()
+    operands: list[Any] = []
+    for x, numbers in ((left, own), (right, other)):
+        place = numbers.index(cut)
+        operands += [
+            x.reshape(*x.shape[:place], 2, -1, *x.shape[place + 1 :]),
+            [*numbers[:place], half, *numbers[place:]],
+        ]
+    return (*operands, [half, *result])
 
 
 def _with_first(x: jax.Array, numbers: list[int], first: list[int]) -> tuple[jax.Array, list[int]]:

@@ -11,6 +11,7 @@ import pytest
 from making import make_op
 
 import generated
+from codegen.plan.gemms import halving
 from codegen.runtime.call import arguments
 from codegen.runtime.xla import products
 from tests.making import spec_text
@@ -252,3 +253,29 @@ def test_joined_axes_of_which_the_other_factor_has_one(tmp_path, first, implemen
     x = x if "G," in first else x.reshape(1, 6, 4)
     got = op(x.astype("float16"), w.astype("float16"), implementation=implementation)
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2e-3)
+
+
+WEIGHTS = {
+    "dense_squared_relu": lambda x, w: jnp.square(jax.nn.relu(x @ w)),
+    "dense_transposed": lambda x, w, bias: x @ w.T + bias,
+    "mlp_squared_relu": lambda x, w, bias, v, residual: jnp.square(jax.nn.relu(x @ w.T + bias)) @ v.T + residual,
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_gradients_of_weights_are_added_from_halves_where_that_takes_less_time(name, monkeypatch):
+    op, sizes = getattr(generated, name), {"...": (6, 8), "K": (16,), "F": (24,), "N": (24,)}
+    rng, halved = np.random.default_rng(0), []
+    shapes = [[n for d in a.dims for axis in d.names for n in sizes[axis]] for a in op.spec.inputs]
+    arrays = [jnp.asarray(rng.normal(size=shape), "bfloat16") for shape in shapes]
+    monkeypatch.setattr(halving, "saves_time", lambda *of: of[2] == 48 and not halved.append(of))
+
+    def gradients(function, arrays):
+        return jax.grad(lambda *given: jnp.sum(jnp.square(jnp.float32(function(*given)))), range(len(arrays)))(*arrays)
+
+    found = gradients(functools.partial(op, implementation="xla"), arrays)
+    assert len(halved) >= (2 if name.startswith("mlp") else 1)
+    for array, a, b in zip(
+        op.spec.inputs, found, gradients(WEIGHTS[name], [jnp.float32(x) for x in arrays]), strict=True
+    ):
+        np.testing.assert_allclose(np.float32(a), b, rtol=0.02, atol=0.02 * abs(b).max(), err_msg=array.name)

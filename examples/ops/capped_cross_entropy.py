@@ -220,6 +220,18 @@ def capped_cross_entropy_reference(logits, label, cap, weight):
     launch=capped_cross_entropy_launch,
     xla=capped_cross_entropy_xla,
     reference=capped_cross_entropy_reference,
+    tuning=[
+        {
+            "kernel": "capped_cross_entropy", "arch": "sm_90a", "types": {"T": "bfloat16"},
+            "sizes": {"rows": [4096, None], "columns": [32768, 65535]}, "take": "launch",
+            "launch": {"resident": 4, "vector_bytes": 8, "threads_per_row": 320},
+            "measured": {
+                "us": 2361.04, "planned_us": 3686.47, "xla_us": 5367.95, "copy_us": 1531.13,
+                "shape": "...=32768, N=50304", "plan": "fdc06dd2", "tried": 36, "gpu": "NVIDIA H200",
+                "date": "2026-11-26",
+            },
+        },
+    ],
     result=CappedCrossEntropyOutputs,
 )
 def capped_cross_entropy(

@@ -67,12 +67,13 @@ Contractions:
   scaled_matmul_int8
 
 Several kernels:
-  batch_norm_train, beam_search_step, column_quantize_fp8, cox_loss,
-  dense_int4, dense_int8, global_response_norm, group_norm_channels_last,
-  layernorm_channels_first, limit_groups, mlp_geglu_dropout, mlp_squared_relu,
-  mlp_swiglu, nucleus_sampling, quantize_nf4, rms_dense, rmsnorm_dense,
-  rmsnorm_qkv, rotary_qk, row_median, sparsemax, top_k_gate, top_p,
-  typical_sampling, viterbi_step, volume_render, weight_standardize
+  batch_norm_train, beam_search_step, column_quantize_fp8, combine_experts,
+  cox_loss, dense_int4, dense_int8, global_response_norm,
+  group_norm_channels_last, layernorm_channels_first, limit_groups,
+  mlp_geglu_dropout, mlp_squared_relu, mlp_swiglu, nucleus_sampling,
+  quantize_nf4, rms_dense, rmsnorm_dense, rmsnorm_qkv, rotary_qk, row_median,
+  sparsemax, top_k_gate, top_p, typical_sampling, viterbi_step, volume_render,
+  weight_standardize
 """
 
 import sys
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from .column_quantize_fp8 import column_quantize_fp8 as column_quantize_fp8
     from .column_scale import column_scale as column_scale
     from .column_sum import column_sum as column_sum
+    from .combine_experts import combine_experts as combine_experts
     from .complex_mul_pairs import complex_mul_pairs as complex_mul_pairs
     from .cosine_similarity import cosine_similarity as cosine_similarity
     from .cox_loss import cox_loss as cox_loss
@@ -429,6 +431,7 @@ __all__ = [
     "column_quantize_fp8",
     "column_scale",
     "column_sum",
+    "combine_experts",
     "complex_mul_pairs",
     "cosine_similarity",
     "cox_loss",

@@ -147,15 +147,19 @@ class Adjoints:
         """The gradient of each input (or part) and dynamic parameter that an output depends on."""
         contributions: dict[int, list[Node]] = {}
         roots = []
+        found: dict[tuple[str, int | None], Node] = {}
         for statement in self.statements:
             cotangent = self.cotangents.get(statement.name)
-            if cotangent is not None and id(statement.value) in self.active:
-                leaf = Leaf(cotangent.name, statement.part)
-                seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
+            if cotangent is None:
+                continue
+            leaf = Leaf(cotangent.name, statement.part)
+            seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
+            if statement.at is not None and statement.at.sums and statement.at.table not in self.formulas:
+                found[statement.at.table, None] = seed
+            if id(statement.value) in self.active:
                 seed = seed if statement.at is None else self.taken_back(seed, statement.at)
                 contributions.setdefault(id(statement.value), []).append(seed)
                 roots.append(statement.value)
-        found: dict[tuple[str, int | None], Node] = {}
         for node in reversed(list(topological(roots, arguments=self.arguments))):
             if id(node) not in self.active or id(node) not in contributions:
                 continue
@@ -268,10 +272,10 @@ class Adjoints:
         return self.evaluated(_WHERE_PUT, {"i": index, "g": g, "axis": (at.axis,)})
 
     def put_into(self, table: str) -> Put | None:
-        """For a table of `put`, how its gradient is written: its output's cotangent, with zeros at the indices. None
-        for other arrays."""
+        """For a table of `put`, how its gradient is written: its output's cotangent, with zeros at the indices. None for other arrays,
+        and where values are added to it."""
         found = next((s for s in self.statements if s.at and s.at.table == table and s.name in self.cotangents), None)
-        if found is None or found.at is None or table in self.formulas:
+        if found is None or found.at is None or found.at.sums or table in self.formulas:
             return None
         return replace(found.at, table=self.cotangents[found.name].name)
 

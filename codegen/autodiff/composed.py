@@ -38,7 +38,7 @@ def parts_of(op: Op) -> list[Op]:
     """The parts of an op with a stage that is attention: what computes the values that this stage reads, if any; the stage; what computes
     the outputs from its result, if the stage does not write them. Empty for other ops."""
     plan, spec = op.plan, op.spec
-    if not isinstance(plan, Staged) or spec.save or spec.grad != "auto":
+    if not isinstance(plan, Staged) or plan.summed or spec.save or spec.grad != "auto":
         return []
     places = [i for i, stage in enumerate(plan.stages) if isinstance(stage.plan, Attention)]
     outputs = {a.name for a in spec.outputs}

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.checking.agreement import BrokenReference
-from codegen.checking.bounds import Bound, Terms
+from codegen.checking.bounds import Bound, Terms, depth
 from codegen.checking.draw import Case
 from codegen.checking.errorbound import Analysis
 from codegen.graph.nodes import DTYPES, nodes_of
@@ -169,7 +169,7 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     results = []
     for array in spec.outputs:
         own = {part: bound for (name, part), bound in bounds.items() if name == array.name}
-        found = _of_output(op, case, array, own, arrays, analysis.tiny)
+        found = _of_output(op, case, array, own, arrays, analysis)
         if tolerance:
             finite = np.where(np.isfinite(found.value), np.abs(found.value), 0)
             error = found.error + tolerance.get("atol", 0.0) + tolerance.get("rtol", 0.0) * finite
@@ -179,11 +179,13 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
 
 
 def _of_output(
-    op: AnyOp, case: Case, array: Array, bounds: Mapping[int | None, Bound], arrays: Mapping[str, np.ndarray], tiny: float
+    op: AnyOp, case: Case, array: Array, bounds: Mapping[int | None, Bound], arrays: Mapping[str, np.ndarray], analysis: Analysis
 ) -> Bound:  # fmt: skip
     """The value of an output and its bound, from those of its parts, in the output's order of axes."""
     plan = op.plan
     put = next((a for a in plan.stores if a.array == array and a.into), None)
+    if put is not None and put.how == "add" and op.spec.kind(array) == "float":
+        return _of_sums(op, case, array, bounds[None], arrays, analysis)
     axes = array.axes if put is None else put.written
     whole = []
     for pick in ("value", "error", "overflow", "doubt"):
@@ -199,7 +201,7 @@ def _of_output(
                 base = table if pick == "value" else np.zeros(table.shape)
                 if pick == "error" and op.spec.kind(array) == "float":
                     size = np.abs(np.nan_to_num(table.astype("float64")))
-                    base = np.where(size < tiny, size, 0)
+                    base = np.where(size < analysis.tiny, size, 0)
                 there = {**arrays, put.into: base.astype(parts[None].dtype)}
                 # A comparison of any may be uncertain
                 how = "max" if put.how != "set" and pick != "value" else put.how
@@ -207,3 +209,33 @@ def _of_output(
                 found = found.astype("int32") if pick == "value" and put.how == "add" else found  # it wraps
             whole.append(np.asarray(found))
     return Bound(*whole)
+
+
+def _of_sums(
+    op: AnyOp, case: Case, array: Array, added: Bound, arrays: Mapping[str, np.ndarray], analysis: Analysis
+) -> Bound:
+    """The value of an output that is a table to which floats are added by index, and its bound: as of a sum of all that is added to
+    an element, and of this element."""
+    plan = op.plan
+    put = next(a for a in plan.stores if a.array == array)
+    table = arrays[put.into].astype("float64")
+
+    def summed(values: np.ndarray, base: np.ndarray, how: str = "add") -> np.ndarray:
+        placed = jnp.asarray(views.arranged_as(values, put.written, plan.order, case.axes))
+        return np.asarray(scatter.put(plan, {array: placed}, {**arrays, put.into: base}, case.axes, how)[array])
+
+    with jax.default_device(jax.devices("cpu")[0]):
+        x, error, overflow = np.broadcast_arrays(added.value, added.error, added.overflow)
+        size, own = (np.where(np.isfinite(a), np.abs(a), 0) for a in (x, table))
+        largest = size + np.where(np.isfinite(error), error, 0)
+        none = np.zeros(table.shape)
+        most = summed(np.ones(x.shape), none).max(initial=0)
+        bound = (
+            summed(error, none) + depth(most + 1) * analysis.unit * summed(largest, own) + (most + 1) * analysis.tiny
+        )
+        positive = summed(np.where(x > 0, largest, 0), np.where(table > 0, own, 0))
+        negative = summed(np.where(x < 0, largest, 0), np.where(table < 0, own, 0))
+        beyond = np.maximum(positive, negative) > analysis.top
+        spilled = summed(overflow.astype("float64"), none, "max") > 0
+        doubt = summed(np.broadcast_to(added.doubt, x.shape).astype("float64"), none, "max") > 0
+        return Bound(summed(x, table), np.where(beyond, np.inf, bound), spilled | beyond, doubt)

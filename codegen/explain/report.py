@@ -162,7 +162,7 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
     copies = []
     for statement in op.statements:
         output = next((a for a in op.spec.outputs if a.name == statement.name), None)
-        if output is None:
+        if output is None or (statement.at and statement.at.sums):
             continue
         value, width = _source(statement.value), DTYPES[binding.dtype(output)].size
         if value.op in NOT_COMPUTED or id(value) in stored:
@@ -190,9 +190,11 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
 
     kernels = [(reads(o.node), size(o.node)) for o in graph(op).operations]
     for s in op.statements:
-        if s.at:  # a kernel of its own, which copies the value
-            index = op.spec.array(s.at.index)
-            kernels.append((size(s.value) + array_bytes(index, shape, binding.dtype(index)), size(s.value)))
+        if s.at:  # a kernel of its own, which copies the value, or adds it to all of the table
+            index, table = op.spec.array(s.at.index), op.spec.array(s.at.table)
+            added = array_bytes(table, shape, binding.dtype(table)) if s.at.sums else 0
+            read = size(s.value) + array_bytes(index, shape, binding.dtype(index)) + added
+            kernels.append((read, added or size(s.value)))
     return kernels + [(size(value), elements(axes, shape) * width) for value, axes, width in copies]
 
 
@@ -289,7 +291,12 @@ def _kept(op: Op, names: list[str]) -> list[Array]:
 def moved_bytes(op: Op, binding: Binding, shape: Shape) -> int:
     """The bytes that the op's kernels move: what a stage writes and another reads is moved twice."""
     found = [fused_bytes(replace(binding, spec=s.spec), shape, s.statements) for s in stages_of(op)]
-    return sum(n // spacing_of(op, i, shape) for i, n in enumerate(found))
+    moved = sum(n // spacing_of(op, i, shape) for i, n in enumerate(found))
+    for sums in op.plan.summed if isinstance(op.plan, Staged) else ():  # values, indices, and the table twice
+        table = op.spec.array(sums.at.table)
+        own = [(sums.values, sums.values.dtype), (op.spec.array(sums.at.index), ""), (table, ""), (table, "")]
+        moved += sum(array_bytes(a, shape, dtype or binding.dtype(a)) for a, dtype in own)
+    return moved
 
 
 def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:

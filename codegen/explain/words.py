@@ -440,14 +440,18 @@ class StagedWords:
     def kind(self) -> str:
         made = {a.name for stage in self.plan.stages for a in stage.spec.outputs}
         waits = dict.fromkeys(a.name for stage in self.plan.stages for a in stage.spec.inputs if a.name in made)
+        sums = "".join(
+            f"; then {s.values.name} is summed by {s.at.index} into {s.output}, in a fixed order"
+            for s in self.plan.summed
+        )
         if len(self.plan.stages) == 1:
-            return f"{self.plan.kind}: one stage"
+            return f"{self.plan.kind}: one stage{sums}"
         why = (
             f"later kernels need {listed(waits)} from all blocks of earlier ones"
             if waits
             else "the outputs have different axes"
         )
-        found = f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}"
+        found = f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}{sums}"
         if (whole := self.plan.whole) is None:
             return found
         (axes,) = {lost_axes(s.node) for s in whole.plan.rows}

@@ -34,6 +34,9 @@ class Scope:
         """An axis for examples: the last one an output has."""
         return next((a for a in reversed(self.graph.axes) if a in self.output_axes), "N")
 
+    def kind(self, array: Array) -> str:
+        return DTYPES[self.types.get(array.dtype, (array.dtype,))[0]].kind
+
     def names(self) -> list[str]:
         return [*self.inputs, *self.values]
 

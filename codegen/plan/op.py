@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from codegen.errors import UserError
-from codegen.graph.nodes import Node, Statement
+from codegen.graph.nodes import Node, Put, Statement
 from codegen.language.reference import Reference
 from codegen.plan.access import INT_MAX, Access, BoundTypes, Extent, Group, Unreduced, View
 from codegen.plan.attention import Attention, AttentionPlan
@@ -43,6 +43,16 @@ class Scaled:
 
 
 @dataclass(frozen=True)
+class Summed:
+    """An output of `put` that is a table to which floats are added by index: the array of floats that stages write, and where
+    they are added."""
+
+    output: str
+    values: Array
+    at: Put
+
+
+@dataclass(frozen=True)
 class Staged(Unreduced):
     """The plan of an op that several kernels compute, one after the other.
 
@@ -65,6 +75,7 @@ class Staged(Unreduced):
     # One kernel that computes all of it where it has room, and one that writes the `held` values too
     whole: Op | None = None
     saving: Op | None = None
+    summed: tuple[Summed, ...] = ()  # what is summed by index after the stages
     kind: str = "staged"
     collapsed: bool = False
 

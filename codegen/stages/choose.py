@@ -31,6 +31,7 @@ from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
+from codegen.stages.splitting import with_addends
 
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
@@ -39,10 +40,24 @@ def plan_of(spec: Spec) -> AnyPlan:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     if "contract" in spec.read.ops:
         gemms.check(spec)
+    if any(s.at and s.at.sums for s in spec.read.statements):
+        return _summing(spec)
     try:
         return kernel_of(spec)
     except SpecError as error:
         return with_whole(spec, _in_stages(spec, error))
+
+
+def _summing(spec: Spec) -> Staged:
+    """The plan of a chain that adds floats to tables by index: stages write the floats, and then these are summed."""
+    own, summed = with_addends(spec)
+    whole = _Whole(spec, spec.read.statements)
+    op = derived(own)
+    if not isinstance(op.plan, Staged):
+        name, summary = f"{spec.op}_stage1", f"Stage 1 of {spec.op}."
+        stage = replace(op, spec=replace(op.spec, op=name, summary=summary))
+        return replace(whole.plan(Stages((stage,), ())), summed=summed)
+    return replace(op.plan, **vars(whole.arrays()), held=(), saving=None, summed=summed)
 
 
 def _in_stages(spec: Spec, error: SpecError) -> Staged:
@@ -274,7 +289,7 @@ def _reduces_neighbours(plan: Reduction, nodes: Sequence[Node]) -> bool:
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
     `SpecError` if it has no kernel."""
-    if "contract" in spec.read.ops:
+    if "contract" in spec.read.ops and not any(s.at and s.at.sums for s in spec.read.statements):
         words = "too many products, reductions or operations for one op"
         place = Later(words, "", lambda: spec.source.diagnostic(spec.chain.span, words, ""))
         return _made(spec, _in_stages(spec, SpecError([place])))

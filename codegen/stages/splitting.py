@@ -6,9 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from codegen.graph.names import fresh
 from codegen.graph.nodes import Call, Leaf, Statement, put_inputs, topological
+from codegen.language.chain import written_axes
 from codegen.language.transfer import Values, derived_spec
-from codegen.spec.spec import Array, Spec
+from codegen.plan.op import Summed
+from codegen.spec.spec import Array, Axis, Spec
 
 
 def restricted(
@@ -38,6 +41,28 @@ def restricted(
     inputs = (*spec.inputs_for(read, more, axes), *more)
     part = replace(spec, inputs=inputs, outputs=tuple(outputs), params=params)
     return derived_spec(part, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)
+
+
+def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
+    """A spec that writes the floats which the chain adds to tables by index, in place of these tables, and where they are added."""
+    taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in spec.read.statements}
+    outputs, statements = {a.name: a for a in spec.outputs}, list[Statement]()
+    summed = list[Summed]()
+    for statement in spec.read.statements:
+        if statement.at is not None and statement.at.sums:
+            axes = written_axes(spec, outputs[statement.name], statement.at)
+            dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
+            values = Array(fresh(taken, f"{statement.name}_added"), spec.compute, dims)
+            outputs[statement.name] = values
+            summed.append(Summed(statement.name, values, statement.at))
+            statement = replace(statement, name=values.name, at=None)
+        statements.append(statement)
+    names = {a.name for a in outputs.values()}
+    assigned = [s for s in statements if s.name in names]
+    called = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in names}
+    own = replace(spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
+    made = restricted(own, spec.source.path, assigned, [*outputs.values()], [], called, {}, spec.read.graph.calls)
+    return made, tuple(summed)
 
 
 def only(spec: Spec, names: Collection[str]) -> Spec:

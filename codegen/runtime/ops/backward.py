@@ -154,7 +154,7 @@ class BackwardOp(DerivedOp):
         if self.forward is None and (missing := [n for n in self.saves() if n not in self.origin.spec.asked_types]):
             assert isinstance(self.origin, InStages), missing
             made = self.origin.written(key, operands)
-            return self.origin._outputs(made), {name: made[name] for name in self.saves()}
+            return self.origin._outputs(key, made), {name: made[name] for name in self.saves()}
         outputs = plain(*operands) if self.forward is None else self.forward._functions(key)(*operands)
         made = dict(zip((a.name for a in (self.forward or self.origin).spec.outputs), outputs, strict=True))
         return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,33 +26,43 @@ def sums_by_index(
     rows: int,
     result: str,
     groups: int | None = None,
+    ordered: bool = False,
 ) -> jax.Array:
     """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, from
     0 on; one of `rows` or more is that of no row. They have the axes of the values between `outer` and `columns`, and perhaps others
     after these, along which all keys are of the same values. Sums are computed in float32, of float64 values in float64. With
-    `groups`, the first axis of the keys has so many, each of which has `rows` of its own: the sums are (outer, groups * rows, columns)."""
+    `groups`, the first axis of the keys has so many, each of which has `rows` of its own: the sums are (outer, groups * rows, columns).
+    If they are to be `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
-        return sums_by_index(implementation, keys, values, rows, "float32", groups).astype(result)
-    return _differentiable(implementation, rows, result, groups, keys, values)
+        return sums_by_index(implementation, keys, values, rows, "float32", groups, ordered).astype(result)
+    return _differentiable(_How(implementation, rows, result, groups, ordered), keys, values)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
-def _differentiable(implementation: Implementation, rows: int, result: str, groups: Any, keys: Any, values: Any) -> Any:
-    return _mappable(implementation, rows, result, groups)(keys, values)
+@dataclass(frozen=True)
+class _How:
+    """All of a call but its arrays."""
+
+    implementation: Implementation
+    rows: Any
+    result: str
+    groups: int | None
+    ordered: bool
 
 
-def _forward(implementation: Implementation, rows: int, result: str, groups: Any, keys: Any, values: Any) -> Any:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _differentiable(how: _How, keys: Any, values: Any) -> Any:
+    return _mappable(how)(keys, values)
+
+
+def _forward(how: _How, keys: Any, values: Any) -> Any:
     like = jnp.zeros((*values.shape[1:-1], 0), values.dtype)
-    return _differentiable(implementation, rows, result, groups, keys, values), (keys, like)
+    return _differentiable(how, keys, values), (keys, like)
 
 
-def _backward(
-    implementation: Implementation, rows: int, result: str, groups: Any, residuals: Any, cotangent: jax.Array
-) -> Any:
-    del implementation, result
+def _backward(how: _How, residuals: Any, cotangent: jax.Array) -> Any:
     keys, like = residuals
-    taken = jnp.take(cotangent, _among_all(keys, rows, groups), axis=1, mode="fill", fill_value=0)
+    taken = jnp.take(cotangent, _among_all(keys, how.rows, how.groups), axis=1, mode="fill", fill_value=0)
     return None, taken.sum(tuple(range(like.ndim, keys.ndim + 1))).astype(like.dtype)
 
 
@@ -59,11 +70,11 @@ _differentiable.defvjp(_forward, _backward)
 
 
 @functools.cache
-def _mappable(implementation: Implementation, rows: Any, result: str, groups: Any) -> Any:
+def _mappable(how: _How) -> Any:
     """The sums for so many rows, as a function that `vmap` maps."""
 
     def run(keys: jax.Array, values: jax.Array) -> jax.Array:
-        return varying((_run(implementation, keys, values, rows, result, groups),), (keys, values))[0]
+        return varying((_run(how, keys, values),), (keys, values))[0]
 
     batched = jax.custom_batching.custom_vmap(run)
 
@@ -74,10 +85,10 @@ def _mappable(implementation: Implementation, rows: Any, result: str, groups: An
             return found.reshape(size, -1, *found.shape[1:]), True
         # of mapped keys, each call has rows of its own
         every = jnp.moveaxis(values if mapped[1] else jnp.broadcast_to(values, (size, *values.shape)), 0, 1)
-        count = size * (groups or 1)
-        if groups is not None:
+        count = size * (how.groups or 1)
+        if how.groups is not None:
             keys, every = keys.reshape(count, *keys.shape[2:]), every.reshape(every.shape[0], count, *every.shape[3:])
-        found = sums_by_index(implementation, keys, every, rows, result, count)
+        found = sums_by_index(how.implementation, keys, every, how.rows, how.result, count, how.ordered)
         return jnp.moveaxis(found.reshape(found.shape[0], size, -1, found.shape[-1]), 1, 0), True
 
     return batched
@@ -91,12 +102,12 @@ def _among_all(keys: jax.Array, rows: int, groups: int | None) -> jax.Array:
     return jnp.where(keys < rows, keys + starts, groups * rows)
 
 
-def _run(
-    implementation: Implementation, keys: jax.Array, values: jax.Array, rows: int, result: str, groups: int | None
-) -> jax.Array:
+def _run(how: _How, keys: jax.Array, values: jax.Array) -> jax.Array:
+    implementation, rows, result, groups = how.implementation, how.rows, how.result, how.groups
     every = rows * (groups or 1)
     own = kernels.sizes(*flat(keys, values), every, result)
-    if implementation == "xla" or own.launch() is None or (implementation is None and own.left_to_xla()):
+    faster = implementation is None and not how.ordered and own.left_to_xla()
+    if implementation == "xla" or own.launch() is None or faster:
         return _by_scatter(keys, values, rows, result, groups)
     if implementation == "interpret":
         return kernels.interpreted_sums(*flat(_among_all(keys, rows, groups), values), every, result)

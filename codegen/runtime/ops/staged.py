@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,10 +24,12 @@ from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, joined
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.ops.by_graph import ByGraph
+from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla.scatter import added
 from codegen.stages.choose import together
 
 
@@ -189,7 +192,7 @@ class InStages(Op[P, R]):
         """Every array that one kernel writes, or where it has no room the stages."""
         there = dict(zip(self.operand_names(key), operands, strict=True))
         if whole is not None and whole.takes(key, there):
-            return whole.given(key, there)
+            return there | whole.given(key, there)
         return self._through(key, operands, DerivedOp.given)
 
     def _through(
@@ -200,28 +203,31 @@ class InStages(Op[P, R]):
             there |= given(stage, key, there)
         return there
 
-    def _outputs(self, there: dict[str, jax.Array]) -> tuple[Any, ...]:
-        return tuple(there[a.name] for a in self.spec.outputs)
+    def _outputs(self, key: Key, there: dict[str, jax.Array]) -> tuple[Any, ...]:
+        """The outputs, from the arrays of a call and those that its stages have written, some of which are added to tables by index."""
+        summed = functools.partial(sums_by_index, key.implementation, ordered=True)
+        made = {how.output: added(self.spec, how, there, summed) for how in self.plan.summed}
+        return tuple((there | made)[a.name] for a in self.spec.outputs)
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
-        return lambda *operands: self._outputs(self._by(self.whole, key, operands))
+        return lambda *operands: self._outputs(key, self._by(self.whole, key, operands))
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         there = dict(zip(self.operand_names(key), operands, strict=True))
-        return self._outputs(in_jnp(self.stages, key, there))
+        return self._outputs(replace(key, implementation="xla"), in_jnp(self.stages, key, there))
 
     def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         del parts, given
         there = dict(zip(self.operand_names(key), operands, strict=True))
         if self.whole is not None and self.whole.takes(key, there):
             own, values = self.whole.call(key, there)
-            return self._outputs(self.whole.named(self.whole._run_interpret(own, *values)))
+            return self._outputs(key, there | self.whole.named(self.whole._run_interpret(own, *values)))
 
         def interpreted(stage: DerivedOp, key: Key, there: dict[str, jax.Array]) -> dict[str, jax.Array]:
             own, values = stage.call(key, there)
             return stage.named(stage._run_interpret(own, *values))
 
-        return self._outputs(self._through(key, operands, interpreted))
+        return self._outputs(key, self._through(key, operands, interpreted))
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the one kernel, or else of the last stage. Raises `UserError` where a stage has none."""

@@ -16,8 +16,10 @@ from codegen.autodiff.reverse import Scattered
 from codegen.graph.nodes import ROWS
 from codegen.language.chain import output_parts
 from codegen.plan.access import Access, Plan
+from codegen.plan.op import Summed
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types, bind_axes
+from codegen.runtime.call.cast import store
 from codegen.runtime.call.views import join_parts, named_axes
 from codegen.spec.spec import Array, Spec
 
@@ -26,7 +28,7 @@ Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..."
 
 
 # Sums by keys of values (outer, ..., columns), to so many rows in a dtype (`sums_by_index`)
-Summed = Callable[[jax.Array, jax.Array, Any, str], jax.Array]
+Summing = Callable[[jax.Array, jax.Array, Any, str], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Taken:
     index_array: Array  # what the spec says of the index
     values: jax.Array
     values_axes: tuple[str, ...]
+    clamped: bool = True  # whether an index out of range is clamped; else it adds nothing
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Rows:
 
 
 def table_gradient(
-    spec: Spec, table: jax.Array, so_far: jax.Array | None, taken: Sequence[Taken], summed: Summed
+    spec: Spec, table: jax.Array, so_far: jax.Array | None, taken: Sequence[Taken], summed: Summing
 ) -> jax.Array:
     """The gradient of a `table`, in the user's shape and its dtype: what was `taken` from it, added up by index, and its gradient
     `so_far`. `spec` is the spec of the op that takes from the table. `summed` adds up rows by their keys."""
@@ -75,6 +78,18 @@ def table_gradient(
             parts_of.append(_summed_rows((names, shape), own, summed, table.dtype if whole else compute))
     made = {p: functools.reduce(jnp.add, own) if own else jnp.zeros(shape, compute) for p, own in found.items()}
     return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
+
+
+def added(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: Summing) -> jax.Array:
+    """An output of `put` to which floats are added, from the `arrays` of a call and those that the op's stages have written. The sum
+    of all floats at one place is added to the table's element, and rounded once."""
+    table, values, index = arrays[how.at.table], arrays[how.values.name], arrays[how.at.index]
+    if any(isinstance(n, int) and n == 0 for n in (*table.shape, *values.shape, *index.shape)):
+        return table
+    wide = table.astype(values.dtype)
+    scattered = Scattered(how.values.name, how.at.table, None, how.at.index, how.at.axis)
+    taken = Taken(scattered, index, spec.array(how.at.index), values, how.values.axes, clamped=False)
+    return store(table_gradient(spec, wide, wide, [taken], summed), table.dtype)
 
 
 def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,13 +117,17 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         count = math.prod(index.shape[len(own) + alike.index(a)] for a in taken.how.divided)
         values = values.astype(jnp.promote_types(values.dtype, "float32")) / count
     at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
-    at = jnp.clip(at, 0, sizes[names.index(taken.how.axis)] - 1).astype(jnp.int32)
+    size = sizes[names.index(taken.how.axis)]
+    outside = (at < 0) | (at >= size)
+    at = jnp.clip(at, 0, size - 1).astype(jnp.int32)
     keys = jnp.zeros_like(at)
     for name, size in zip(names, sizes, strict=True):
         if name == taken.how.axis:
             keys = keys * size + at
         elif name in own:  # an element stays at its place
             keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
+    if not taken.clamped:
+        keys = jnp.where(outside, MOST_PLACES + 1, keys)
     size_of = dict(zip(value_names, values.shape, strict=True))
     first, last = (math.prod(size_of[a] for a in axes) for axes in (outer, columns))
     return _Rows(
@@ -143,7 +162,7 @@ def _after(first: _Rows, second: _Rows) -> _Rows:
     return replace(first, keys=jnp.concatenate(pairs[0]), values=jnp.concatenate(pairs[1], 1))
 
 
-def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed: Summed, dtype: Any) -> jax.Array:
+def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed: Summing, dtype: Any) -> jax.Array:
     """The sums of rows, in the shape of a table with these axes, as names and sizes."""
     size_of = dict(zip(*table, strict=True))
     picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]

@@ -146,3 +146,18 @@ def test_export_with_a_symbolic_number_of_rows(monkeypatch):
     checks = [jax.export.DisabledSafetyCheck.custom_call("CuteDSLRT_NvJaxCutlassCall_v2")]
     (found,) = jax.export.export(sums, platforms=["cuda"], disabled_checks=checks)(*shapes).out_avals
     assert found.shape == (1, 5, 8)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_sums_that_must_be_ordered_are_not_left_to_xla(ordered, monkeypatch):
+    """Few sums of many rows, for which the estimate prefers XLA's scatter."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    keys, values = jax.ShapeDtypeStruct((4096,), "int32"), jax.ShapeDtypeStruct((1, 4096, 64), "float32")
+    assert kernels.sizes(keys, values, 64, "float32").left_to_xla()
+
+    def sums(keys, values):
+        return sums_by_index(None, keys, values, 64, "float32", ordered=ordered)
+
+    checks = [jax.export.DisabledSafetyCheck.custom_call("CuteDSLRT_NvJaxCutlassCall_v2")]
+    text = jax.export.export(jax.jit(sums), platforms=["cuda"], disabled_checks=checks)(keys, values).mlir_module()
+    assert ("scatter" in text) == (not ordered)

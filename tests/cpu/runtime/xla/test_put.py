@@ -24,6 +24,18 @@ OPS = {
         "n = cache.shape[1]; m = jnp.max(q, axis=1); r = q * 2; "
         'y = cache.at[:, jnp.where(i < 0, n, i)].set((x * m[:, None]).astype(cache.dtype), mode="drop")',
     ),
+    "sums": (
+        "table: T[B, P, D]; x: T[B, S, D]; w: float32[B, S]; i: int32[B, S]", "y: T[B, P, D]",
+        "y = put(table, x * w, i, axis=P, how=add)",
+        "n = table.shape[1]; b = jnp.arange(table.shape[0])[:, None]; "
+        'y = table.at[b, jnp.where(i < 0, n, i)].add(x * w[..., None], mode="drop")',
+    ),
+    "sums_of_normalised_rows_and_more": (
+        "table: T[N, P]; x: float32[N, S]; i: int32[S]; q: T[N, S]", "y: T[N, P]; r: T[N, S]",
+        "m = softmax(x, axis=S); y = put(table, m, i, axis=P, how=add); r = m * q",
+        "n = table.shape[1]; m = jax.nn.softmax(x, axis=1); r = m * q; "
+        'y = table.at[:, jnp.where(i < 0, n, i)].add(m, mode="drop")',
+    ),
     "histogram": (
         "counts: int32[K, P]; low: int32[K, P]; bin: int32[..., N]; x: int32[..., N]",
         "y: int32[K, P]; z: int32[K, P]",
@@ -68,6 +80,13 @@ def test_slots_out_of_range_write_nothing_and_the_cache_is_not_changed():
         np.testing.assert_array_equal(keys, expected([4, -1, 9]))
         np.testing.assert_array_equal(values, expected([4, -1, 9]))
     np.testing.assert_array_equal(KEYS, before)
+
+
+def test_values_at_one_place_are_added_and_those_out_of_range_are_not():
+    residual, y, weight = jnp.asarray([[1.0], [2.0]]), jnp.asarray([[1.0], [2.0], [4.0], [8.0]]), jnp.ones(4)
+    for implementation in ("interpret", "xla"):
+        out = generated.combine_experts(residual, y, weight, jnp.asarray([1, -1, 2, 1]), implementation=implementation)
+        np.testing.assert_array_equal(out, [[1.0], [11.0]])
 
 
 def test_the_interpreter_finds_two_values_for_one_slot():

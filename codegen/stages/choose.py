@@ -24,7 +24,7 @@ from codegen.plan.gemms.tiles import Product, Tile, tile_of
 from codegen.plan.limits import whole_bytes
 from codegen.plan.op import AnyPlan, Gemm, KernelPlan, Op, Staged
 from codegen.plan.planner import Whole
-from codegen.plan.rows import middle, reducing, scanning, selecting, strided
+from codegen.plan.rows import middle, reducing, scanning, selecting, single, strided
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
@@ -33,6 +33,7 @@ from codegen.stages.products import cut_around, factors_of, products_of, weights
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
 
+MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction]
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
@@ -43,9 +44,24 @@ def plan_of(spec: Spec) -> AnyPlan:
     if any(s.at and s.at.sums for s in spec.read.statements):
         return _summing(spec)
     try:
-        return kernel_of(spec)
+        plan = kernel_of(spec)
     except SpecError as error:
         return with_whole(spec, _in_stages(spec, error))
+    return _spread(spec) or plan if single.is_single(plan) else plan
+
+
+def _spread(spec: Spec) -> KernelPlan | Gemm | Staged | None:
+    """The plan of a chain that reduces one row as kernels that share it among all SMs; None if there are none, or if the spec has keys
+    that ask for the one kernel."""
+    if spec.aliases or spec.schedule:
+        return None
+    with contextlib.suppress(SpecError):
+        return kernel_of(spec, spreads=True)
+    with contextlib.suppress(SpecError):
+        if (stages := cut(spec, functools.partial(one_kernel, spreads=True))) is not None:
+            plan = _in_one_sweep(spec, _Whole(spec, spec.read.statements), stages)
+            return with_whole(spec, plan, (single.make_plan,))
+    return None
 
 
 def _summing(spec: Spec) -> Staged:
@@ -103,10 +119,10 @@ def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> 
     return found
 
 
-def with_whole(spec: Spec, plan: Staged) -> Staged:
-    """The plan of stages, with the kernel that computes all of it for calls of some sizes, if there is one."""
+def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = (middle.make_plan, strided.make_plan)) -> Staged:
+    """The plan of stages, with the first of these kernels that computes all of it for calls of some sizes, if there is one."""
     more = plan.held if spec.grad != "none" else ()
-    for kernel in (middle.make_plan, strided.make_plan):
+    for kernel in kernels:
         with contextlib.suppress(SpecError, UserError):
             whole = _as_one(kernel, spec, "whole", spec.outputs, ())
             saving = _as_one(kernel, spec, "saving", (*spec.outputs, *held_arrays(plan)), more) if more else None
@@ -121,7 +137,7 @@ def held_arrays(plan: Staged) -> tuple[Array, ...]:
 
 
 def _as_one(
-    make_plan: Callable[[Spec, tuple[Statement, ...]], Reduction],
+    make_plan: MakePlan,
     spec: Spec,
     name: str,
     outputs: Sequence[Array],
@@ -236,20 +252,20 @@ def _cost(stages: tuple[Op, ...]) -> tuple[int, int]:
     return sum(not isinstance(plan.tile, Tile) for plan in products), sum(op.plan.kernels for op in stages)
 
 
-def kernel_of(spec: Spec, widens: bool = False) -> KernelPlan | Gemm:
-    """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. Raises
-    `SpecError` if there is none."""
+def kernel_of(spec: Spec, widens: bool = False, spreads: bool = False) -> KernelPlan | Gemm:
+    """The plan of a chain as one kernel, of a product that may have a factor in elements of a byte if the kernel `widens` it. One that
+    `spreads` the elements of a reduction has blocks with partial results. Raises `SpecError` if there is none."""
     for node in spec.read.nodes:
         if node.op == "shift" and node.args[0].op != "input":
             message = f"the result of {node.args[0].op!r} has no neighbours in the kernel that computes it"
             raise SpecError([spec.source.diagnostic(spec.chain.span, message, "")])
-    plan = _kernel_of(spec, widens)
+    plan = _kernel_of(spec, widens, spreads)
     if (error := whole_bytes(plan, spec)) is not None:
         raise SpecError([error])
     return plan
 
 
-def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
+def _kernel_of(spec: Spec, widens: bool, spreads: bool) -> KernelPlan | Gemm:
     statements = spec.read.statements
     ops = spec.read.ops
     if "contract" in ops:
@@ -267,7 +283,7 @@ def _kernel_of(spec: Spec, widens: bool) -> KernelPlan | Gemm:
     reduces = bool(ops & REDUCTIONS.keys())
     if not reduces:
         return elementwise.make_plan(spec, statements)
-    plan = reducing.make_plan(spec, statements)
+    plan = reducing.make_plan(spec, statements, only_over=spreads)
     if plan.kind == "column" and not (plan.by_place and _reduces_neighbours(plan, spec.read.nodes)):
         with contextlib.suppress(SpecError):
             few = middle.make_plan(spec, statements)
@@ -296,9 +312,9 @@ def derived(spec: Spec) -> Op:
     return _made(spec, plan_of(spec))
 
 
-def one_kernel(spec: Spec, widens: bool = False) -> Op:
-    """The same op as one kernel. Raises `SpecError` or `UserError` if none can compute it."""
-    return _made(spec, kernel_of(spec, widens))
+def one_kernel(spec: Spec, widens: bool = False, spreads: bool = False) -> Op:
+    """The same op as one kernel (`kernel_of`). Raises `SpecError` or `UserError` if none can compute it."""
+    return _made(spec, kernel_of(spec, widens, spreads))
 
 
 def staged(spec: Spec, stages: tuple[Op, ...]) -> Op:

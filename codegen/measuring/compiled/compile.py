@@ -31,6 +31,7 @@ from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
+from codegen.plan.rows.single import Single
 from codegen.plan.rows.strided import Strided
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
@@ -112,7 +113,7 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)
-                if isinstance(op.plan, Middle | Strided) and not _has_room(op, variant):
+                if isinstance(op.plan, Middle | Single | Strided) and not _has_room(op, variant):
                     continue
                 same = isinstance(op.plan, AttentionPlan) or launch_of(op, replace(variant, ragged=False)).vec == 1
                 if ragged and (same or whole):

@@ -25,9 +25,9 @@ MAX_STAGES = 16
 R = TypeVar("R", bound=Reduction)
 
 
-def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Reduction:
+def make_plan(spec: Spec, statements: tuple[Statement, ...], only_over: bool = False) -> Reduction:
     """The plan for a checked spec with a reduction. Raises `SpecError` if no kernel can compute it."""
-    planner = Reductions(spec, statements)
+    planner = Reductions(spec, statements, only_over)
     problems = planner.refusals()
     if problems and planner.along:
         planner = Reductions(spec, statements, only_over=True)

@@ -1,0 +1,63 @@
+"""Ops whose arrays are one row, of which each element needs a statistic: one kernel while a block holds the row, else stages that share
+it among all SMs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.checking import testing
+from codegen.errors import UserError
+from codegen.plan.launches import Extents
+from codegen.plan.rows.middle import in_stages
+from codegen.plan.rows.single import Single
+from tests.making import make_op, spec_text
+from tests.meshes import normal
+
+TYPES = "{T: [float32, bfloat16]}"
+CLIP = ("x: T[N]", "y: T[N]", "y = x / (norm(x, axis=N) + 1)", "y = x / (jnp.sqrt(jnp.sum(x * x)) + 1)")
+QUANTISED = (
+    "x: T[M, N]", "y: T[M, N]; scale: float32[]", "scale = max(abs(x), axis=(M, N)) + 1; y = x / scale",
+    "scale = jnp.max(jnp.abs(x), initial=0) + 1; y = x / scale",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [CLIP, QUANTISED], ids=["clip", "quantised"])
+def test_values_and_gradients(tmp_path, text):
+    op = make_op(tmp_path, spec_text(*text, types=TYPES))
+    assert isinstance(op.plan.whole.plan, Single)
+    assert [stage.plan.kind for stage in op.plan.stages] == ["column", "elementwise"]
+    testing.check_op(op, "interpret", examples=4)
+    testing.check_gradient(op, "interpret", examples=2)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 5000])
+def test_one_kernel_and_stages_agree(tmp_path, size):
+    op = make_op(tmp_path, spec_text(*CLIP, types=TYPES))
+    x = normal(size)
+    held = op(x, implementation="interpret")
+    with in_stages():
+        shared = op(x, implementation="interpret")
+    expected = np.float64(x) / (np.sqrt(np.sum(np.float64(x) ** 2)) + 1)
+    np.testing.assert_allclose(held, expected, rtol=1e-5)
+    np.testing.assert_allclose(shared, expected, rtol=1e-5)
+
+
+def test_a_row_that_no_block_holds_takes_stages(tmp_path):
+    op = make_op(tmp_path, spec_text(*CLIP, types=TYPES))
+    whole, dtypes = op.plan.whole.plan, {"x": "bfloat16", "y": "bfloat16"}
+    assert whole.launch(dtypes, Extents(2**16, 2**16, 2**16, 1), {}, "sm_90a").holds_row
+    with pytest.raises(UserError, match="no block can hold a row of 16777216 elements"):
+        whole.launch(dtypes, Extents(2**24, 2**24, 2**24, 1), {}, "sm_90a")
+
+
+def test_statistics_of_one_row_are_shared_too(tmp_path):
+    text = ("x: T[N]", "y: float32[]", "y = logsumexp(x, axis=N)", "y = jax.nn.logsumexp(x)")
+    op = make_op(tmp_path, spec_text(*text, types=TYPES))
+    assert op.plan.kind == "column"
+    x = normal(3000).astype(jnp.bfloat16)
+    np.testing.assert_allclose(op(x, implementation="interpret"), op.reference(jnp.float32(x)), rtol=1e-5)
+
+
+def test_a_spec_that_asks_for_the_launch_of_one_kernel_has_it(tmp_path):
+    op = make_op(tmp_path, spec_text(*CLIP, types=TYPES) + "schedule: {threads: 256}\n")
+    assert op.plan.kind == "row"

@@ -1,5 +1,5 @@
-"""The elements of a batch: their positions along its axes, the innermost first, which of them share a row of k and v, and the rows
-that a block has of them."""
+"""The elements of a batch: their positions along its axes, the innermost first; the elements that share a row of k and v; and the
+rows that a block has of them."""
 
 from __future__ import annotations
 

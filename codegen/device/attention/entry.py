@@ -9,9 +9,11 @@ import cutlass
 import cutlass.cute as cute
 
 from codegen.device import vectors
-from codegen.device.attention import sm80, sm80_backward, sm90, sm90_backward
+from codegen.device.attention import sm80, sm90
 from codegen.device.attention.arguments import Backward, Forward, Functions, Slope, Sums
-from codegen.device.attention.joint import kernel as joint
+from codegen.device.attention.backward import joint
+from codegen.device.attention.backward import sm80 as sm80_backward
+from codegen.device.attention.backward import sm90 as sm90_backward
 from codegen.shared import AttentionLaunch
 
 

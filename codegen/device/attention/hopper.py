@@ -1,5 +1,5 @@
 """What Hopper's kernels of attention share: tiles that TMA loads into rings, the walk over the tiles that a mask leaves, and
-products by WGMMA of which accumulators and a factor stay in registers.
+WGMMA's products, whose accumulators and one factor stay in registers.
 
 The producer of a block (`warpgroups`) loads tiles that stay, and fills two rings of stages in shared memory with the tiles that
 pass. Each of the two consumers has 64 rows of the tiles that stay.
@@ -66,9 +66,10 @@ def step(
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
     turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False,
 ):  # fmt: skip
-    """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A walk is:
-    the group of 32 tiles, the bits of those that are left in it, the bits of those without a mask, and the tile, or a negative
-    number after the last. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts tiles from the last."""
+    """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A
+    walk has the number of a group of 32 tiles, the bits of the tiles that are left in it, the bits of those without a mask, and the
+    tile. After the last tile, this is negative. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts
+    tiles from the last."""
     group, left, plain, _ = walk
     groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
     while (left == 0) & (group + 1 < groups):
@@ -194,6 +195,12 @@ def accumulators(columns: int) -> tuple[cute.Tensor, cute.Tensor]:
     lane // 4 + {0, 8} of the warp's 16, the columns 8j + 2(lane % 4) + {0, 1}."""
     held = cute.make_rmem_tensor((2, 2, columns // 8), Float32)
     return held, cute.make_tensor(held.iterator, cute.make_layout(((2, 2, columns // 8), 1, 1)))
+
+
+def first_element() -> tuple[Int32, Int32]:
+    """The row and the column of a thread's first accumulator, in a tile of 64 rows for each consumer."""
+    lane, warp = cute.arch.lane_idx(), cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    return warp * 16 + lane // 4, 2 * (lane % 4)
 
 
 def factor(columns: int, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:

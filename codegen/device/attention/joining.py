@@ -63,8 +63,8 @@ def join(
 
 
 def _statistics(parts: cute.Tensor, row: Int32, lane: Int32, functions: Functions, how: AttentionLaunch) -> tuple:
-    """A row's largest score, its sum of exponentials, and the scales of its parts, of which each lane of a warp has every 32nd: they are
-    negative where nothing has been summed, as by blocks without a tile."""
+    """A row's largest score, its sum of exponentials, and the scales of its parts. Each lane of a warp has every 32nd scale. A
+    scale is negative where nothing has been summed, as in blocks without a tile."""
     top, total = Float32(-math.inf), Float32(0)
     if functions.row is None:
         return top, total, []

@@ -20,8 +20,9 @@ HUGE = 2.0**30  # of an exponent: above it, neighbouring numbers are so far apar
 
 def powers(largest: Float32, base: float) -> tuple[Float32, Float32]:
     """The factor and the term with which scores of a row give exponents to base 2: score * factor + term, rounded once, is
-    (score - largest) * base. Where that is huge, rounding `largest * base` leaves a number whose power is infinite or 0, so the factor is
-    1: a row whose scores are all -1e30 has equal weights. For infinities the term is 0: exp(-inf - 0) is 0, where exp(-inf + inf) is NaN."""
+    (score - largest) * base. Where that is huge, the rounding error of `largest * base` is an exponent whose power is infinite or 0. The
+    factor is 1 there, so a row whose scores are all -1e30 has equal weights. For infinities the term is 0: exp(-inf - 0) is 0,
+    where exp(-inf + inf) is NaN."""
     infinite = (largest == -math.inf) | (largest == math.inf)
     exponent = largest * base
     ordinary = (exponent < HUGE) & (exponent > -HUGE)

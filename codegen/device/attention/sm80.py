@@ -405,8 +405,8 @@ def _weights(
     acc: cute.Tensor, acc_o: cute.Tensor, top: cute.Tensor, total: cute.Tensor, dtype: Any, functions: Functions,
     weigh: Callable[[int, cute.Tensor], None],
 ) -> cute.Tensor:  # fmt: skip
-    """The weights of a tile, from its scores (4, J), as words (J, 2) of two neighbours; for those of a softmax, powers of
-    score - top, with the sums so far rescaled where `top` rises; `weigh` makes weights of the exponentials of one of the two rows."""
+    """The weights of a tile, from its scores (4, J), as words (J, 2) of two neighbours. Those of a softmax are powers of score -
+    top; where `top` rises, the sums so far are rescaled. `weigh` makes weights of the exponentials of one of the two rows."""
     count = 2 * cute.size(acc, mode=[1])
     words = cute.make_rmem_tensor((count // 2, 2), Uint32)
     for half in range(2):

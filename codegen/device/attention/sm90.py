@@ -6,8 +6,8 @@ A tile of q stays, tiles of k and v pass (`hopper`). A consumer computes for its
     p = exp(score(s) - top)                 top is the maximum of the row so far
     o = o * exp(last top - top) + p @ v     p in registers
 
-While the tensor cores multiply p @ v of one tile, they already have the products q @ k^T of the next, and the other consumer
-computes its exponentials: the consumers take turns to start their products.
+The tensor cores multiply p @ v of one tile and then q @ k^T of the next, both of which a consumer has started. Meanwhile the other
+consumer computes its exponentials: the consumers take turns to start their products.
 """
 
 from __future__ import annotations
@@ -146,13 +146,11 @@ def _consume(
 ):  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block."""
     (q_ring, k_ring, v_ring), tensors, tiles = rings, memory[1], functions.tiles
-    lane = cute.arch.lane_idx()
-    signals = lane == 0
+    signals = cute.arch.lane_idx() == 0
     s, o, p, factors = _factors(shared, mmas, consumer, how)
     # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank
     state = tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3))
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
+    own_row, own_column = hopper.first_element()
     q_free, k_free, v_free = (ring[1].toint() for ring in (q_ring, k_ring, v_ring))
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
@@ -270,8 +268,8 @@ def _last_values(
 
 @cute.jit
 def _shrink(o: cute.Tensor, factors: cute.Tensor):
-    """Rescale sums to the last maximum. (To skip this where no row of the warp has a new one costs a sixth of the speed on an H100:
-    in a branch, accumulators of products in flight are copied.)"""
+    """Rescale sums to the last maximum. A branch that skips this where no row of the warp has a new maximum costs a sixth of the
+    speed on an H100, since accumulators of products in flight are copied there."""
     for r in cutlass.range_constexpr(2):
         for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
             for c in cutlass.range_constexpr(2):

@@ -2,8 +2,8 @@
 added up by one thread in a fixed order.
 
 A block has a tile of rows that stay, and tiles of others pass through shared memory. In the kernel of dk and dv, rows of k and v
-stay, and those of q and do pass, of all heads that share k and v; in that of dq it is the other way round. A warp has 16 of the
-rows that stay, and computes
+stay, and rows of q and do pass, of all heads that share k and v. In the kernel of dq, rows of q and do stay, and rows of k and v
+pass. A warp has 16 of the rows that stay, and computes
 
     s, dp = the products of rows that stay with rows that pass
     p, ds = slope(s, dp)            the weights, and the gradient of the products

@@ -1,11 +1,8 @@
 """The gradients of q, k and v in one kernel: five products of tiles instead of the seven that two kernels take.
 
-A tile of k and v stays, tiles of q and do pass, the last first, of all heads that share k and v. A consumer has 64 rows of k:
+dk and dv are as `keys` says, with the last tiles of q first. A consumer also computes
 
-    s = k @ q^T, dp = v @ do^T      both factors in shared memory
-    p, ds = slope(s, dp)            the weights, and the gradient of the products
-    dv += p @ do, dk += ds @ q      p and ds in registers
-    dq = ds^T @ k                   64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
+    dq = ds^T @ k       64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
 
 The warps beside the producer add dq to sums in global memory, in turns (`turns`), and a second kernel rounds them.
 """
@@ -25,10 +22,10 @@ from cutlass.utils import hopper_helpers
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention import hopper, sm90_backward
+from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Backward
+from codegen.device.attention.backward import keys, turns
 from codegen.device.attention.hopper import HELD
-from codegen.device.attention.joint import turns
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
 from codegen.shared import WARP, AttentionLaunch
@@ -49,7 +46,7 @@ def launch(stream: Any, given: Backward) -> None:
         grid=(cute.ceil_div(words.shape[0], ROUNDING), 1, 1), block=(ROUNDING, 1, 1), stream=stream
     )
     columns = how.d, how.e
-    loads, layouts = sm90_backward.prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
+    loads, layouts = keys.prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
     layouts = *layouts, hopper.across((HELD, how.d), dtype, 1), _flat((how.tile_m, HELD), dtype)
     mmas = hopper.products(dtype, how.tile_m), *(hopper.weighted(dtype, c) for c in columns), _turned(how, dtype)
     lacking = batches_of.lacking(k.stride[0])
@@ -76,8 +73,9 @@ def _flat(tile: tuple[int, int], dtype: Any) -> Any:
 
 
 def _columns(how: AttentionLaunch) -> int:
-    """The columns of dq that a consumer computes: all, of rows of its own; or the first ones or the last ones, which are whole chunks of
-    shared memory's swizzled rows, so that both may have those in the middle."""
+    """The number of columns of dq that a consumer computes. It computes all columns of rows of its own, or the first or the last
+    columns of all rows. These are whole chunks of shared memory's swizzled rows, so both consumers may have the columns in the
+    middle."""
     chunk = next(n for n in (64, 32, 16, 8) if how.d % n == 0)
     return how.d if how.tile_m == HELD else -(-how.d // (2 * chunk)) * chunk
 
@@ -92,7 +90,7 @@ def _turned(how: AttentionLaunch, dtype: Any) -> cute.TiledMma:
 
 def _turned_factors(
     mma: cute.TiledMma, ds: cute.Tensor, k: cute.Tensor, consumer: Int32, how: AttentionLaunch
-) -> tuple:
+) -> tuple[cute.Tensor, cute.Tensor]:
     """A consumer's factors of dq."""
     if how.tile_m == HELD:
         own = mma.get_slice(consumer * WARPGROUP)
@@ -121,7 +119,7 @@ def _kernel(
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
     allocator, dtype = SmemAllocator(), mmas[0].op.a_dtype
-    tiles = sm90_backward.allocate(allocator, layouts[:6], dtype)
+    tiles = keys.allocate(allocator, layouts[:6], dtype)
     tall = cute.make_tensor(tiles[0].iterator, layouts[6].outer)
     flat = allocator.allocate_tensor(dtype, layouts[7].outer, 1024, swizzle=layouts[7].inner)
     sums = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m * how.d * _waiting(how),)), 128)
@@ -129,7 +127,7 @@ def _kernel(
     stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
-    hopper.start(rings, stages, (1, sm90_backward.STATED, 1, 1))
+    hopper.start(rings, stages, (1, keys.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
     tile, own = batches_of.own(index, batches, lacking)
@@ -137,8 +135,8 @@ def _kernel(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            to = sm90_backward.partitions(loads, tiles[:4], how)
-            sm90_backward.produce_tile(
+            to = keys.partitions(loads, tiles[:4], how.tile_m, how)
+            keys.produce_tile(
                 loads, to, (*tiles[:4], numbers), rings[:3], memory, (*at, Int32(0), Uint32(0)), sizes, batches, lacking, functions, True, how
             )  # fmt: skip
         elif warp <= PRODUCER + ADDERS:
@@ -184,70 +182,17 @@ def _add(
 
 
 @dataclass(frozen=True)
-class Consumer:
-    """A consumer's registers and factors: 64 rows of dk and dv, and half of dq."""
+class Queries:
+    """A consumer's part of dq: ds and k as its factors, and accumulators."""
 
-    mmas: tuple  # the first products; those of dk, of dv and of dq
+    mma: cute.TiledMma
+    ds: cute.Tensor
     k: cute.Tensor
-    v: cute.Tensor
-    q: cute.Tensor
-    do: cute.Tensor
-    across_q: cute.Tensor
-    across_do: cute.Tensor
-    flat: cute.Tensor  # ds, and
-    tall: cute.Tensor  # k, as dq's factors
-    s: tuple  # accumulators, and as WGMMA takes them
-    dp: tuple
-    dk: tuple
-    dv: tuple
-    dq: tuple
-    p: tuple
-    ds: tuple
-    added: cute.Tensor  # the sums along columns
+    dq: tuple  # as this thread indexes them, and as WGMMA takes them
 
-    def scores(self, stage: Int32) -> None:
-        hopper.multiply(self.mmas[0], self.s[1], self.k[None, None, None, 0], self.q[None, None, None, stage], False)
-
-    def slopes(self, stage: Int32) -> None:
-        hopper.multiply(self.mmas[0], self.dp[1], self.v[None, None, None, 0], self.do[None, None, None, stage], False)
-
-    def add_values(self, stage: Int32) -> None:
-        hopper.multiply(self.mmas[2], self.dv[1], self.p[1], self.across_do[None, None, None, stage], True)
-
-    def add_keys(self, stage: Int32) -> None:
-        hopper.multiply(self.mmas[1], self.dk[1], self.ds[1], self.across_q[None, None, None, stage], True)
-
-    def queries(self, flight: Int32) -> None:
-        hopper.multiply(
-            self.mmas[3], self.dq[1], self.flat[None, None, None, flight], self.tall[None, None, None, 0], False
-        )
-
-
-def _consumer(shared: tuple, mmas: tuple, consumer: Int32, terms: int, how: AttentionLaunch) -> Consumer:
-    sK, sV, sQ, sDo, tQ, tDo, tK, sDs = shared
-    dtype, wide = sK.element_type, how.tile_m
-    first, of_k, of_v, of_q = mmas
-    own, own_k, own_v = (mma.get_slice(consumer * WARPGROUP) for mma in mmas[:3])
-    flat, tall = _turned_factors(of_q, sDs, tK, consumer, how)
-    return Consumer(
-        mmas=mmas,
-        k=first.make_fragment_A(own.partition_A(sK)),
-        v=first.make_fragment_A(own.partition_A(sV)),
-        q=first.make_fragment_B(own.partition_B(sQ)),
-        do=first.make_fragment_B(own.partition_B(sDo)),
-        across_q=of_k.make_fragment_B(own_k.partition_B(tQ)),
-        across_do=of_v.make_fragment_B(own_v.partition_B(tDo)),
-        flat=flat,
-        tall=tall,
-        s=hopper.accumulators(wide),
-        dp=hopper.accumulators(wide),
-        dk=hopper.accumulators(how.d),
-        dv=hopper.accumulators(how.e),
-        dq=hopper.accumulators(_columns(how)),
-        p=hopper.factor(wide, dtype),
-        ds=hopper.factor(wide, dtype),
-        added=cute.make_rmem_tensor((2, max(1, terms)), Float32),
-    )
+    def multiply(self, flight: Int32) -> None:
+        """Start the products, from a tile of ds in shared memory."""
+        hopper.multiply(self.mma, self.dq[1], self.ds[None, None, None, flight], self.k[None, None, None, 0], False)
 
 
 @cute.jit
@@ -257,79 +202,53 @@ def _consume(
     how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """A consumer warpgroup."""
-    own = _consumer(shared, mmas, consumer, len(memory[0][2]), how)
-    lane = cute.arch.lane_idx()
+    tiles, (k, ds), wide = shared[:6], shared[6:], how.tile_m
+    own = keys.Consumer.of(tiles, mmas[:3], consumer, len(memory[0][2]), how)
+    of_q = Queries(mmas[3], *_turned_factors(mmas[3], ds, k, consumer, how), hopper.accumulators(_columns(how)))
+    lane, (own_row, own_column) = cute.arch.lane_idx(), hopper.first_element()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    wide, last = how.tile_m, cute.ceil_div(sizes[0], how.tile_m) - 1
+    last = cute.ceil_div(sizes[0], wide) - 1
     tile, places = at
-    row, column = tile * HELD + warp * 16 + lane // 4, 2 * (lane % 4)
-    rows = shared[7].iterator.toint() + (warp * 16 + lane % 16) * LINE
+    row = tile * HELD + own_row
+    rows = ds.iterator.toint() + (warp * 16 + lane % 16) * LINE
     apart = how.d if wide == HELD else how.d - _columns(how)  # columns from a consumer's first to the other's
     mine = consumer * (apart // 8 * WARPGROUP) + cute.arch.thread_idx()[0] % WARPGROUP
     target, used = sums.iterator.toint() + mine * 16, Uint32(0)
-    own.dk[0].fill(0.0)
-    own.dv[0].fill(0.0)
-    own.added.fill(0.0)
+    own.clear()
     cute.arch.mbarrier_wait(rings[0][0], 0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
         walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True, True)
         while walk[3] >= 0:
-            place = here, row, (last - walk[3]) * wide + column
-            _multiply(own, numbers, rings, used, place, hopper.is_plain(walk), rows, sizes, memory, functions, how)
+            place = here, row, (last - walk[3]) * wide + own_column
+            stage = own.multiply(numbers, rings[:3], used, place, hopper.is_plain(walk), sizes, memory, functions, how)
+            _multiply_queries(own, of_q, rows, used, how)
+            own.add_keys(stage)
             walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True, True)
-            _release(own, target, consumer, rings, used, how)
+            warpgroup.wait_group(1)  # the products of dq have completed, those of dk go on
+            _hand_over(of_q.dq[0], target, consumer, rings[3], used, how)
+            warpgroup.wait_group(0)
+            keys.release(rings[:3], stage)
             used += 1
-    sm90_backward.store_keys(own.dk[0], own.dv[0], own.added, memory[0], places, row, column, sizes[1])
+    own.store(memory[0], places, row, own_column, sizes[1])
 
 
-def _multiply(
-    own: Consumer, numbers: cute.Tensor, rings: tuple, used: Uint32, place: tuple, plain: cutlass.Boolean, rows: Int32,
-    sizes: tuple, memory: tuple, functions: tuple, how: AttentionLaunch,
-) -> None:  # fmt: skip
-    """Start all products of a tile of q. Those of dq need the other consumer's ds too."""
-    lane, dtype, wide = cute.arch.lane_idx(), own.mmas[0].op.a_dtype, how.tile_m
-    stage, phase = place_in_ring(used, how.stages)
-    cute.arch.mbarrier_wait(rings[1][0] + stage, phase)
-    warpgroup.fence()
-    own.scores(stage)
-    cute.arch.mbarrier_wait(rings[2][0] + stage, phase)
-    own.slopes(stage)
-    warpgroup.wait_group(0)
-    near = numbers[None, None, stage].iterator.toint() + 2 * (lane % 4) * 4
-    sm90_backward.slope_keys(own.s[0], own.dp[0], own.added, place, near, plain, sizes, memory, functions, how)
-    hopper.rounded(own.s[0], own.p[0], dtype)
-    hopper.rounded(own.dp[0], own.ds[0], dtype)
-    warpgroup.fence()
-    own.add_values(stage)
+def _multiply_queries(own: keys.Consumer, of_q: Queries, rows: Int32, used: Uint32, how: AttentionLaunch) -> None:
+    """Store ds to shared memory, and start the products of dq once the other consumer has stored its rows too."""
     flight = Int32(used % FLIGHTS)
-    _spread(own.ds[0], rows + flight * (2 * wide * HELD), lane, wide)
+    _spread(own.ds[0], rows + flight * (2 * how.tile_m * HELD), cute.arch.lane_idx(), how.tile_m)
     cute.arch.fence_view_async_shared()
     cute.arch.barrier(barrier_id=MET, number_of_threads=CONSUMERS * WARPGROUP)
     warpgroup.fence()
-    own.queries(flight)
-    own.add_keys(stage)
-
-
-def _release(
-    own: Consumer, target: Int32, consumer: Int32, rings: tuple, used: Uint32, how: AttentionLaunch
-) -> None:  # fmt: skip
-    """Wait for these products, and hand dq over while those of dk go on."""
-    warpgroup.wait_group(1)
-    _hand_over(own.dq[0], target, consumer, rings[3], used, how)
-    warpgroup.wait_group(0)
-    cute.arch.sync_warp()  # all lanes have read the statistics
-    stage, signals = used % how.stages, cute.arch.lane_idx() == 0
-    tensorcore.arrive(rings[2][1].toint() + Int32(stage) * 8, signals, False)
-    tensorcore.arrive(rings[1][1].toint() + Int32(stage) * 8, signals, False)
+    of_q.multiply(flight)
 
 
 # ds and dq in shared memory
 
 
 def _spread(ds: cute.Tensor, row: Int32, lane: Int32, wide: int) -> None:
-    """Store a factor's words, (2 rows of k, 8 rows of q each), to its place in shared memory, in which rows of q are contiguous: those
-    of 64 rows of q are a line of each row of k, with permuted chunks of 16 bytes. `row` is the address of a lane's row of k."""
+    """Store a factor's words, (2 rows of k, 8 rows of q each), to shared memory, in which rows of q are contiguous. A row of k has
+    a line for each 64 rows of q, with permuted chunks of 16 bytes. `row` is the address of a lane's row of k."""
     for j in range(0, wide // 8, 2):
         chunk = (j % 8 + lane // 16) ^ (lane % 8)
         place = row + j // 8 * (HELD * LINE) + chunk * 16

@@ -1,11 +1,11 @@
 """Sums in global memory to which blocks add tiles in turns, so that each sum has one order.
 
-A tile of q has a word in `turns`: one more than the number of the last tile of k whose block has added to it, 0 at first. A block
-adds after the tile of k before its own whose mask holds somewhere in that tile of q. The first stores its tile, so nothing fills
-the sums before. Blocks take numbers as they start, and tiles of k in the order of these numbers: a block waits only for blocks
-that run already.
+A tile of q has a word in `turns`, 0 at first. Each block that adds to the tile sets it to one more than the number of its tile of
+k. A block adds after the tile of k before its own whose mask holds somewhere in that tile of q. The first stores its tile, so
+nothing fills the sums before. Blocks take numbers as they start, and tiles of k in the order of these numbers: a block waits only
+for blocks that run already.
 
-A tile of sums has the order of the threads' accumulators, which `joint.kernel` defines. Tensor memory accelerators copy it from
+A tile of sums has the order of the threads' accumulators, which `joint` defines. Tensor memory accelerators copy it from
 shared memory and add it in the L2 cache.
 """
 
@@ -49,8 +49,8 @@ def before(
     tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, tensors: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
 ):  # fmt: skip
-    """The word of a turn before a tile of k: one more than the last tile of k before it whose mask holds somewhere in some rows of q,
-    from the first to the last; 0 if there is none. A warp looks at 32 tiles at once."""
+    """The word of a turn before a tile of k, for rows of q from the first to the last. It is one more than the last tile of k
+    before this one whose mask holds somewhere in these rows, or 0. A warp looks at 32 tiles at once."""
     found = tile
     if cutlass.const_expr(tiles is not None):
         end, found = tile, Int32(0)

@@ -1,13 +1,8 @@
 """The backward of attention for Hopper (sm_90a), as two kernels that compute the scores again. Each gradient is added up by one
 thread in a fixed order.
 
-`keys`: a tile of k and v stays, tiles of q and do pass, of all heads that share k and v. A consumer computes for its 64 rows of k
-
-    s = k @ q^T, dp = v @ do^T      both factors in shared memory
-    p, ds = slope(s, dp)            the weights, and the gradient of the products
-    dv += p @ do, dk += ds @ q      p and ds in registers
-
-`queries`: a tile of q and do stays, tiles of k and v pass. It is s = q @ k^T, dp = do @ v^T and dq += ds @ k.
+The first computes dk and dv, as `keys` says. In the second a tile of q and do stays, and tiles of k and v pass. It is s = q @ k^T,
+dp = do @ v^T and dq += ds @ k.
 """
 
 from __future__ import annotations
@@ -17,30 +12,28 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
-from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Backward
+from codegen.device.attention.backward import keys
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
-from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
-from codegen.shared import WARP, AttentionLaunch
-
-# Arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
-STATED = 1 + WARP
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
+from codegen.shared import AttentionLaunch
 
 
 def launch(stream: Any, given: Backward) -> None:
     """As `attention.launch_backward`. `tile_m` rows of q pass a tile of k and v, and `tile_n` rows of k and v one of q. `slope` is
     called with two columns of one row, or with a row's columns of a tile.
 
-    On an H100 with 16384 tokens and 16 heads of 128 elements, bfloat16, under a causal mask, the two kernels took 3.34 and 2.31 ms
-    with 64 rows of q and 112 of k; cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
+    Measured on an H100, bfloat16, 16384 tokens, 16 heads of 128 elements, a causal mask: with 64 rows of q and 112 of k the two
+    kernels took 3.34 and 2.31 ms. cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
     """
     _launch_keys(stream, given)
     _launch_queries(stream, given)
@@ -50,7 +43,7 @@ def _launch_keys(stream: Any, given: Backward) -> None:
     """Compute the gradients of k and v, and sums along rows of k."""
     q, k, how, sums = given.q, given.k, given.how, given.sums
     batches, sizes, columns = q.shape[0], (q.shape[1], k.shape[1]), (how.d, how.e)
-    loads, layouts = prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
+    loads, layouts = keys.prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
@@ -68,7 +61,7 @@ def _launch_queries(stream: Any, given: Backward) -> None:
     """Compute the gradient of q, and sums along its rows."""
     q, k, how = given.q, given.k, given.how
     sizes = q.shape[1], k.shape[1]
-    loads, layouts = prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
+    loads, layouts = keys.prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(sizes[0], HELD) * batches
@@ -81,27 +74,6 @@ def _launch_queries(stream: Any, given: Backward) -> None:
         min_blocks_per_mp=1,
         stream=stream,
     )
-
-
-def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
-    """The loads of two tensors whose tiles stay, and of two whose tiles of some rows pass; and their layouts in shared memory: those
-    of the second ones also with their rows as the contracted mode."""
-    dtype = held[0].element_type
-    layouts = [hopper.staying((HELD, c), dtype) for c in columns]
-    layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]
-    boxes = [(HELD, c) for c in columns] + [(rows, c) for c in columns]
-    loads = [loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
-    return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
-
-
-def boxes_of(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
-    return (HELD, how.d), (HELD, how.e), (rows, how.d), (rows, how.e)
-
-
-def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
-    """The tiles in shared memory, and the passing ones with their rows as the contracted mode."""
-    made = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts[:4])
-    return *made, *(cute.make_tensor(t.iterator, x.outer) for t, x in zip(made[2:], layouts[4:], strict=True))
 
 
 # k and v stay
@@ -124,11 +96,11 @@ def _keys(
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
     allocator = SmemAllocator()
-    shared = allocate(allocator, layouts, mmas[0].op.a_dtype)
+    shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
     numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
-    hopper.start(rings, stages, (1, STATED, 1))
+    hopper.start(rings, stages, (1, keys.STATED, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
@@ -144,62 +116,16 @@ def _produce_keys(
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
-    to = partitions(loads, shared[:4], how)
+    to = keys.partitions(loads, shared[:4], how.tile_m, how)
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
         tile, own = batches_of.own(index, batches, lacking)
-        filled = produce_tile(
+        filled = keys.produce_tile(
             loads, to, shared, rings, memory, (tile, own, turn, filled), sizes, batches, lacking, functions, False, how
         )
         turn += 1
         index = hopper.next_tile(turn)
-
-
-def partitions(loads: tuple, shared: tuple, how: AttentionLaunch) -> tuple:
-    """The boxes of k, v, q and do, in shared and in global memory."""
-    for load in loads:
-        cpasync.prefetch_descriptor(load[0])
-    found = zip(loads, boxes_of(how.tile_m, how), shared, strict=True)
-    return tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in found)
-
-
-@cute.jit
-def produce_tile(
-    loads: tuple, to: tuple, shared: tuple, rings: tuple, memory: tuple, at: tuple, sizes: tuple, batches: tuple,
-    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, back: cutlass.Constexpr[bool],
-    how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
-    """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch, the
-    number of tiles of k before it in this block, and that of tiles of q; the result is the latter after it."""
-    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how))
-    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
-    steps, last = cute.ceil_div(how.tile_m, WARP), cute.ceil_div(sizes[0], how.tile_m) - 1
-    held_ring, q_ring, do_ring = rings
-    tile, own, turn, filled = at
-    held = (loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))
-    hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
-    for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
-        places = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
-        while walk[3] >= 0:
-            passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
-            found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
-            for i in cutlass.range_constexpr(steps):
-                for n in cutlass.range_constexpr(len(statistics)):
-                    row = cutlass.min(passing * how.tile_m + i * WARP + lane, sizes[0] - 1)
-                    found[i, n] = statistics[n][places, row]
-            hopper.fill(((loads[2][0], to[2], (passing, 0, places)),), q_ring, filled, how.stages, size[2])
-            stage, _ = place_in_ring(filled, how.stages)
-            for i in cutlass.range_constexpr(steps):
-                if i * WARP + lane < how.tile_m:
-                    for n in cutlass.range_constexpr(len(statistics)):
-                        numbers[i * WARP + lane, n, stage] = found[i, n]
-            cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
-            hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
-            filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
-    return filled
 
 
 @cute.jit
@@ -209,118 +135,32 @@ def _consume_keys(
     how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """A consumer warpgroup: 64 rows of dk and dv of each tile of this block."""
-    (sK, sV, sQ, sDo, tQ, tDo), (held_ring, q_ring, do_ring), dtype = shared, rings, shared[0].element_type
-    first, of_k, of_v = mmas
-    own, own_k, own_v = (mma.get_slice(consumer * WARPGROUP) for mma in mmas)
-    k, v = (first.make_fragment_A(own.partition_A(x)) for x in (sK, sV))
-    q, do = (first.make_fragment_B(own.partition_B(x)) for x in (sQ, sDo))
-    across_q, across_do = of_k.make_fragment_B(own_k.partition_B(tQ)), of_v.make_fragment_B(own_v.partition_B(tDo))
-    wide = how.tile_m
-    (s, acc_s), (dp, acc_dp) = hopper.accumulators(wide), hopper.accumulators(wide)
-    (dk, acc_dk), (dv, acc_dv) = hopper.accumulators(how.d), hopper.accumulators(how.e)
-    (p, a_p), (ds, a_ds) = hopper.factor(wide, dtype), hopper.factor(wide, dtype)
-    added = cute.make_rmem_tensor((2, max(1, len(memory[0][2]))), Float32)
-    lane = cute.arch.lane_idx()
-    signals = lane == 0
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
-    q_free, do_free, held_free = (ring[1].toint() for ring in (q_ring, do_ring, held_ring))
+    own = keys.Consumer.of(shared, mmas, consumer, len(memory[0][2]), how)
+    signals = cute.arch.lane_idx() == 0
+    own_row, own_column = hopper.first_element()
+    full, empty = rings[0]
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
         tile, places = batches_of.own(index, batches, lacking)
         row = tile * HELD + own_row
-        dk.fill(0.0)
-        dv.fill(0.0)
-        added.fill(0.0)
-        cute.arch.mbarrier_wait(held_ring[0], turn & 1)
+        own.clear()
+        cute.arch.mbarrier_wait(full, turn & 1)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
-            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True)
+            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], how.tile_m, True)
             while walk[3] >= 0:
-                at, phase = place_in_ring(used, how.stages)
-                cute.arch.mbarrier_wait(q_ring[0] + at, phase)
-                warpgroup.fence()
-                hopper.multiply(first, acc_s, k[None, None, None, 0], q[None, None, None, at], False)
-                cute.arch.mbarrier_wait(do_ring[0] + at, phase)
-                hopper.multiply(first, acc_dp, v[None, None, None, 0], do[None, None, None, at], False)
+                place = here, row, walk[3] * how.tile_m + own_column
+                stage = own.multiply(numbers, rings, used, place, hopper.is_plain(walk), sizes, memory, functions, how)
+                own.add_keys(stage)
+                walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], how.tile_m, True)
                 warpgroup.wait_group(0)
-                place = here, row, walk[3] * wide + own_column
-                near = numbers[None, None, at].iterator.toint() + own_column * 4
-                slope_keys(s, dp, added, place, near, hopper.is_plain(walk), sizes, memory, functions, how)
-                hopper.rounded(s, p, dtype)
-                hopper.rounded(dp, ds, dtype)
-                warpgroup.fence()
-                hopper.multiply(of_v, acc_dv, a_p, across_do[None, None, None, at], True)
-                hopper.multiply(of_k, acc_dk, a_ds, across_q[None, None, None, at], True)
-                walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True)
-                warpgroup.wait_group(0)
-                cute.arch.sync_warp()  # all lanes have read the statistics
-                tensorcore.arrive(do_free + at * 8, signals, False)
-                tensorcore.arrive(q_free + at * 8, signals, False)
+                keys.release(rings, stage)
                 used += 1
-        tensorcore.arrive(held_free, signals, False)
-        store_keys(dk, dv, added, memory[0], places, row, own_column, sizes[1])
+        tensorcore.arrive(empty.toint(), signals, False)
+        own.store(memory[0], places, row, own_column, sizes[1])
         turn += 1
         index = hopper.next_tile(turn)
-
-
-def store_keys(
-    dk: cute.Tensor, dv: cute.Tensor, added: cute.Tensor, targets: tuple, places: tuple, row: Int32, column: Int32, count: Int32
-) -> None:  # fmt: skip
-    """Store a thread's two rows of dk, dv and the sums, of `count` rows."""
-    to_dk, to_dv, sums = targets
-    for r in range(2):
-        there = row + 8 * r < count
-        hopper.store(dk, to_dk, places, row + 8 * r, column, there, r)
-        hopper.store(dv, to_dv, places, row + 8 * r, column, there, r)
-        for n in range(len(sums)):
-            store_sum(added[r, n], sums[n], places, row + 8 * r, count)
-
-
-@cute.jit
-def slope_keys(
-    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
-    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
-    """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
-    if plain:
-        for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, False)
-    else:
-        for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, True)
-
-
-def _slope_column(
-    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
-    functions: tuple, how: AttentionLaunch, masked: bool,
-) -> None:  # fmt: skip
-    places, row, column = place
-    _, statistics, tensors = memory
-    held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
-    for c in range(2):
-        here = column + (8 * j + c)
-        at = Scores(places, cutlass.min(here, sizes[0] - 1), (row, row + 8), sizes)
-        a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
-        for r in range(2):
-            a[r], b[r] = s[c, r, j], dp[c, r, j]
-        given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
-        made = functions[0](at, a.load(), b.load(), given, tensors, masked)
-        a.store(made[0])
-        b.store(made[1])
-        for n in range(len(memory[0][2])):
-            term = cute.make_rmem_tensor((2,), Float32)
-            term.store(made[functions[2] + n])
-            for r in range(2):
-                added[r, n] += cutlass.select_(here < sizes[0], term[r], Float32(0.0)) if masked else term[r]
-        for r in range(2):
-            there, outside = here < sizes[0], Float32(0.0)
-            s[c, r, j] = cutlass.select_(there, a[r], outside) if masked else a[r]
-            # Rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
-            if how.joint:
-                there = there & (row + 8 * r < sizes[1])
-            dp[c, r, j] = cutlass.select_(there, b[r], outside) if masked else b[r]
 
 
 # q and do stay
@@ -342,7 +182,7 @@ def _queries(
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
     allocator = SmemAllocator()
-    shared = allocate(allocator, layouts, mmas[0].op.a_dtype)
+    shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
     hopper.start(rings, stages, (1, 1, 1))
@@ -367,12 +207,8 @@ def _produce_queries(
     functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """The producer warp: loads the tiles of this block."""
-    boxes, dtype = boxes_of(how.tile_n, how), shared[0].element_type
-    to = tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True))
-    for load in loads:
-        cpasync.prefetch_descriptor(load[0])
-    held_ring, k_ring, v_ring = rings
-    size = tuple(hopper.bytes_of(box, dtype) for box in boxes)
+    to, (held_ring, k_ring, v_ring) = keys.partitions(loads, shared, how.tile_n, how), rings
+    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in keys.boxes_of(how.tile_n, how))
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work[0]:
@@ -408,10 +244,8 @@ def _consume_queries(
     ds, a_ds = hopper.factor(wide, dtype)
     held = cute.make_rmem_tensor((2, max(1, len(statistics))), Float32)
     added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
-    lane = cute.arch.lane_idx()
-    signals = lane == 0
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    own_row, own_column = warp * 16 + lane // 4, 2 * (lane % 4)
+    signals = cute.arch.lane_idx() == 0
+    own_row, own_column = hopper.first_element()
     k_free, v_free, held_free = (ring[1].toint() for ring in (k_ring, v_ring, held_ring))
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)

@@ -1,0 +1,243 @@
+"""The gradients of k and v on Hopper, as `sm90` and `joint` compute them. A tile of k and v stays, and tiles of q and do pass, of
+all heads that share k and v. A consumer computes for its 64 rows of k
+
+    s = k @ q^T, dp = v @ do^T      both factors in shared memory
+    p, ds = slope(s, dp)            the weights, and the gradient of the products
+    dv += p @ do, dk += ds @ q      p and ds in registers
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from codegen.device.attention import batches as batches_of
+from codegen.device.attention import hopper
+from codegen.device.attention.batches import store_sum
+from codegen.device.attention.hopper import HELD
+from codegen.device.attention.scores import Scores
+from codegen.device.gemm import tensorcore
+from codegen.device.gemm.warpgroups import WARPGROUP, loader, place_in_ring
+from codegen.shared import WARP, AttentionLaunch
+
+# Arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
+STATED = 1 + WARP
+
+
+def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
+    """The loads of two tensors whose tiles stay, and of two whose tiles of some rows pass; and the layouts of all four in shared
+    memory. Two more layouts are of the passing tiles with rows as the contracted mode."""
+    dtype = held[0].element_type
+    layouts = [hopper.staying((HELD, c), dtype) for c in columns]
+    layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]
+    boxes = [(HELD, c) for c in columns] + [(rows, c) for c in columns]
+    loads = [loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
+    return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
+
+
+def boxes_of(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
+    """The boxes of two tensors that stay, and of two of which tiles of some rows pass."""
+    return (HELD, how.d), (HELD, how.e), (rows, how.d), (rows, how.e)
+
+
+def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
+    """The tiles in shared memory, and the passing ones with their rows as the contracted mode."""
+    made = tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in layouts[:4])
+    return *made, *(cute.make_tensor(t.iterator, x.outer) for t, x in zip(made[2:], layouts[4:], strict=True))
+
+
+# The producer
+
+
+def partitions(loads: tuple, shared: tuple, rows: int, how: AttentionLaunch) -> tuple:
+    """The boxes of the tensors that stay, and of those of which tiles of some rows pass: in shared and in global memory."""
+    for load in loads:
+        cpasync.prefetch_descriptor(load[0])
+    found = zip(loads, boxes_of(rows, how), shared, strict=True)
+    return tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in found)
+
+
+@cute.jit
+def produce_tile(
+    loads: tuple, to: tuple, shared: tuple, rings: tuple, memory: tuple, at: tuple, sizes: tuple, batches: tuple,
+    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, back: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch,
+    and how many tiles of k and how many of q this block has loaded before. Gives the number of tiles of q after it."""
+    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how))
+    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
+    steps, last = cute.ceil_div(how.tile_m, WARP), cute.ceil_div(sizes[0], how.tile_m) - 1
+    held_ring, q_ring, do_ring = rings
+    tile, own, turn, filled = at
+    held = (loads[0][0], to[0], (tile, 0, own)), (loads[1][0], to[1], (tile, 0, own))
+    hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
+    for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+        places = batches_of.sharer(which, own, batches, lacking)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+        while walk[3] >= 0:
+            passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
+            found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
+            for i in cutlass.range_constexpr(steps):
+                for n in cutlass.range_constexpr(len(statistics)):
+                    row = cutlass.min(passing * how.tile_m + i * WARP + lane, sizes[0] - 1)
+                    found[i, n] = statistics[n][places, row]
+            hopper.fill(((loads[2][0], to[2], (passing, 0, places)),), q_ring, filled, how.stages, size[2])
+            stage, _ = place_in_ring(filled, how.stages)
+            for i in cutlass.range_constexpr(steps):
+                if i * WARP + lane < how.tile_m:
+                    for n in cutlass.range_constexpr(len(statistics)):
+                        numbers[i * WARP + lane, n, stage] = found[i, n]
+            cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
+            hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
+            filled += 1
+            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+    return filled
+
+
+# A consumer
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """A consumer's factors and accumulators: 64 rows of dk and dv. Two tensors are of the same registers: as this thread indexes them,
+    and as WGMMA takes them."""
+
+    mmas: tuple  # the first products; those of dk and of dv
+    k: cute.Tensor
+    v: cute.Tensor
+    q: cute.Tensor
+    do: cute.Tensor
+    across_q: cute.Tensor
+    across_do: cute.Tensor
+    s: tuple
+    dp: tuple
+    dk: tuple
+    dv: tuple
+    p: tuple
+    ds: tuple
+    added: cute.Tensor  # the sums along columns
+
+    @staticmethod
+    def of(shared: tuple, mmas: tuple, number: Int32, terms: int, how: AttentionLaunch) -> Consumer:
+        """A consumer by its number, with so many sums along columns."""
+        (sK, sV, sQ, sDo, tQ, tDo), (first, of_k, of_v), wide = shared, mmas, how.tile_m
+        own, own_k, own_v = (mma.get_slice(number * WARPGROUP) for mma in mmas)
+        return Consumer(
+            mmas=mmas,
+            k=first.make_fragment_A(own.partition_A(sK)),
+            v=first.make_fragment_A(own.partition_A(sV)),
+            q=first.make_fragment_B(own.partition_B(sQ)),
+            do=first.make_fragment_B(own.partition_B(sDo)),
+            across_q=of_k.make_fragment_B(own_k.partition_B(tQ)),
+            across_do=of_v.make_fragment_B(own_v.partition_B(tDo)),
+            s=hopper.accumulators(wide),
+            dp=hopper.accumulators(wide),
+            dk=hopper.accumulators(how.d),
+            dv=hopper.accumulators(how.e),
+            p=hopper.factor(wide, sK.element_type),
+            ds=hopper.factor(wide, sK.element_type),
+            added=cute.make_rmem_tensor((2, max(1, terms)), Float32),
+        )
+
+    def clear(self) -> None:
+        """Before the first tile of q."""
+        self.dk[0].fill(0.0)
+        self.dv[0].fill(0.0)
+        self.added.fill(0.0)
+
+    def multiply(
+        self, numbers: cute.Tensor, rings: tuple, used: Uint32, place: tuple, plain: Boolean, sizes: tuple, memory: tuple,
+        functions: tuple, how: AttentionLaunch,
+    ) -> Int32:  # fmt: skip
+        """Compute the weights of the tile of q after `used` others, and the gradients of the products; start the products of dv. Gives
+        the tile's stage."""
+        (_, q_ring, do_ring), (first, _, of_v), dtype = rings, self.mmas, self.mmas[0].op.a_dtype
+        stage, phase = place_in_ring(used, how.stages)
+        cute.arch.mbarrier_wait(q_ring[0] + stage, phase)
+        warpgroup.fence()
+        hopper.multiply(first, self.s[1], self.k[None, None, None, 0], self.q[None, None, None, stage], False)
+        cute.arch.mbarrier_wait(do_ring[0] + stage, phase)
+        hopper.multiply(first, self.dp[1], self.v[None, None, None, 0], self.do[None, None, None, stage], False)
+        warpgroup.wait_group(0)
+        near = numbers[None, None, stage].iterator.toint() + hopper.first_element()[1] * 4
+        _slopes(self.s[0], self.dp[0], self.added, place, near, plain, sizes, memory, functions, how)
+        hopper.rounded(self.s[0], self.p[0], dtype)
+        hopper.rounded(self.dp[0], self.ds[0], dtype)
+        warpgroup.fence()
+        hopper.multiply(of_v, self.dv[1], self.p[1], self.across_do[None, None, None, stage], True)
+        return stage
+
+    def add_keys(self, stage: Int32) -> None:
+        """Start the products of dk."""
+        hopper.multiply(self.mmas[1], self.dk[1], self.ds[1], self.across_q[None, None, None, stage], True)
+
+    def store(self, targets: tuple, places: tuple, row: Int32, column: Int32, count: Int32) -> None:
+        """Store a thread's two rows of dk, dv and the sums, of `count` rows."""
+        to_dk, to_dv, sums = targets
+        for r in range(2):
+            there = row + 8 * r < count
+            hopper.store(self.dk[0], to_dk, places, row + 8 * r, column, there, r)
+            hopper.store(self.dv[0], to_dv, places, row + 8 * r, column, there, r)
+            for n in range(len(sums)):
+                store_sum(self.added[r, n], sums[n], places, row + 8 * r, count)
+
+
+def release(rings: tuple, stage: Int32) -> None:
+    """Let the producer fill the stage of a tile of q again, whose products have completed."""
+    _, q_ring, do_ring = rings
+    signals = cute.arch.lane_idx() == 0
+    cute.arch.sync_warp()  # all lanes have read the statistics
+    tensorcore.arrive(do_ring[1].toint() + stage * 8, signals, False)
+    tensorcore.arrive(q_ring[1].toint() + stage * 8, signals, False)
+
+
+@cute.jit
+def _slopes(
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
+    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+):  # fmt: skip
+    """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
+    if plain:
+        for j in cutlass.range_constexpr(how.tile_m // 8):
+            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, False)
+    else:
+        for j in cutlass.range_constexpr(how.tile_m // 8):
+            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, True)
+
+
+def _slope_column(
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
+    functions: tuple, how: AttentionLaunch, masked: bool,
+) -> None:  # fmt: skip
+    places, row, column = place
+    _, statistics, tensors = memory
+    held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
+    for c in range(2):
+        here = column + (8 * j + c)
+        at = Scores(places, cutlass.min(here, sizes[0] - 1), (row, row + 8), sizes)
+        a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
+        for r in range(2):
+            a[r], b[r] = s[c, r, j], dp[c, r, j]
+        given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
+        made = functions[0](at, a.load(), b.load(), given, tensors, masked)
+        a.store(made[0])
+        b.store(made[1])
+        for n in range(len(memory[0][2])):
+            term = cute.make_rmem_tensor((2,), Float32)
+            term.store(made[functions[2] + n])
+            for r in range(2):
+                added[r, n] += cutlass.select_(here < sizes[0], term[r], Float32(0.0)) if masked else term[r]
+        for r in range(2):
+            there, outside = here < sizes[0], Float32(0.0)
+            s[c, r, j] = cutlass.select_(there, a[r], outside) if masked else a[r]
+            # Rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
+            if how.joint:
+                there = there & (row + 8 * r < sizes[1])
+            dp[c, r, j] = cutlass.select_(there, b[r], outside) if masked else b[r]

@@ -630,70 +630,6 @@ def global_response_norm_frozen_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, 
     return dx
 
 
-def global_response_norm_backward_stage1_row_mean(sum_of_b_c):
-    """The values to reduce into row_mean (mean), from one vector of each operand."""
-    return device.sqrt(sum_of_b_c, False)
-
-
-def global_response_norm_backward_stage1_row(row_mean):
-    """The row's own results, from its statistics."""
-    mean_of_b = row_mean
-    return mean_of_b
-
-
-@cute.kernel
-def global_response_norm_backward_stage1_kernel(
-    mSumOfBC: cute.Tensor,  # (B, C) float32
-    mMeanOfB: cute.Tensor,  # (B) float32
-    how: cutlass.Constexpr[RowLaunch],
-):
-    B, C = mSumOfBC.shape[0], mSumOfBC.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rSumOfBC = access.registers(mSumOfBC, (vec, vectors, at_once))
-    rMeanOfB = access.registers(mMeanOfB, (1, at_once))
-    sRowMean = rowwise.shared(how, cutlass.Float32)
-    sSumOfBCRun = rowwise.fetch(how, mSumOfBC, B, C)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rSumOfBC, rMeanOfB)
-    rowwise.load_together(mSumOfBC, first_row, rSumOfBC, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        iB = index
-        row = rowwise.row(how, index, index < B, C, shifts=True)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
-        reduce.meet([*sRowMean], how.cluster)
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mSumOfBC, (iB, 0), rSumOfBC[None, None, u], run=sSumOfBCRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = global_response_norm_backward_stage1_row_mean(device.floats(rSumOfBC[None, v, u]))
-                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
-        row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-
-        if row.writes():
-            mean_of_b = global_response_norm_backward_stage1_row(device.full(1, row_mean))
-            row.store_one(mean_of_b.to(mMeanOfB.element_type), mMeanOfB, (iB,), rMeanOfB[None, u])
-    rowwise.store_together(rMeanOfB, mMeanOfB, first_row, place)
-
-
-@cute.jit
-def global_response_norm_backward_stage1_launch(
-    stream: cuda.CUstream, mSumOfBC: cute.Tensor, mMeanOfB: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
-):
-    B = mSumOfBC.shape[0]
-    global_response_norm_backward_stage1_kernel(mSumOfBC, mMeanOfB, how).launch(**rowwise.grid(how, B, stream))
-
-
-def global_response_norm_backward_stage1_xla(sum_of_b_c):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    mean_of_b = jnp.mean(jnp.sqrt(sum_of_b_c), axis=-1, keepdims=True)
-    return mean_of_b
-
-
 def global_response_norm_backward_stage2_chain(dy, sum_of_b_c, x, gamma, mean_of_b, eps, approx):
     """The values to reduce into column_sum, column_sum2, column_sum3, column_sum4, from one vector of each operand."""
     t1 = device.divide_by_row(device.sqrt(sum_of_b_c, approx), mean_of_b + eps, approx)
@@ -927,71 +863,6 @@ def global_response_norm_backward_stage2_xla(dy, sum_of_b_c, x, gamma, mean_of_b
     return sum_of_b_c2, sum_of_b, dgamma, dbeta
 
 
-def global_response_norm_backward_stage3_chain(
-    dy, sum_of_b_c, x, gamma, mean_of_b, sum_of_b_c2, sum_of_b, size_c, eps, approx,
-):
-    """The chain, on one vector of each operand."""
-    length = device.sqrt(sum_of_b_c, approx)
-    t0 = mean_of_b + eps
-    t1 = device.divide_by_shared(gamma, t0, approx) * sum_of_b_c2 - device.divide(
-        device.divide(sum_of_b, size_c.to(cutlass.Float32), approx), t0, approx,
-    )
-    dx = dy + device.multiply(
-        gamma * device.divide_by_shared(length, t0, approx), dy,
-    ) + device.divide(t1, length, approx) * x
-    return dx
-
-
-@cute.kernel
-def global_response_norm_backward_stage3_kernel(
-    mDy: cute.Tensor,  # (B, S, C) T
-    mSumOfBC: cute.Tensor,  # (B, C) float32
-    mX: cute.Tensor,  # (B, S, C) T
-    mGamma: cute.Tensor,  # (C) T
-    mMeanOfB: cute.Tensor,  # (B) float32
-    mSumOfBC2: cute.Tensor,  # (B, C) float32
-    mSumOfB: cute.Tensor,  # (B) float32
-    mDx: cute.Tensor,  # (B, S, C) T
-    eps: cutlass.Constexpr[float],
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
-    iB, _, iC = at.axes
-    approx = device.narrow(mDx)
-    if at.valid > 0:
-        rDy, rSumOfBC, rX, rGamma, rMeanOfB, rSumOfBC2, rSumOfB = at.load(
-            mDy, flat.read(mSumOfBC, (iB, iC)), mX, flat.read(mGamma, (iC,)), flat.read(mMeanOfB, (iB,)),
-            flat.read(mSumOfBC2, (iB, iC)), flat.read(mSumOfB, (iB,)),
-        )
-        dx = global_response_norm_backward_stage3_chain(
-            device.floats(rDy), device.floats(rSumOfBC), device.floats(rX), device.floats(rGamma),
-            device.floats(rMeanOfB), device.floats(rSumOfBC2), device.floats(rSumOfB),
-            device.full(how.vec, mDx.shape[2], cutlass.Int32), device.full(how.vec, eps), approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx)
-
-
-@cute.jit
-def global_response_norm_backward_stage3_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mSumOfBC: cute.Tensor, mX: cute.Tensor, mGamma: cute.Tensor,
-    mMeanOfB: cute.Tensor, mSumOfBC2: cute.Tensor, mSumOfB: cute.Tensor, mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
-):
-    global_response_norm_backward_stage3_kernel(
-        mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mDx, eps, how,
-    ).launch(**flat.grid(how, mDx.shape, stream))
-
-
-def global_response_norm_backward_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b, sum_of_b_c2, sum_of_b, size_c, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    length = jnp.sqrt(sum_of_b_c)
-    t0 = mean_of_b + eps
-    dx = dy + runtime.settled(gamma * (length / t0) * dy) + (
-        gamma / t0 * sum_of_b_c2 - sum_of_b / size_c.astype(jnp.float32) / t0
-    ) / length * x
-    return dx
-
-
 @runtime.op(
     SPEC,
     reference=global_response_norm_reference,
@@ -1005,12 +876,12 @@ def global_response_norm_backward_stage3_xla(dy, sum_of_b_c, x, gamma, mean_of_b
     frozen_stage2_xla=global_response_norm_frozen_stage2_xla,
     frozen_stage3_launch=global_response_norm_frozen_stage3_launch,
     frozen_stage3_xla=global_response_norm_frozen_stage3_xla,
-    backward_stage1_launch=global_response_norm_backward_stage1_launch,
-    backward_stage1_xla=global_response_norm_backward_stage1_xla,
+    backward_stage1_launch=global_response_norm_frozen_stage1_launch,
+    backward_stage1_xla=global_response_norm_frozen_stage1_xla,
     backward_stage2_launch=global_response_norm_backward_stage2_launch,
     backward_stage2_xla=global_response_norm_backward_stage2_xla,
-    backward_stage3_launch=global_response_norm_backward_stage3_launch,
-    backward_stage3_xla=global_response_norm_backward_stage3_xla,
+    backward_stage3_launch=global_response_norm_frozen_stage3_launch,
+    backward_stage3_xla=global_response_norm_frozen_stage3_xla,
 )
 def global_response_norm(
     x: jax.Array,

@@ -1119,68 +1119,6 @@ def group_norm_channels_last_backward_stage1_xla(dy, mean_of_b_g4, var_of_b_g, x
     return sum_of_b_g, sum_of_b_g2, dweight, dbias
 
 
-def group_norm_channels_last_backward_stage2_chain(
-    dy, mean_of_b_g4, var_of_b_g, x, weight, sum_of_b_g, sum_of_b_g2, size_s, size_c, eps, approx,
-):
-    """The chain, on one vector of each operand."""
-    rstd = device.rsqrt(var_of_b_g + eps, approx)
-    t1 = size_s.to(cutlass.Float32) * size_c.to(cutlass.Float32)
-    t0 = weight * rstd * dy - device.divide(sum_of_b_g, t1, approx) * rstd * rstd * rstd * (x - mean_of_b_g4)
-    dx = t0 - device.divide(rstd, t1, approx) * sum_of_b_g2
-    return dx
-
-
-@cute.kernel
-def group_norm_channels_last_backward_stage2_kernel(
-    mDy: cute.Tensor,  # (B, S, G, C) T
-    mMeanOfBG4: cute.Tensor,  # (B, G) float32
-    mVarOfBG: cute.Tensor,  # (B, G) float32
-    mX: cute.Tensor,  # (B, S, G, C) T
-    mWeight: cute.Tensor | None,  # (G, C) T
-    mSumOfBG: cute.Tensor,  # (B, G) float32
-    mSumOfBG2: cute.Tensor,  # (B, G) float32
-    mDx: cute.Tensor,  # (B, S, G, C) T
-    eps: cutlass.Constexpr[float],
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
-    iB, _, iG, iC = at.axes
-    approx = device.narrow(mDx)
-    if at.valid > 0:
-        rDy, rMeanOfBG4, rVarOfBG, rX, rWeight, rSumOfBG, rSumOfBG2 = at.load(
-            mDy, flat.read(mMeanOfBG4, (iB, iG)), flat.read(mVarOfBG, (iB, iG)), mX,
-            flat.read(mWeight, (iG, iC), default=1.0), flat.read(mSumOfBG, (iB, iG)), flat.read(mSumOfBG2, (iB, iG)),
-        )
-        dx = group_norm_channels_last_backward_stage2_chain(
-            device.floats(rDy), device.floats(rMeanOfBG4), device.floats(rVarOfBG), device.floats(rX),
-            device.floats(rWeight), device.floats(rSumOfBG), device.floats(rSumOfBG2),
-            device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, mDx.shape[3], cutlass.Int32),
-            device.full(how.vec, eps), approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx)
-
-
-@cute.jit
-def group_norm_channels_last_backward_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mMeanOfBG4: cute.Tensor, mVarOfBG: cute.Tensor, mX: cute.Tensor,
-    mWeight: cute.Tensor | None, mSumOfBG: cute.Tensor, mSumOfBG2: cute.Tensor, mDx: cute.Tensor,
-    eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
-):
-    group_norm_channels_last_backward_stage2_kernel(
-        mDy, mMeanOfBG4, mVarOfBG, mX, mWeight, mSumOfBG, mSumOfBG2, mDx, eps, how,
-    ).launch(**flat.grid(how, mDx.shape, stream))
-
-
-def group_norm_channels_last_backward_stage2_xla(
-    dy, mean_of_b_g4, var_of_b_g, x, weight, sum_of_b_g, sum_of_b_g2, size_s, size_c, eps,
-):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rstd = jax.lax.rsqrt(var_of_b_g + eps)
-    t1 = size_s.astype(jnp.float32) * size_c.astype(jnp.float32)
-    dx = weight * rstd * dy - sum_of_b_g / t1 * rstd * rstd * rstd * (x - mean_of_b_g4) - rstd / t1 * sum_of_b_g2
-    return dx
-
-
 @runtime.op(
     SPEC,
     reference=group_norm_channels_last_reference,
@@ -1199,8 +1137,8 @@ def group_norm_channels_last_backward_stage2_xla(
     frozen_whole_launch=group_norm_channels_last_frozen_whole_launch,
     backward_stage1_launch=group_norm_channels_last_backward_stage1_launch,
     backward_stage1_xla=group_norm_channels_last_backward_stage1_xla,
-    backward_stage2_launch=group_norm_channels_last_backward_stage2_launch,
-    backward_stage2_xla=group_norm_channels_last_backward_stage2_xla,
+    backward_stage2_launch=group_norm_channels_last_frozen_stage2_launch,
+    backward_stage2_xla=group_norm_channels_last_frozen_stage2_xla,
 )
 def group_norm_channels_last(
     x: jax.Array,

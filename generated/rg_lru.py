@@ -503,65 +503,6 @@ def rg_lru_frozen_stage3_xla(dy, r, decay, scan_of_b_s_d, index_s):
     return dstate
 
 
-def rg_lru_backward_stage1_operands(dy, r, decay):
-    """The operands of scan, on one vector of each input."""
-    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
-    return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
-
-
-def rg_lru_backward_stage1_chain(dy, r, decay, state):
-    """The chain, on one vector of each operand."""
-    scan_of_b_s_d = state
-    return scan_of_b_s_d
-
-
-def rg_lru_backward_stage1_tile(walk, tile, carried, mDy, mR, mDecay, mScanOfBSD, how):
-    """What a thread computes of the elements that a block has at once."""
-    _, _, iD = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rR, rDecay = at.load(mDy, mR, flat.read(mDecay, (iD,)))
-        given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay),))
-    operands = [rg_lru_backward_stage1_operands(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d = rg_lru_backward_stage1_chain(*own, *known)
-        at.store(scan_of_b_s_d.to(mScanOfBSD.element_type), mScanOfBSD)
-
-
-@cute.kernel
-def rg_lru_backward_stage1_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mScanOfBSD.shape, axis=1, reverse=True)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage1_tile(walk, tile, carried, mDy, mR, mDecay, mScanOfBSD, how)
-
-
-@cute.jit
-def rg_lru_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mR: cute.Tensor, mDecay: cute.Tensor, mScanOfBSD: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    rg_lru_backward_stage1_kernel(mDy, mR, mDecay, mScanOfBSD, how).launch(
-        **scan.grid(how, mScanOfBSD.shape, 1, stream)
-    )
-
-
-def rg_lru_backward_stage1_xla(dy, r, decay):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
-    t2 = jnp.exp(t0)
-    scan_of_b_s_d = runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
-    return scan_of_b_s_d
-
-
 def rg_lru_backward_stage2_operands(x, r, i, decay, state):
     """The operands of scan, on one vector of each input."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
@@ -891,8 +832,8 @@ def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2
     frozen_stage2_xla=rg_lru_frozen_stage2_xla,
     frozen_stage3_launch=rg_lru_frozen_stage3_launch,
     frozen_stage3_xla=rg_lru_frozen_stage3_xla,
-    backward_stage1_launch=rg_lru_backward_stage1_launch,
-    backward_stage1_xla=rg_lru_backward_stage1_xla,
+    backward_stage1_launch=rg_lru_frozen_stage1_launch,
+    backward_stage1_xla=rg_lru_frozen_stage1_xla,
     backward_stage2_launch=rg_lru_backward_stage2_launch,
     backward_stage2_xla=rg_lru_backward_stage2_xla,
     backward_stage3_launch=rg_lru_backward_stage3_launch,

@@ -264,96 +264,6 @@ def rms_dense_frozen_stage1_epilogue_xla(t1, x, size_k, eps):
     return dx
 
 
-def rms_dense_backward_stage1_epilogue_stage0(t1, x):
-    """The values to reduce into row_mean (mean), row_sum (sum), from one vector of each operand."""
-    z = t1 * x
-    return x * x, z
-
-
-def rms_dense_backward_stage1_epilogue_chain(t1, x, size_k, eps, row_mean, row_sum, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.rsqrt(row_mean + eps, approx)
-    dx = t0 * t1 - device.divide(row_sum, size_k.to(cutlass.Float32), approx) * t0 * t0 * t0 * x
-    return dx
-
-
-@cute.kernel
-def rms_dense_backward_stage1_epilogue_kernel(
-    mT1: cute.Tensor,  # (rows, K) float32
-    mX: cute.Tensor,  # (rows, K) T
-    mDx: cute.Tensor,  # (rows, K) T
-    eps: cutlass.Constexpr[float],
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows, K = mT1.shape[0], mT1.shape[1]
-    approx = device.narrow(mDx)
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rT1 = access.registers(mT1, (vec, vectors, at_once))
-    rX = access.registers(mX, (vec, vectors, at_once))
-    rDx = access.registers(mDx, (vec, vectors, at_once))
-    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
-    sDxRun = rowwise.run_of(how, mDx, rows, K)
-    sT1Run = rowwise.fetch(how, mT1, rows, K)
-    sXRun = rowwise.fetch(how, mX, rows, K)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rT1, rX, rDx)
-    rowwise.load_together(mT1, first_row, rT1, place)
-    rowwise.load_together(mX, first_row, rX, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        row = rowwise.row(how, index, index < rows, K, shifts=True)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
-        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-        reduce.meet([*sStage0], how.cluster)
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
-            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = rms_dense_backward_stage1_epilogue_stage0(
-                    device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]),
-                )
-                reduce.accumulate([rRowMean, rRowSum], ("mean", "sum"), values, part.vector(v).inside())
-        row_mean, row_sum = row.reduce([rRowMean, rRowSum], ("mean", "sum"), sStage0)
-
-        row = row.forget((mT1, rT1), (mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mT1, (index, 0), rT1[None, None, u], run=sT1Run)
-            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                dx = rms_dense_backward_stage1_epilogue_chain(
-                    device.floats(rT1[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, K, cutlass.Int32),
-                    device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_sum), approx,
-                )
-                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
-    rowwise.store_together(rDx, mDx, first_row, place)
-    rowwise.send(how, (sDxRun, mDx))
-
-
-@cute.jit
-def rms_dense_backward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mT1: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor, eps: cutlass.Constexpr[float],
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows = mT1.shape[0]
-    rms_dense_backward_stage1_epilogue_kernel(mT1, mX, mDx, eps, how).launch(**rowwise.grid(how, rows, stream))
-
-
-def rms_dense_backward_stage1_epilogue_xla(t1, x, size_k, eps):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = t1 * x
-    t0 = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    dx = t0 * t1 - jnp.sum(z, axis=-1, keepdims=True) / size_k.astype(jnp.float32) * t0 * t0 * t0 * x
-    return dx
-
-
 def rms_dense_backward_stage2_row_mean(x):
     """The values to reduce into row_mean (mean), from one vector of each operand."""
     return x * x
@@ -477,8 +387,8 @@ def rms_dense_backward_stage3_epilogue_xla(acc):
     stage2_epilogue_xla=rms_dense_stage2_epilogue_xla,
     frozen_stage1_epilogue_launch=rms_dense_frozen_stage1_epilogue_launch,
     frozen_stage1_epilogue_xla=rms_dense_frozen_stage1_epilogue_xla,
-    backward_stage1_epilogue_launch=rms_dense_backward_stage1_epilogue_launch,
-    backward_stage1_epilogue_xla=rms_dense_backward_stage1_epilogue_xla,
+    backward_stage1_epilogue_launch=rms_dense_frozen_stage1_epilogue_launch,
+    backward_stage1_epilogue_xla=rms_dense_frozen_stage1_epilogue_xla,
     backward_stage2_launch=rms_dense_backward_stage2_launch,
     backward_stage2_xla=rms_dense_backward_stage2_xla,
     backward_stage3_epilogue_launch=rms_dense_backward_stage3_epilogue_launch,

@@ -730,110 +730,6 @@ def rotary_qk_backward_stage2_xla(dq_rotated0, dq_rotated1, q0, q1):
     return sum_of_s_d2, sum_of_s_d4
 
 
-def rotary_qk_backward_stage3_chain(dq_rotated0, dq_rotated1, cos, sin):
-    """The chain, on one vector of each operand."""
-    dq0 = sin * dq_rotated1 + cos * dq_rotated0
-    dq1 = cos * dq_rotated1 - sin * dq_rotated0
-    return dq0, dq1
-
-
-@cute.kernel
-def rotary_qk_backward_stage3_kernel(
-    mDqRotated: cute.Tensor,  # (B, S, H, 2, D) T
-    mCos: cute.Tensor,  # (S, D) float32
-    mSin: cute.Tensor,  # (S, D) float32
-    mDq: cute.Tensor,  # (B, S, H, 2, D) T
-    how: cutlass.Constexpr[Launch],
-):
-    # this thread's elements, which lie next to each other in the outputs
-    at = flat.vector(how, (mDq.shape[0], mDq.shape[1], mDq.shape[2], mDq.shape[4]))
-    iB, iS, iH, iD = at.axes
-    rDq0 = access.registers(mDq, (how.vec,))
-    rDq1 = access.registers(mDq, (how.vec,))
-    if at.valid > 0:
-        rDqRotated0, rDqRotated1, rCos, rSin = at.load(
-            flat.read(mDqRotated, (iB, iS, iH, 0, iD)), flat.read(mDqRotated, (iB, iS, iH, 1, iD)),
-            flat.read(mCos, (iS, iD)), flat.read(mSin, (iS, iD)),
-        )
-        dq0, dq1 = rotary_qk_backward_stage3_chain(
-            device.floats(rDqRotated0), device.floats(rDqRotated1), device.floats(rCos), device.floats(rSin),
-        )
-        rDq0.store(dq0.to(mDq.element_type))
-        at.store_at(rDq0, mDq, (iB, iS, iH, 0, iD))
-        rDq1.store(dq1.to(mDq.element_type))
-        at.store_at(rDq1, mDq, (iB, iS, iH, 1, iD))
-    at.store_ragged((rDq0, mDq, (iB, iS, iH, 0, iD)), (rDq1, mDq, (iB, iS, iH, 1, iD)))
-
-
-@cute.jit
-def rotary_qk_backward_stage3_launch(
-    stream: cuda.CUstream, mDqRotated: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mDq: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
-):
-    rotary_qk_backward_stage3_kernel(mDqRotated, mCos, mSin, mDq, how).launch(
-        **flat.grid(how, (mDq.shape[0], mDq.shape[1], mDq.shape[2], mDq.shape[4]), stream)
-    )
-
-
-def rotary_qk_backward_stage3_xla(dq_rotated0, dq_rotated1, cos, sin):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dq0 = sin * dq_rotated1 + cos * dq_rotated0
-    dq1 = cos * dq_rotated1 - sin * dq_rotated0
-    return dq0, dq1
-
-
-def rotary_qk_backward_stage4_chain(dk_rotated0, dk_rotated1, cos, sin):
-    """The chain, on one vector of each operand."""
-    dk0 = sin * dk_rotated1 + cos * dk_rotated0
-    dk1 = cos * dk_rotated1 - sin * dk_rotated0
-    return dk0, dk1
-
-
-@cute.kernel
-def rotary_qk_backward_stage4_kernel(
-    mDkRotated: cute.Tensor,  # (B, S, G, 2, D) T
-    mCos: cute.Tensor,  # (S, D) float32
-    mSin: cute.Tensor,  # (S, D) float32
-    mDk: cute.Tensor,  # (B, S, G, 2, D) T
-    how: cutlass.Constexpr[Launch],
-):
-    # this thread's elements, which lie next to each other in the outputs
-    at = flat.vector(how, (mDk.shape[0], mDk.shape[1], mDk.shape[2], mDk.shape[4]))
-    iB, iS, iG, iD = at.axes
-    rDk0 = access.registers(mDk, (how.vec,))
-    rDk1 = access.registers(mDk, (how.vec,))
-    if at.valid > 0:
-        rDkRotated0, rDkRotated1, rCos, rSin = at.load(
-            flat.read(mDkRotated, (iB, iS, iG, 0, iD)), flat.read(mDkRotated, (iB, iS, iG, 1, iD)),
-            flat.read(mCos, (iS, iD)), flat.read(mSin, (iS, iD)),
-        )
-        dk0, dk1 = rotary_qk_backward_stage4_chain(
-            device.floats(rDkRotated0), device.floats(rDkRotated1), device.floats(rCos), device.floats(rSin),
-        )
-        rDk0.store(dk0.to(mDk.element_type))
-        at.store_at(rDk0, mDk, (iB, iS, iG, 0, iD))
-        rDk1.store(dk1.to(mDk.element_type))
-        at.store_at(rDk1, mDk, (iB, iS, iG, 1, iD))
-    at.store_ragged((rDk0, mDk, (iB, iS, iG, 0, iD)), (rDk1, mDk, (iB, iS, iG, 1, iD)))
-
-
-@cute.jit
-def rotary_qk_backward_stage4_launch(
-    stream: cuda.CUstream, mDkRotated: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mDk: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
-):
-    rotary_qk_backward_stage4_kernel(mDkRotated, mCos, mSin, mDk, how).launch(
-        **flat.grid(how, (mDk.shape[0], mDk.shape[1], mDk.shape[2], mDk.shape[4]), stream)
-    )
-
-
-def rotary_qk_backward_stage4_xla(dk_rotated0, dk_rotated1, cos, sin):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dk0 = sin * dk_rotated1 + cos * dk_rotated0
-    dk1 = cos * dk_rotated1 - sin * dk_rotated0
-    return dk0, dk1
-
-
 def rotary_qk_backward_stage5_chain(sum_of_s_d, sum_of_s_d2, sum_of_s_d3, sum_of_s_d4):
     """The chain, on one vector of each operand."""
     dcos = sum_of_s_d + sum_of_s_d2
@@ -893,10 +789,10 @@ def rotary_qk_backward_stage5_xla(sum_of_s_d, sum_of_s_d2, sum_of_s_d3, sum_of_s
     backward_stage1_xla=rotary_qk_backward_stage1_xla,
     backward_stage2_launch=rotary_qk_backward_stage2_launch,
     backward_stage2_xla=rotary_qk_backward_stage2_xla,
-    backward_stage3_launch=rotary_qk_backward_stage3_launch,
-    backward_stage3_xla=rotary_qk_backward_stage3_xla,
-    backward_stage4_launch=rotary_qk_backward_stage4_launch,
-    backward_stage4_xla=rotary_qk_backward_stage4_xla,
+    backward_stage3_launch=rotary_qk_frozen_stage1_launch,
+    backward_stage3_xla=rotary_qk_frozen_stage1_xla,
+    backward_stage4_launch=rotary_qk_frozen_stage2_launch,
+    backward_stage4_xla=rotary_qk_frozen_stage2_xla,
     backward_stage5_launch=rotary_qk_backward_stage5_launch,
     backward_stage5_xla=rotary_qk_backward_stage5_xla,
     result=RotaryQkOutputs,

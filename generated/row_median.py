@@ -215,103 +215,6 @@ def row_median_forward_stage1_xla(x):
     return s, places
 
 
-def row_median_forward_stage2_t0(s, index_n, size_n):
-    """The values to reduce into t0 (sum), from one vector of each operand."""
-    return device.where(device.equal_index(index_n, device.floor_divide(size_n - 1, 2)), s, 0.0)
-
-
-def row_median_forward_stage2_row_mean(x, t0):
-    """The values to reduce into row_mean (mean), from one vector of each operand."""
-    median = t0
-    return cute.math.abs(x - median)
-
-
-def row_median_forward_stage2_row(t0, row_mean):
-    """The row's own results, from its statistics."""
-    median = t0
-    spread = row_mean
-    return median, spread
-
-
-@cute.kernel
-def row_median_forward_stage2_kernel(
-    mX: cute.Tensor,  # (rows, N) T
-    mS: cute.Tensor,  # (rows, N) float32
-    mMedian: cute.Tensor,  # (rows) float32
-    mSpread: cute.Tensor,  # (rows) float32
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows, N = mX.shape[0], mX.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rX = access.registers(mX, (vec, vectors, at_once))
-    rS = access.registers(mS, (vec, vectors, at_once))
-    rMedian = access.registers(mMedian, (1, at_once))
-    rSpread = access.registers(mSpread, (1, at_once))
-    sT0 = rowwise.shared(how, cutlass.Float32)
-    sRowMean = rowwise.shared(how, cutlass.Float32)
-    sXRun = rowwise.fetch(how, mX, rows, N)
-    sSRun = rowwise.fetch(how, mS, rows, N)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rS, rMedian, rSpread)
-    rowwise.load_together(mX, first_row, rX, place)
-    rowwise.load_together(mS, first_row, rS, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        row = rowwise.row(how, index, index < rows, N, shifts=True)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-        reduce.meet([*sT0, *sRowMean], how.cluster)
-        rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                values = row_median_forward_stage2_t0(
-                    device.floats(rS[None, v, u]), reduce.count_up(at.c, vec).to(cutlass.Int32),
-                    device.full(vec, N, cutlass.Int32),
-                )
-                reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
-        t0, = row.reduce([rT0], ("sum",), sT0)
-
-        row = row.forget((mX, rX), (mS, rS))
-        rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
-                values = row_median_forward_stage2_row_mean(device.floats(rX[None, v, u]), device.full(vec, t0))
-                reduce.accumulate([rRowMean], ("mean",), values, part.vector(v).inside())
-        row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
-
-        if row.writes():
-            median, spread = row_median_forward_stage2_row(device.full(1, t0), device.full(1, row_mean))
-            row.store_one(median.to(mMedian.element_type), mMedian, (index,), rMedian[None, u])
-            row.store_one(spread.to(mSpread.element_type), mSpread, (index,), rSpread[None, u])
-    rowwise.store_together(rMedian, mMedian, first_row, place)
-    rowwise.store_together(rSpread, mSpread, first_row, place)
-
-
-@cute.jit
-def row_median_forward_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mS: cute.Tensor, mMedian: cute.Tensor, mSpread: cute.Tensor,
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows = mX.shape[0]
-    row_median_forward_stage2_kernel(mX, mS, mMedian, mSpread, how).launch(**rowwise.grid(how, rows, stream))
-
-
-def row_median_forward_stage2_xla(x, s, index_n, size_n):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.sum(jnp.where(index_n == (size_n - 1) // 2, s, 0.0), axis=-1, keepdims=True)
-    median = t0
-    spread = jnp.mean(jnp.abs(x - median), axis=-1, keepdims=True)
-    return median, spread
-
-
 def row_median_backward_stage1_row_sum(median, x):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
     return device.where(x - median >= 0.0, 1.0, -1.0)
@@ -497,8 +400,8 @@ def row_median_backward_stage3_xla(dspread, median, x, unsort_of_rows_n, size_n)
     stage2_xla=row_median_stage2_xla,
     forward_stage1_launch=row_median_forward_stage1_launch,
     forward_stage1_xla=row_median_forward_stage1_xla,
-    forward_stage2_launch=row_median_forward_stage2_launch,
-    forward_stage2_xla=row_median_forward_stage2_xla,
+    forward_stage2_launch=row_median_stage2_launch,
+    forward_stage2_xla=row_median_stage2_xla,
     backward_stage1_launch=row_median_backward_stage1_launch,
     backward_stage1_xla=row_median_backward_stage1_xla,
     backward_stage2_launch=row_median_backward_stage2_launch,

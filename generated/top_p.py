@@ -314,173 +314,6 @@ def top_p_stage4_xla(logits, s, above, sum_of_rows, p):
     return y
 
 
-@cute.kernel
-def top_p_forward_stage1_kernel(
-    mLogits: cute.Tensor,  # (rows, N) T
-    mS: cute.Tensor,  # (rows, N) float32
-    how: cutlass.Constexpr[SelectLaunch],
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    row, shared, columns = select.row(how), sorting.memory(how), mLogits.shape[1]
-    if row < mLogits.shape[0]:
-        sorting.sort(mLogits, row, columns, how, shared)
-        for slot in cutlass.range(tidx % how.per_row, columns, how.per_row):
-            place = sorting.place_of(shared, slot)
-            select.put(mS, row, slot, sorting.value_at(mLogits, row, place, columns).to(mS.element_type), columns)
-
-
-@cute.jit
-def top_p_forward_stage1_launch(
-    stream: cuda.CUstream, mLogits: cute.Tensor, mS: cute.Tensor, how: cutlass.Constexpr[SelectLaunch],
-):
-    top_p_forward_stage1_kernel(mLogits, mS, how).launch(**select.grid(how, mLogits.shape[0], stream))
-
-
-def top_p_forward_stage1_xla(logits):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    s = runtime.sort(logits, axis=-1)
-    return s
-
-
-def top_p_forward_stage2_t0(s):
-    """The values to reduce into t0 (max), from one vector of each operand."""
-    return s
-
-
-def top_p_forward_stage2_row_sum(s, t0):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    max_of_rows = t0
-    return device.exp(s - max_of_rows, False)
-
-
-def top_p_forward_stage2_row(t0, row_sum):
-    """The row's own results, from its statistics."""
-    max_of_rows = t0
-    sum_of_rows = row_sum
-    return max_of_rows, sum_of_rows
-
-
-@cute.kernel
-def top_p_forward_stage2_kernel(
-    mS: cute.Tensor,  # (rows, N) float32
-    mMaxOfRows: cute.Tensor,  # (rows) float32
-    mSumOfRows: cute.Tensor,  # (rows) float32
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows, N = mS.shape[0], mS.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rS = access.registers(mS, (vec, vectors, at_once))
-    rMaxOfRows = access.registers(mMaxOfRows, (1, at_once))
-    rSumOfRows = access.registers(mSumOfRows, (1, at_once))
-    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
-    sSRun = rowwise.fetch(how, mS, rows, N)
-
-    first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rS, rMaxOfRows, rSumOfRows)
-    rowwise.load_together(mS, first_row, rS, place)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        row = rowwise.row(how, index, index < rows, N, shifts=True)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-        reduce.meet([*sT0], how.cluster)
-        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mS, (index, 0), rS[None, None, u], run=sSRun)
-            # vectors of a thread, after which the maximum is looked at
-            some = 2 if cutlass.const_expr(how.only_row) else vectors
-            for begin in cutlass.range_constexpr(0, vectors, some):
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = top_p_forward_stage2_t0(device.floats(rS[None, v, u]))
-                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
-                t0 = reduce.risen(rT0, rT0Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
-                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = top_p_forward_stage2_row_sum(device.floats(rS[None, v, u]), device.full(vec, t0))
-                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        t0, row_sum = row.reduce([rT0, rRowSum], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
-
-        if row.writes():
-            max_of_rows, sum_of_rows = top_p_forward_stage2_row(device.full(1, t0), device.full(1, row_sum))
-            row.store_one(max_of_rows.to(mMaxOfRows.element_type), mMaxOfRows, (index,), rMaxOfRows[None, u])
-            row.store_one(sum_of_rows.to(mSumOfRows.element_type), mSumOfRows, (index,), rSumOfRows[None, u])
-    rowwise.store_together(rMaxOfRows, mMaxOfRows, first_row, place)
-    rowwise.store_together(rSumOfRows, mSumOfRows, first_row, place)
-
-
-@cute.jit
-def top_p_forward_stage2_launch(
-    stream: cuda.CUstream, mS: cute.Tensor, mMaxOfRows: cute.Tensor, mSumOfRows: cute.Tensor,
-    how: cutlass.Constexpr[RowLaunch],
-):
-    rows = mS.shape[0]
-    top_p_forward_stage2_kernel(mS, mMaxOfRows, mSumOfRows, how).launch(**rowwise.grid(how, rows, stream))
-
-
-def top_p_forward_stage2_xla(s):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.max(s, axis=-1, keepdims=True)
-    max_of_rows = t0
-    sum_of_rows = jnp.sum(jnp.exp(s - max_of_rows), axis=-1, keepdims=True)
-    return max_of_rows, sum_of_rows
-
-
-def top_p_forward_stage3_operands(s, max_of_rows):
-    """The operands of cumsum, on one vector of each input."""
-    return device.exp(s - max_of_rows, False),
-
-
-def top_p_forward_stage3_chain(s, max_of_rows, state):
-    """The chain, on one vector of each operand."""
-    above = state
-    return above
-
-
-def top_p_forward_stage3_tile(walk, tile, carried, mS, mMaxOfRows, mAbove, how):
-    """What a thread computes of the elements that a block has at once."""
-    row, _ = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rS, rMaxOfRows = at.load(mS, flat.read(mMaxOfRows, (row,)))
-        given.append((device.floats(rS), device.floats(rMaxOfRows),))
-    operands = [top_p_forward_stage3_operands(*own) for own in given]
-    states.append(scan.states("cumsum", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        above = top_p_forward_stage3_chain(*own, *known)
-        at.store(above.to(mAbove.element_type), mAbove)
-
-
-@cute.kernel
-def top_p_forward_stage3_kernel(
-    mS: cute.Tensor,  # (rows, N) float32
-    mMaxOfRows: cute.Tensor,  # (rows) float32
-    mAbove: cute.Tensor,  # (rows, N) float32
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mAbove.shape, axis=1, reverse=True)  # this thread's elements
-    carried = [scan.carried("cumsum", walk, cutlass.Float32)]
-    for tile in cutlass.range(walk.tiles):
-        top_p_forward_stage3_tile(walk, tile, carried, mS, mMaxOfRows, mAbove, how)
-
-
-@cute.jit
-def top_p_forward_stage3_launch(
-    stream: cuda.CUstream, mS: cute.Tensor, mMaxOfRows: cute.Tensor, mAbove: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    top_p_forward_stage3_kernel(mS, mMaxOfRows, mAbove, how).launch(**scan.grid(how, mAbove.shape, 1, stream))
-
-
-def top_p_forward_stage3_xla(s, max_of_rows):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    above = runtime.scanned("cumsum", -1, True, True, jnp.exp(s - max_of_rows))
-    return above
-
-
 def top_p_forward_stage4_t0(s, above, sum_of_rows, p):
     """The values to reduce into t0 (min), from one vector of each operand."""
     return device.where(above < p * sum_of_rows, s, float("inf"))
@@ -636,12 +469,12 @@ def top_p_backward_xla(dy, least, logits):
     stage3_xla=top_p_stage3_xla,
     stage4_launch=top_p_stage4_launch,
     stage4_xla=top_p_stage4_xla,
-    forward_stage1_launch=top_p_forward_stage1_launch,
-    forward_stage1_xla=top_p_forward_stage1_xla,
-    forward_stage2_launch=top_p_forward_stage2_launch,
-    forward_stage2_xla=top_p_forward_stage2_xla,
-    forward_stage3_launch=top_p_forward_stage3_launch,
-    forward_stage3_xla=top_p_forward_stage3_xla,
+    forward_stage1_launch=top_p_stage1_launch,
+    forward_stage1_xla=top_p_stage1_xla,
+    forward_stage2_launch=top_p_stage2_launch,
+    forward_stage2_xla=top_p_stage2_xla,
+    forward_stage3_launch=top_p_stage3_launch,
+    forward_stage3_xla=top_p_stage3_xla,
     forward_stage4_launch=top_p_forward_stage4_launch,
     forward_stage4_xla=top_p_forward_stage4_xla,
     backward_launch=top_p_backward_launch,

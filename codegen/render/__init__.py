@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import replace
 
 from codegen import extras, library
 from codegen.autodiff.backward import Derived, backward_of
@@ -90,7 +91,7 @@ def render_op(op: Op) -> str:
         **vars(context.described()),
         kernel=kernel_text(context),
         kind=kind_of(op),
-        derived={name: derived_kernel(name, derived) for name, derived in derived_ops(op).items()},
+        derived=without_repeats({name: derived_kernel(name, derived) for name, derived in derived_ops(op).items()}),
         spec=dict_literal(to_data(op.spec)),
         tuning=[line_literal(data_of(tuned)) for tuned in op.tuning if tuned.take != "plan"],
     )
@@ -136,6 +137,19 @@ def derived_kernel(name: str, op: Op) -> DerivedKernel:
     context = context_of(op)
     xla = None if name.endswith(JOINED) else context.xla()
     return DerivedKernel(op.spec.op, kernel_text(context), xla, kind_of(op))
+
+
+def without_repeats(kernels: dict[str, DerivedKernel]) -> dict[str, DerivedKernel]:
+    """The kernels of a module. A kernel that differs from an earlier one by its names alone has the functions of that one, as a stage
+    of the backward may have those of the frozen backward. Kernels that call each other's functions keep their own."""
+    first: dict[tuple[str, str], str] = {}
+    found = {}
+    for name, made in kernels.items():
+        called = any(f"{made.op}_" in other.kernel for other in kernels.values() if other is not made)
+        text = made.kernel.replace(made.op, "\0"), repr(made.xla).replace(made.op, "\0")
+        op = made.op if called else first.setdefault(text, made.op)
+        found[name] = replace(made, op=op, repeated=op != made.op)
+    return found
 
 
 def kernel_text(context: Context) -> str:

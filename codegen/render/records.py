@@ -106,10 +106,11 @@ class Described(Head):
 class DerivedKernel:
     """A kernel that an op's module holds besides the op's own: of its backward, say."""
 
-    op: str
+    op: str  # by whose name the functions are called
     kernel: str
     xla: Jnp | None
     kind: str
+    repeated: bool = False  # whether these are the functions of an earlier kernel of the module
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,8 @@ class ScanContext(ElementwiseContext):
         ]
 
     def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
-        """One for the values that all states of an element share; one for each scan's operands; one for what states are reduced
-        from; and one for what is computed from all states, or from their reductions."""
+        """One function has the values that all states of an element share, and one each scan's operands. One has what states are
+        reduced from, and one what is computed from all states, or from their reductions."""
         plan, names = self.plan, self.vector_names()
         taken = {*self.target_names().values(), *names}
         states = self.named(plan.scans, "state", taken)

@@ -34,12 +34,12 @@ def restricted(
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
-    own = spec.inputs_for(read, more, axes)
+    inputs = [*spec.inputs_for(read, more, axes)]
     for axis in {str(n.attr): None for n in nodes if n.op == "size"}:  # of a fixed size: some array has to say so
-        if not any(axis in a.axes for a in (*own, *more, *outputs)):
-            read |= {*[a.name for a in spec.inputs if axis in a.axes and a.default is None][:1]}
-    inputs = (*spec.inputs_for(read, more, axes), *more)
-    part = replace(spec, inputs=inputs, outputs=tuple(outputs), params=params)
+        if not any(axis in a.axes for a in (*inputs, *more, *outputs)):
+            inputs += [a for a in spec.inputs if axis in a.axes and a.default is None][:1]
+    inputs = [*sorted(inputs, key=spec.inputs.index), *more]
+    part = replace(spec, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
     return derived_spec(part, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)
 
 

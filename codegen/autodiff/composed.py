@@ -1,5 +1,5 @@
-"""The backward of attention among other stages, from the backwards of its parts: what computes q, k and v, such as norms and rotations;
-attention; and what follows it, such as a gate or a projection.
+"""The backward of attention among other stages, from the backwards of its three parts: the chain that computes q, k and v, such as
+norms and rotations; attention; and the chain that follows it, such as a gate or a projection.
 
 The gradients of what one part computes for a later one are outputs of the later part's backward, and cotangents of its own.
 """
@@ -35,8 +35,8 @@ class Part:
 
 
 def parts_of(op: Op) -> list[Op]:
-    """The parts of an op with a stage that is attention: what computes the values that this stage reads, if any; the stage; what computes
-    the outputs from its result, if the stage does not write them. Empty for other ops."""
+    """The parts of an op with a stage that is attention: the chain that computes the values that this stage reads, if any; the
+    stage; the chain that computes the outputs from its result, if the stage does not write them. Empty for other ops."""
     plan, spec = op.plan, op.spec
     if not isinstance(plan, Staged) or plan.summed or spec.save or spec.grad != "auto":
         return []

@@ -76,7 +76,7 @@ class Reverse(Adjoints):
     """The derivative of a checked spec, and the backwards that compute it. They differ in the values that the forward saves.
 
     `dtype` is the type of saved values. If it is not float32, the backward's inputs are rounded to it, but the forward had them in
-    more bits; so the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
+    more bits. So the backward does not take statistics from outputs, since they are not statistics of the rounded inputs. With
     `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are the
     values, by name, that the op's stages write in any case, and `constant` values are not differentiated. Raises `UserError` if
     there is no derivative that kernels can compute.
@@ -243,8 +243,9 @@ class Reverse(Adjoints):
         return outputs, assigned
 
     def of_alike(self, taken: Taken, table: Array) -> tuple[Taken, set[str]]:
-        """The axes of an index along which all that it took has one gradient, which is written once; and the gradient, from which the
-        sizes of these axes are divided out, as a mean has them: a kernel knows the sizes of its outputs alone."""
+        """The axes of an index along which all elements that it took have one gradient, which is written once; and the gradient.
+        The sizes of these axes, which a mean's gradient contains, are divided out: a kernel knows the sizes of its outputs
+        alone."""
         own = taken.index.dims if isinstance(taken.index, Node) else self.spec.array(taken.index).axes
         alike = {*own} - {*table.axes, *taken.adjoint.dims, ROWS}
         adjoint, divided = taken.adjoint, list[str]()
@@ -414,7 +415,8 @@ class Reverse(Adjoints):
 
     def exact(self, name: str, value: Node) -> bool:
         """Whether an output stores a maximum or minimum without rounding, and the elements that it is compared with have the same
-        bits when they are recomputed: they are an input's elements, or their arithmetic is rounded the same everywhere."""
+        bits when they are recomputed. They do if they are an input's elements, or if their arithmetic is rounded the same
+        everywhere."""
         kept = self.spec.array(name).dtype if name in self.made else self.saved_type
         if value.op not in ("max", "min"):
             return False

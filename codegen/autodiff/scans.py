@@ -25,8 +25,8 @@ from codegen.parsing import parse_expression
 Names = Mapping[str, Node | tuple[str, ...]]
 Evaluated = Callable[[ast.expr, Names], Node]
 
-# How much of the state before an element is in the state after it (y and p are these states, x is the element), and
-# the derivative of the state by the element, from the state's adjoint l
+# The derivative of the state after an element by the state before it, and by the element, from the state's adjoint l. y and p are
+# the states after and before, x is the element
 STEPS = {
     "cumprod": ("x", "l * p"),
     "cummax": ("where(x > p, 0, where(x == p, 0.5, 1))", "l * where(x > p, 1, where(x == p, 0.5, 0))"),

@@ -43,8 +43,8 @@ def nowhere() -> np.ndarray:
 
 @dataclass(frozen=True)
 class Bound:
-    """A value, the bound of its error (for a bool: 1 where it is uncertain), where float32 overflowed on the way, and where an
-    uncertain comparison chose between values that are far apart (`doubt`): the bound then covers both."""
+    """A value, and the bound of its error (for a bool: 1 where it is uncertain). Also where float32 overflowed on the way, and
+    where an uncertain comparison chose between values that are far apart (`doubt`): the bound then covers both."""
 
     value: np.ndarray
     error: np.ndarray
@@ -54,8 +54,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Terms:
-    """A contraction: its value, the sum of its terms' magnitudes, the sum of its factors' magnitudes (both over finite ones), the
-    number of terms, and the part of the first sum that tensor cores may lose in addition to float32's roundings."""
+    """A contraction: its value, the sums of its terms' and of its factors' magnitudes (both over finite ones), and the number of
+    terms. Tensor cores may lose a `part` of the first sum in addition to float32's roundings."""
 
     value: np.ndarray
     size: np.ndarray

@@ -242,8 +242,8 @@ def values(
     along: int | None = None,
     beyond: float = math.inf,
 ) -> np.ndarray:
-    """Random values of a dtype, with special values where the case asks for them: in every fourth place, or, where the
-    values are reduced `along` a dimension, in so few places that the others still matter."""
+    """Random values of a dtype, with special values where the case asks for them. These are in every fourth place. Where the values
+    are reduced `along` a dimension, they are in so few places that the others still matter."""
     kind = DTYPES[dtype].kind
     if kind == "bool":
         return generator.random(shape) < 0.5

@@ -6,8 +6,8 @@ for the functions that libraries approximate. Values closer to zero than the sma
 so every result may be off by that much. A comparison whose outcome the errors can change is uncertain. A value that it
 selects has the difference of the two choices as an additional error.
 
-A comparison of a value with its own maximum is uncertain only if several elements are within their errors of the maximum:
-both sides have the same error, so a single such element is the maximum.
+A comparison of a value with its own maximum is uncertain only if several elements are within their errors of the maximum. Both
+sides have the same error, so a single such element is the maximum.
 
 Reductions, over n values x with errors e:
   sum, mean  An order of summation rounds each x once for every addition on its way to the result, d times at most. So the

@@ -1,9 +1,9 @@
 """Bounds the error of a scan: part of the running error analysis in `errorbound.py`.
 
-A state h_t = a_t h_(t-1) + b_t may be computed in any association. With M_t = |a_t| M_(t-1) + |b_t|, which bounds every partial
-result that ends at t, an operand's error reaches a state as it does in the recurrence, and each of the at most t + 8
-combinations on its way rounds a product and a sum of at most M_t. A partial product of the a that underflows is off by the
-smallest normal number, times the states and the products around it. Where these overflow, the result may be anything.
+A state h_t = a_t h_(t-1) + b_t may be computed in any association. M_t = |a_t| M_(t-1) + |b_t| bounds every partial result that
+ends at t. An operand's error reaches a state as it does in the recurrence. Each of the at most t + 8 combinations on its way rounds
+a product and a sum of at most M_t. A partial product of the a that underflows is off by the smallest normal number, times the
+states and the products around it. Where these overflow, the result may be anything.
 
 A running sum is such a recurrence with a = 1, and a running product is one with b = 0. A running maximum lies between the
 running maxima of x - e and of x + e. The exponentials of cumlogsumexp are positive. So the relative error of its sum is that of

@@ -38,8 +38,8 @@ with extras.needed("test"):
     import hypothesis
 
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
-# Calls of a test, in addition to one of every dtype: fewer for ops that reduce, where nearly each call has its own row length
-# and so its own kernel to compile, and for ops that contract, which take long to compile
+# Calls of a test, in addition to one of every dtype. There are fewer for ops that reduce, where nearly each call has its own row
+# length and so its own kernel to compile, and for ops that contract, which take long to compile
 MORE = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "0"))
 SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
@@ -196,13 +196,12 @@ def check_gradient(
     `examples` is the number of calls; by default one dtype, on a GPU every dtype, and some more. Raises `Disagreement`.
 
     The backward runs in float32 over values of magnitude about one. An error of 2**-16 of the largest gradient allows for some
-    hundred roundings. In addition, the gradient is rounded to the input's type, and an output that the backward reads is
-    rounded to its own type, which multiplies the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small
-    gradient (a norm of one column, say), the largest gradient is no measure of these roundings. There, four times the
-    rounding error of the reference's own backward is allowed: the largest of eight similar calls, since a single one may be
-    small by chance. Where tensor cores multiply, twice the change of the exact gradient is allowed that their rounding of the
-    factors causes. Where products are saved in fewer bits, twice the change is allowed that this rounding causes: it may
-    change a sine's slope.
+    hundred roundings. In addition, the gradient is rounded to the input's type. An output that the backward reads is rounded to its
+    own type, and that error multiplies the cotangents, as in y * (dy - sum(dy * y)). Where larger terms cancel to a small gradient
+    (a norm of one column, say), the largest gradient is no measure of these roundings. There, four times the rounding error of the
+    reference's own backward is allowed: the largest of eight similar calls, since a single one may be small by chance. Where tensor
+    cores multiply, twice the change of the exact gradient is allowed that their rounding of the factors causes. Where products are
+    saved in fewer bits, twice the change is allowed that this rounding causes: it may change a sine's slope.
     """
 
     def check(case: Case) -> None:

@@ -67,11 +67,11 @@ def load_row(
     once: cutlass.Constexpr[bool],
     last: cutlass.Constexpr[int] = 0,
 ):
-    """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts,
-    vec, vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row
-    may have any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned
-    in memory, for which `first` may be negative; else each vector is assembled from the two aligned ones that contain it. No
-    vector before the one of the number `last` has the row's end. Data that is read `once` is not kept in the L1 cache."""
+    """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts, vec,
+    vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row may have
+    any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned in memory.
+    `first` may be negative for that. Without it each vector is assembled from the two aligned ones that contain it. No vector
+    before the one of the number `last` has the row's end. Data that is read `once` is not kept in the L1 cache."""
     cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
@@ -484,8 +484,8 @@ def _in_row(place: cute.Coord, modes: tuple[int | None, ...], column: Places) ->
 
 
 def pick(table: cute.Tensor, where: tuple[device.Vector | int, ...], dtype: type[Numeric]) -> device.Vector:
-    """A table's elements in the compute type `dtype`, at a place for each element of a vector: for each mode of the table a
-    vector of integers, clamped to the mode, or a number."""
+    """A table's elements in the compute type `dtype`, at a place for each element of a vector. A place has an integer for each mode
+    of the table. They are vectors, which are clamped to the mode, or numbers."""
     first = next(w for w in where if isinstance(w, cute.TensorSSA))
     count = cute.size(first.shape)
     found = cute.make_rmem_tensor((count,), table.element_type)

@@ -1,8 +1,8 @@
 """Device functions of element-wise kernels: a thread's vector of consecutive elements, with what it reads and writes.
 
-`Flat` is what a thread knows of its vector. An array with every element of the outputs, in their order, is read and written
-from where the vector starts. Any other array is read at a place: one entry for each of its modes, which is an axis of the
-elements (`Flat.axes`), a number, a neighbour's position (`back`), or what an index says (`pick`).
+`Flat` is what a thread knows of its vector. An array with every element of the outputs, in their order, is read and written from
+where the vector starts. Any other array is read at a place, which has an entry for each of the array's modes. An entry is an axis
+of the elements (`Flat.axes`), a number, a neighbour's position (`back`), or what an index says (`pick`).
 """
 
 from __future__ import annotations
@@ -348,8 +348,8 @@ def _load_two_rows(
 
 @cute.jit
 def _load_ragged(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
-    """Vectors that may cross the end of a row: where they do not, wide loads, wherever they start; else every element at its own
-    place, which depends on the axes from the `outermost` on."""
+    """Vectors that may cross the end of a row. Where they do not, wide loads read them, wherever they start. Else every element is
+    read at its own place, which depends on the axes from the `outermost` on."""
     whole = own.valid >= own.how.vec if len(own.extents) <= 1 else own.first[-1] + own.how.vec <= own.extents[-1]
     if whole:
         own._load_in_row(rest)

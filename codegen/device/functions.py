@@ -453,14 +453,14 @@ def round_to(x: Vector, dtype: type[Numeric]) -> Vector:
     low, high = limits(dtype)
     x = minimum(maximum(where(isnan(x), 0.0, x), float(low)), float(high))
     units = cute.full((1,), UNITS, Float32).bitcast(Int32)[0]
-    # The subtraction is left out, since it does not change the low bits. ptxas converts the float where the low bits of a
-    # register are stored that a float instruction wrote: a move between them, which costs nothing, prevents that
+    # The subtraction is left out, since it does not change the low bits. Where the low bits of a register are stored that a float
+    # instruction wrote, ptxas converts the float. A move between them costs nothing and prevents that
     return (each(unseen, (x + UNITS).bitcast(Int32)) - units).to(dtype)
 
 
 def _words_of_pairs(x: Vector) -> Vector:
-    """The same float8 numbers. ptxas merges the conversion of a word's second pair with the first one, wrongly where the two are the
-    same values; a permutation between them, which it does not read, prevents that."""
+    """The same float8 numbers. ptxas merges the conversions of a word's two pairs, wrongly where both are of the same values. A
+    permutation between them prevents that, since ptxas does not see what it does."""
     pairs, words = x.bitcast(Int16).to(Int32), cute.make_rmem_tensor((cute.size(x.shape) // 4,), Int32)
     for i in range(cute.size(words)):
         both = [pairs[k].ir_value() for k in (2 * i, 2 * i + 1)]

@@ -163,10 +163,10 @@ def await_last():
 
 # Keeping pace
 #
-# Blocks that loop over rows have equal shares of them, so that sums have one order. But memory does not serve all SMs equally:
-# half of an H100's SMs finish after 3/4 of the time (three of its five memory stacks are on one side), and the other half alone
-# cannot saturate the memory. So all blocks count their finished rows, and a block that is ahead of their mean pauses. Results do
-# not depend on it.
+# Blocks that loop over rows have equal shares of them, so that sums have one order. But memory does not serve all SMs equally: three
+# of an H100's five memory stacks are on one side. Half of its SMs finish after 3/4 of the time, and the other half alone cannot
+# saturate the memory. So all blocks count their finished rows, and a block that is ahead of their mean pauses. Results do not depend
+# on it.
 
 AHEAD = 1  # rows that a block may be ahead
 PAUSE = 600  # nanoseconds
@@ -337,13 +337,13 @@ def _one(values: cute.Tensor, place: Any) -> Vector:
     return cute.full((1,), values[place], values.element_type)
 
 
-# Where a result has the partial results of several columns: so few of them that a thread reduces them alone, and so many results, of
-# which neighbours lie side by side, that a block takes 32 of them
+# Where a result has the partial results of several columns: the most of them that a thread reduces alone, and the fewest results,
+# with neighbours side by side, of which a block takes 32
 FEW_OF_RESULT, MANY_RESULTS = 64, 4096
 
 
 def _ways(parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> tuple[Boolean, Boolean]:
-    """Whether each thread of a finishing kernel reduces a result of its own; and if not, whether the warps of a block share 32
+    """Whether each thread of a finishing kernel reduces a result of its own. If not, whether the warps of a block share 32
     neighbouring results, whose partial results lie side by side. Else a block has one result."""
     total, results = parts.shape[0] * _product(extents, kept), _results(extents, kept)
     if not kept[-1]:
@@ -385,9 +385,9 @@ def over_parts_of(
     kept: cutlass.Constexpr[tuple[bool, ...]],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ):
-    """Reduce all partial results of all columns with the same `place` along some axes, for each statistic, by one thread, by the warps of
-    a block for neighbouring places, or by a block of 256 threads (`_ways`). Each of `parts` is (parts, columns), `extents` are the sizes of
-    the axes of a column, and `kept` says which of them make a place."""
+    """Reduce all partial results of all columns with the same `place` along some axes, for each statistic. One thread does so, or
+    the warps of a block for neighbouring places, or a block of 256 threads (`_ways`). Each of `parts` is (parts, columns),
+    `extents` are the sizes of the axes of a column, and `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
     count, results = _product(extents, kept), _results(extents, kept)

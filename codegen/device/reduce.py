@@ -443,8 +443,8 @@ def _follow(maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: 
 
 
 def settled(total: Vector, maximum: Vector, finite: bool) -> Vector:
-    """A sum of exponentials that followed a maximum, at the end: where the maximum is not finite, the sum is NaN, or, if the terms are
-    then relative to 0 (`finite`), as large as the exponential of the maximum."""
+    """A sum of exponentials that followed a maximum, at the end. Where the maximum is not finite, the sum is NaN. If the terms are
+    then relative to 0 (`finite`), it is as large as the exponential of the maximum."""
     other = cute.math.exp(maximum) if finite else maximum - maximum
     return device.where(device.isfinite(maximum), result("sum", total), other)
 

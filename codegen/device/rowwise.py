@@ -344,8 +344,8 @@ class Row:
             dst[place] = src[0]
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Row:
-        """Return the row, after hiding from the compiler where its registers' contents come from if they are to hold
-        `only_row`: then it keeps no other values computed from them."""
+        """Return the row. If its registers are to hold `only_row`, hide from the compiler where their contents come from: then it
+        keeps no other values computed from them."""
         if not self.how.only_row:
             return self
         first = device.unseen(self.first)

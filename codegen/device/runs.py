@@ -1,10 +1,10 @@
 """Device functions by which rows are loaded and stored through shared memory, if N is not a multiple of the vector width.
 
-A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors. Where rows are short,
-its threads read and write their columns in shared memory one by one: no vector of a thread needs a mask or a shift. Where a block has one
-long row, its threads' vectors begin with the row, so that arrays which all rows share need no shift; what comes from a run is shifted by
-an amount that is equal for all of them. In a kernel that walks down rows, which may lie apart, each row is a run of its own, which its
-threads copy.
+A block's rows are neighbours: in memory they are one run of elements. The block copies the run in aligned vectors. Where rows are
+short, its threads read and write their columns in shared memory one by one: no vector of a thread needs a mask or a shift. Where a
+block has one long row, its threads' vectors begin with the row, so arrays that all rows share need no shift. What comes from a run
+is shifted, by the same amount for all threads. In a kernel that walks down rows, which may lie apart, each row is a run of its own,
+which its threads copy.
 """
 
 from __future__ import annotations
@@ -186,8 +186,9 @@ class Slots:
 
 
 def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: int = 1) -> Slots | None:
-    """Shared memory for so many rows of each thread, of an array with `parts` elements of a column; None if rows do not come and go this
-    way, or if the array is left out. A kernel that does not walk has these for arrays of which several rows are one."""
+    """Shared memory for so many rows of each thread, of an array with `parts` elements of a column. None if rows are not read and
+    written this way, or if the array is left out. A kernel that does not walk has these for arrays of which several rows are
+    one."""
     if tensor is None or not how.by_runs:
         return None
     vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
@@ -290,8 +291,8 @@ def take(
 
 
 def take_vectors(run: Run, start: Int64, there: Boolean, first: Int32, step: int, dst: cute.Tensor, parts: int) -> None:
-    """This thread's vectors of a row that is a run of its own, or of a part of it, that begins at element `start` of the array, into dst
-    (vec, vectors) or (parts, vec, vectors). What is past the row's end may have any value."""
+    """Load this thread's vectors of a row that is a run of its own, or of a part of it, into dst (vec, vectors) or (parts, vec,
+    vectors). The run begins at element `start` of the array. What is past the row's end may have any value."""
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     flat = cute.make_tensor(dst.iterator, cute.make_layout((cute.size(dst) // vectors, vectors)))
     base = cutlass.select_(there, run.place(start), Int32(0))
@@ -306,8 +307,8 @@ def _take_shifted(
     step: cutlass.Constexpr[int],
     dst: cute.Tensor,
 ):
-    """Load the vectors that begin with elements skip + first, skip + first + step, ... of shared memory into dst (elements, vectors);
-    `skip`, which is equal for all threads, is all that is not aligned."""
+    """Load the vectors that begin with elements skip + first, skip + first + step, ... of shared memory into dst (elements,
+    vectors). `skip` is equal for all threads, and all else is aligned."""
     count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
     each = _shared_vector(memory, count)
     if cutlass.const_expr(each == 0):

@@ -1,6 +1,6 @@
 """Device functions of kernels that scan along an axis.
 
-Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other; it combines them, and
+Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other, and combines them. Then
 threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
 after a tile are carried to the next. Every combination has a fixed order: two runs agree to the bit.
 

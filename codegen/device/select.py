@@ -38,8 +38,8 @@ def row(how: SelectLaunch) -> Int32:
 
 
 def memory(how: SelectLaunch) -> list[cute.Tensor]:
-    """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each; (2, warps) for
-    numbers that its warps count; and keys and places of elements that may be selected, (FEW * per_row,) each."""
+    """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each; the numbers that its
+    warps count, (2, warps); the keys and places of elements that may be selected, (FEW * per_row,) each."""
     tidx, _, _ = cute.arch.thread_idx()
     rows, allocator = how.threads // how.per_row, SmemAllocator()
     own = tidx // how.per_row

@@ -1,9 +1,9 @@
 """Device functions of kernels that sort rows, and of their derivatives'.
 
 An element is one number of 64 bits: above, a key of 32 bits in the order of the values, and below, its position in the row. So no
-two elements are equal, and equal values stay in their order. A thread holds neighbouring elements in registers. A bitonic
-sort merges runs of 2, 4, 8, ... elements: each step compares elements that are a power of two apart, which the same thread has, or
-another lane of its warp, or another warp, through shared memory.
+two elements are equal, and equal values stay in their order. A thread holds neighbouring elements in registers. A bitonic sort
+merges runs of 2, 4, 8, ... elements. Each step compares elements that are a power of two apart. The same thread has both, or
+another lane of its warp has the other, or another warp, which exchanges it through shared memory.
 """
 
 from __future__ import annotations

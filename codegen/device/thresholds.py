@@ -1,8 +1,8 @@
 """Device functions of kernels that find the largest number for which the elements of a row that reach it sum to a mass.
 
-The bits of positive numbers are in the order of these numbers. They are found two at a time, from the sums of the elements that reach
-each of three numbers. Each thread adds up its elements in order, and then threads do, always in the same order: so a sum of more
-elements is not smaller, and all threads of a row decide the same.
+The bits of positive numbers are in the order of these numbers. They are found two at a time, from the sums of the elements that
+reach each of three numbers. Each thread adds up its elements in order, and then the threads' sums are added, always in the same
+order. So a sum of more elements is not smaller, and all threads of a row decide the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A drawing of an op's dataflow graph: inputs above, operations in layers below them, outputs at the bottom.
 
-The usual layered layout: every node is one layer below its lowest operand, edges that cross layers get a waypoint in
-each, layers are ordered by barycenters to avoid crossings, and nodes are then moved towards their neighbours.
+The usual layered layout: every node is one layer below its lowest operand, and edges that cross layers get a waypoint in each.
+Layers are ordered by barycenters to avoid crossings, and nodes are then moved towards their neighbours.
 """
 
 from __future__ import annotations

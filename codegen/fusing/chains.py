@@ -142,8 +142,8 @@ class Part:
 
 
 def worthwhile(graph: StepGraph, groups: Iterable[frozenset[int]]) -> list[Part]:
-    """What of groups of steps saves traffic as an op, once its arrays are in memory: XLA computes some of them in the kernel that uses
-    them; an op needs them written first, unless they are another chain's results."""
+    """The parts of groups of steps that save traffic as an op, once its arrays are in memory. XLA computes some arrays in the
+    kernel that uses them; an op needs them written first, unless they are another chain's results."""
     left = list(groups)
     while True:
         chains = {place for group in left for place in group}

@@ -24,7 +24,7 @@ EXPRESSING = Expressing()  # what was tried is known to all functions of the pro
 
 @dataclass(frozen=True)
 class Replaced:
-    """A chain that was replaced: where its first step is in the source, the chain, how often a call runs it, and the bytes of
+    """A chain that was replaced: the place of its first step in the source, the chain, how often a call runs it, and its bytes of
     memory traffic as XLA compiles it (by the model in `cost.py`) and as an op."""
 
     place: Place

@@ -69,8 +69,8 @@ def is_recomputed(step: Step) -> bool:
 
 
 def prepared(flat: Flat) -> Flat:
-    """The same function in the form in which chains are searched: steps that nothing needs are gone, equal steps are one step, each
-    use of a recomputed step has one of its own, factors are separate, and dimensions are joined late."""
+    """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
+    each use of a recomputed step has one of its own. Factors are separate, and dimensions are joined late."""
     return _factors_apart(spread(_once(_needed(delayed(flat)))))
 
 

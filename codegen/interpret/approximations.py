@@ -1,10 +1,10 @@
 """The functions for which PTX gives only an error bound: their bounds, and the differences between two machines that they allow.
 
 A GPU's result of such a function may be anywhere within its bound; ours is the number nearest to the exact result. So a GPU's
-outputs and ours may differ, by an amount that depends on the kernel. `compare` measures this amount by stochastic
-arithmetic: it runs the kernel a few more times with random noise, up to the bound in each approximate result and up to a unit
-in the last place in each rounding of a value computed from one. If a GPU's output differs by more than MARGIN times the largest
-difference of these runs (and a unit in the last place), one of the two machines is wrong.
+outputs and ours may differ, by an amount that depends on the kernel. `compare` measures this amount by stochastic arithmetic: it
+runs the kernel a few more times with random noise. The noise is up to the bound in each approximate result, and up to a unit in the
+last place in each rounding of a value computed from one. If a GPU's output differs by more than MARGIN times the largest difference
+of these runs (and a unit in the last place), one of the two machines is wrong.
 """
 
 from __future__ import annotations

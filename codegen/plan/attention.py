@@ -6,8 +6,8 @@
                                     may have factors along S, and be 0 outside a condition, as where they are dropped
     o = p @ v                       the second product, over S
 
-The kernel never writes s, t or p. It walks over tiles of k and v, and keeps for each row the maximum `top` of the scores so
-far, `total` = sum(exp(t - top)) and sum(exp(t - top) * v), which it rescales where `top` rises. In the end the row's function
+The kernel never writes s, t or p. It walks over tiles of k and v. For each row it keeps the maximum `top` of the scores so far, and
+the sums `total` = sum(exp(t - top)) and sum(exp(t - top) * v), which it rescales where `top` rises. In the end the row's function
 gives the factor of o, and the outputs of one value a row, such as the logsumexp (Dao et al., arXiv:2205.14135).
 
 k and v may lie in pages, `take(k, pages, axis=P)` with k: T[P, R, ...] and pages: int32[..., N]. Then S is N x R, and the kernel
@@ -339,9 +339,10 @@ class Attention(AttentionPlan):
         return self.is_cheap and bool(own - {*self.shared})
 
     def _hopper_columns(self, d: int, e: int) -> int:
-        """The columns of a tile on Hopper: shared memory has a tile of q and two of k and v each; a thread's registers have products,
-        weights, sums of o, what the scores read for each column, and, where weights are drawn, words of a row's draws. On an H100 with
-        16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and 192 than 128 where they have 64."""
+        """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers have
+        products, weights, sums of o, and what the scores read for each column. Where weights are drawn, they also have words of a
+        row's draws. On an H100 with 16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and
+        192 than 128 where they have 64."""
 
         planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS)
         most = 128 if self.reads_columns else 192

@@ -18,9 +18,9 @@ MOST_BLOCKS = 2**31 - 1  # of a kernel
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
 RANKED = 8192  # rows that are compared with each other to sort them
 
-# Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and of each more; a comparison of two
-# rows; a kernel's start; memory read or written; what XLA's scatter adds with atomics, and that where many rows have one key; single
-# elements that it adds
+# Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and the time for each further row; a
+# comparison of two rows; a kernel's start; memory read or written. Then of XLA's scatter: what it adds with atomics, what it adds
+# where many rows have one key, and single elements that it adds
 SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 1.5e-7, 1.5
 MEMORY, SCATTERED, CONTENDED, SINGLE = 3.6e6, 1.7e6, 0.6e6, 11e3
 OFTEN = 1024  # rows of each key, on average, from which on atomics wait for each other

@@ -234,7 +234,7 @@ class Spec:
 
     @functools.cached_property
     def disagreeing(self) -> tuple[Array, ...]:
-        """The fewest arrays with axes that no order fits: the second has two axes of the first the other way round, or each
+        """The fewest arrays with axes that no order fits. Either the second has two axes of the first the other way round, or each
         has an axis before one that the next has before others, back to the first. Empty if one order fits all arrays."""
         alike: dict[tuple[str, ...], Array] = {}
         for array in self.arrays:

@@ -173,8 +173,8 @@ def _around_products(spec: Spec) -> Stages | None:
 
 
 def _cut(spec: Spec) -> Stages | None:
-    """The stages of a chain without products. What is taken from tables, or read from neighbours, is written by an earlier stage where
-    no kernel that reduces, scans or selects reads it: such values, or what is made of them and reduced, whichever are fewer."""
+    """The stages of a chain without products. Where no kernel that reduces, scans or selects reads values that are taken from tables,
+    or read from neighbours, an earlier stage writes them, or what is made of them and reduced, whichever are fewer."""
     read = [n for n in spec.read.nodes if n.op in ("shift", *TAKES)]
     reduced = [
         a for n in spec.read.nodes if n.op in IN_STAGES for a in n.args

@@ -1,5 +1,5 @@
-"""Reduces the results of a GEMM's epilogue over the rows and columns of a tile, in a fixed order: two runs agree to the bit; and,
-before the epilogue, which takes the results, the segments of a row: the heads of attention, which are normalised.
+"""Reduces the results of a GEMM's epilogue over the rows and columns of a tile, in a fixed order: two runs agree to the bit. Before
+the epilogue it reduces the segments of a row, such as the heads of attention that are normalised; the epilogue takes these results.
 
 A warp's accumulators have whole segments: four neighbouring lanes hold all columns of a row. Each lane reduces its own in
 registers, then these four lanes reduce their results. The lane that later has a vector of the row takes the result from one of

@@ -1,10 +1,10 @@
-"""Converts narrow elements to 16 bits in registers, exactly: a factor in int8, float8 or 4 bits that is multiplied in float16 or
-bfloat16; and multiplies sums by scales of groups along K.
+"""Converts the elements of a factor in int8, float8 or 4 bits to float16 or bfloat16 in registers, exactly, and multiplies sums by
+scales of groups along K.
 
 A step of 32 bytes along K has 32 elements of a byte, and two steps of 16-bit elements; of 4 bits twice as many. As `tensorcore` has
-fragments of bytes, a lane q of four holds in a word the bytes 4q .. 4q + 3 of each 16, which are 4 or 8 elements next to each other.
-A product may take K in any order, so a step of 16-bit elements has two of these in its first word and the next two in its second, of
-both operands.
+fragments of bytes, a lane q of four holds in a word the bytes 4q .. 4q + 3 of each 16, which are 4 or 8 elements next to each
+other. A product may take K in any order. So a step's first word of 16-bit elements has the first two of four neighbours and its
+second word the next two, for both operands.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def multiply(
 
 
 def steps_of_a(address: Int32, eight_rows: int, words: int) -> list[list[Uint32]]:
-    """The fragments of a's 16-bit elements in this order that go with a word of b: from so many words of a lane's row and of the row
-    that is `eight_rows` further, in bytes."""
+    """The fragments of a's 16-bit elements, in this order, that are multiplied with a word of b. They come from so many words of a
+    lane's row, and of the row that is `eight_rows` bytes further."""
     low, high = (tensorcore.load_words(address + more, words) for more in (0, eight_rows))
     return [[low[w], high[w], low[w + 1], high[w + 1]] for w in range(0, words, 2)]
 

@@ -1,7 +1,7 @@
 """Operands of mma.sync in shared memory: where their bytes are, and how a lane reads its fragments.
 
-A tile consists of panels 128 bytes wide (or as wide as the tile), row after row, whose 16-byte chunks are permuted by row: rows
-that ldmatrix, or a warp's loads, read at once have no bank conflicts.
+A tile consists of panels 128 bytes wide (or as wide as the tile), row after row. Their 16-byte chunks are permuted by row, so that
+rows that ldmatrix or a warp's loads read at once have no bank conflicts.
 """
 
 from __future__ import annotations

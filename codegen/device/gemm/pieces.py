@@ -50,9 +50,9 @@ class Segments:
 class Form:
     """An epilogue, its operands and results, and how a tile's warps share its columns.
 
-    run(at, acc, operands, tensors) is called for each vector `at`, and returns what is reduced of it. Its operands are those that
-    two other functions return, where there are any: columns(at, tensors), called once for all rows, and tiles(at, tensors), which
-    reads what a row has of its own.
+    run(at, acc, operands, tensors) is called for each vector `at`, and returns what is reduced of it. Its operands come from two
+    other functions, where there are any: columns(at, tensors), called once for all rows, and tiles(at, tensors), which reads what
+    each row has.
     """
 
     run: Callable[..., tuple]
@@ -71,9 +71,9 @@ class Form:
     matrices: bool = False  # whether a warp writes them to shared memory by stmatrix (from sm_90 on)
     piece: int = PIECE  # the most columns that pass through shared memory at once: 64 or 32
     ahead: int = 1  # how many pieces ahead operands are prefetched; pairs of pieces, where `staged`
-    # Whether a loop runs the epilogue of a piece; then the registers of accumulators are free once they are in shared memory.
-    # On other architectures as much would be computed at once, while tensor cores read registers too: on an H100 folds along
-    # rows and prefetched tiles took a fifth to a half longer
+    # Whether a loop runs the epilogue of a piece; then the registers of accumulators are free once they are in shared memory. On
+    # other architectures as much would be computed at once, but there tensor cores read registers too. On an H100 folds along rows
+    # and prefetched tiles took a fifth to a half longer
     rolled: bool = False
     staged: int = (
         0  # bytes of shared memory for prefetched operands of `STAGED_ROWS` rows, if `rolled`; 0: registers hold them

@@ -395,8 +395,8 @@ def _found(
     left: cutlass.Int32,
     size: cutlass.Constexpr[int],
 ):
-    """The elements of a chunk, as unsigned integers of their size: shifted out of the vectors that contain it, or loaded one by one
-    near the end of a row or of the operand."""
+    """The elements of a chunk, as unsigned integers of their size. They are shifted out of the vectors that contain them. Near the
+    end of a row or of the operand they are loaded one by one."""
     dtype, vec = Uint16 if size == 2 else Uint8, 16 // size
     held = cute.make_rmem_tensor((vec,), dtype)
     device.shift_words([around[w] for w in range(8)], Int32(place & 15) // size, vec - 1, held)

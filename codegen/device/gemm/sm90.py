@@ -1,18 +1,18 @@
 """The GEMM main loop for Hopper (sm_90a): acc = a @ b by TMA and WGMMA, then the epilogue.
 
 The producer of a block (`warpgroups`) fills a ring of stages in shared memory with tiles of a and b. The two consumers multiply
-with WGMMA and pass accumulators to the epilogue. They share one
-tile (cooperative: 64 rows each, alternately), or have a tile each and take turns on the tensor cores (pingpong: one's
-epilogue runs while the other multiplies). Blocks are persistent: each loops over the tiles of the product, in an order that
-keeps tiles that its neighbours read in the L2 cache. In a cluster of two, tiles that both blocks read are loaded once and
-multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a cluster shares one tile, and each of its
-blocks has a part of the contracted axis (`split`): there are then as many clusters as tiles.
+with WGMMA and pass accumulators to the epilogue. They share one tile (cooperative: 64 rows each, alternately), or have a tile each
+and take turns on the tensor cores (pingpong: the epilogue of one runs while the other multiplies). Blocks are persistent: each
+loops over the tiles of the product, in an order that keeps tiles that its neighbours read in the L2 cache. In a cluster of two,
+tiles that both blocks read are loaded once and multicast: b where the cluster is two tiles high, a where it is two tiles wide. Or a
+cluster shares one tile, and each of its blocks has a part of the contracted axis (`split`): there are then as many clusters as
+tiles.
 
-Of two stages one is multiplied while the other waits, for 768 cycles each with the widest tiles. Next to an epilogue, with which
-it shares schedulers and register ports, a warp issues an instruction every five to ten cycles. So a stage must take few
-instructions, above all between the end of its products and the start of the products of the stage after the next. With 84
-instructions per stage instead of 65, tensor cores were idle, and GELU took 314 thousand cycles instead of 296 on an H100
-(8192 x 8192, K = 1024; ReLU 295).
+Of two stages one is multiplied while the other waits, for 768 cycles each with the widest tiles. Next to an epilogue, with which it
+shares schedulers and register ports, a warp issues an instruction every five to ten cycles. So a stage must take few instructions,
+above all between the end of its products and the start of the products of the stage after the next. On an H100 (8192 x 8192, K =
+1024), GELU took 314 thousand cycles with 84 instructions per stage, in which tensor cores were idle, and 296 thousand with 65. ReLU
+took 295 thousand.
 
 TMA reads zeros outside a and b, and nothing outside the product is stored.
 """
@@ -198,8 +198,8 @@ def _kernel(
 
 
 def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
-    """The row, column and batch, in tiles, of this block's tile in the index-th cluster: the order is by bands of `group` rows of
-    clusters, and within each band by columns."""
+    """The row, column and batch, in tiles, of this block's tile in the index-th cluster. Clusters are in bands of `group` rows, and
+    within a band in order of columns."""
     high, _, _, (of_batch, of_band, last), _ = clusters
     batch, index = map(Int32, divmod(index, of_batch))
     band, index = map(Int32, divmod(index, of_band))

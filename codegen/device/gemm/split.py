@@ -1,8 +1,8 @@
 """Split-K products: the blocks of a cluster, or groups of warps in a block, share the contracted axis, and their partial sums are added.
 
-Each block stores its accumulators in its shared memory. Then each block adds the accumulators of all blocks of the cluster for
-its own share of the tile's columns, in the order of the blocks, so that two runs agree to the bit, and continues with that
-share. In a block the first group adds the accumulators of the others to its own, in their order.
+Each block stores its accumulators in its shared memory. Then each block adds the accumulators of all blocks of the cluster for its
+own share of the tile's columns, and continues with that share. The order is that of the blocks, so two runs agree to the bit. In a
+block the first group adds the accumulators of the others to its own, in their order.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """PTX for tensor cores from Ampere on: mma.sync, ldmatrix and cp.async; and from Hopper on: stmatrix, and arrivals at mbarriers.
 
-Fragments are 32-bit words in registers. A step along K is 32 bytes for every type: 16 elements of 16 bits (bfloat16, float16),
-8 of float32 (as tf32) or 32 of 8 bits (int8, float8). So the fragments of all types have the same layout in words. Lane `l` of a
-warp, with g = l//4 and q = l%4, holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of
-b (8 columns, 8 words) words 0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q),
-(g + 8, 2q + 1).
+Fragments are 32-bit words in registers. A step along K is 32 bytes for every type: 16 elements of bfloat16 or float16, 8 of float32
+(as tf32), 32 of int8 or float8. So the fragments of all types have the same layout in words. Lane `l` of a warp, with g = l//4 and
+q = l%4, holds of a (16 rows, 8 words) words 0..3: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); of b (8 columns, 8 words) words
+0, 1: (g, q), (g, q + 4); of the product elements 0..3: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1).
 """
 
 from __future__ import annotations

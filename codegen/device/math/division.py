@@ -2,11 +2,11 @@
 
 Quotients are formed without the branches of the hardware's division, or so that they are rarely taken.
 
-A reciprocal is kept as the sum of two floats, `high` and `low`: then a / b is a * high + a * low, where the second product is rounded
-first and the sum is fused. It is off by 0.5 + 2**-18 ulp at most, and so nearly always correctly rounded (Brisebarre, Muller
-and Raina, "Accelerating correctly rounded floating-point division when the divisor is known in advance", IEEE Transactions on
-Computers 53 (2004)). Where the quotient is below 2**-102 the first product may be denormal, and the quotient is within 1 ulp. `low` has
-the sign of `high`, so that infinities and zeros give what they give in a division.
+A reciprocal is the sum of two floats, `high` and `low`. Then a / b is a * high + a * low: the second product is rounded, and the
+first is fused with the sum. It is off by 0.5 + 2**-18 ulp at most, and so nearly always correctly rounded (Brisebarre, Muller and
+Raina, "Accelerating correctly rounded floating-point division when the divisor is known in advance", IEEE Transactions on Computers
+53 (2004)). Where the quotient is below 2**-102 the first product may be denormal, and the quotient is within 1 ulp. `low` has the
+sign of `high`, so that infinities and zeros give what they give in a division.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _by_parts(a: Vector, parts: list[Vector], approx: bool) -> Vector:
 
 
 def divide_by_count(a: Numeric, count: Numeric) -> Numeric:
-    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, is constant: one
-    reciprocal before the loop, and a correction by the remainder of its product with `a` (Markstein, 1990)."""
+    """a / count, correctly rounded where that is a normal number, for loops in which `count`, a whole number, is constant. There is
+    one reciprocal before the loop, and its product with `a` is corrected by the remainder (Markstein, 1990)."""
     if not isinstance(a, Float32):
         return a / count
     total, by = cute.full((1,), a, Float32), cute.full((1,), count, Float32)
@@ -152,8 +152,8 @@ def reciprocal(x: Vector, approx: bool) -> Vector:
 
 
 def round_quotient(a: Vector, b: Vector, dtype: type[Numeric]) -> Vector:
-    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector: one reciprocal for all, and a
-    correction by the remainder of its product with `a` (Markstein, 1990). The quotient is first correctly rounded, where it is
+    """round(a / b) in an integer type, as `round_to`, where b is one value for the whole vector. There is one reciprocal for all,
+    and its product with `a` is corrected by the remainder (Markstein, 1990). The quotient is first correctly rounded, where it is
     from 2**-2 to 2**20; others round to 0, or saturate."""
     if a.dtype is not Float32 or dtype.width > 16:
         return cast(cute.math.roundeven(divide(a, b, False)), dtype)

@@ -41,8 +41,8 @@ _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 
 
 
 def exp(x: Vector, approx: bool) -> Vector:
-    """e ** x within 2 ulp; approximately within 2**-17 of relative error, 2**-21 where |x| < 1, denormal results kept: the square of
-    e ** (x / 2), which is a normal number. silu(-88) is a normal number, too."""
+    """e ** x within 2 ulp. Approximately, the relative error is at most 2**-17, and 2**-21 where |x| < 1. It is the
+    square of e ** (x / 2), a normal number, so denormal results are kept. silu(-88) is a normal number, too."""
     if approx and x.dtype is Float32:
         root = cute.math.exp2(x * (0.5 * _LOG2E), fastmath=True)
         return root * root
@@ -251,9 +251,9 @@ _FAR = 1e4  # where 2 ** that is 0, and polynomials are still finite
 
 
 def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
-    """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp; exactly through float64; approximately within 2**-15 + x * x * 2**-22
-    of relative error, plus 2**-62 where x < -8. It is (x > 0 ? x : 0) minus |x| times the probability that a normal variable
-    exceeds |x|."""
+    """x / 2 * (1 + erf(x / sqrt(2))), within x * x + 5 ulp. Exactly, it is computed in float64. Approximately, the relative error
+    is at most 2**-15 + x * x * 2**-22, plus 2**-62 where x < -8. It is (x > 0 ? x : 0) minus |x| times the probability that a
+    normal variable exceeds |x|."""
     if not approx or x.dtype is not Float32:
         return 0.5 * x * erfc(x * -_ROOT_HALF, approx, exact)
     u = minimum(cute.math.abs(x), _FAR)
@@ -261,15 +261,15 @@ def gelu(x: Vector, approx: bool, exact: bool) -> Vector:
     return fma(-u, cute.math.exp2(q, fastmath=True), maximum(x, 0.0))
 
 
-# The probability that a normal variable exceeds u, over its density at u, over t = 1 / (1 + slope * u), u >= 0: a polynomial in
-# t with the least error relative to the sum of the quotient and u
+# For u >= 0, the probability that a normal variable exceeds u, divided by its density at u and by t = 1 / (1 + slope * u). The
+# polynomial in t has the least error relative to the sum of the quotient and u
 _MILLS_SLOPE = 0.46
 _MILLS = (-0.29823202, 0.73355275, 0.345858, 0.47210646)
 
 
 def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
-    """The derivative of `gelu`, the sum of the normal distribution's Phi(x) and x phi(x), within x * x + 5 ulp of |Phi(x)| +
-    |x phi(x)|; exactly through float64; approximately within 2**-15 + x * x * 2**-22 of that, plus 2**-122. NaN at the
+    """The derivative of `gelu`: Phi(x) + x phi(x) of the normal distribution, within x * x + 5 ulp of |Phi(x)| + |x phi(x)|.
+    Exactly, it is computed in float64. Approximately, it is within 2**-15 + x * x * 2**-22 of that, plus 2**-122. NaN at the
     infinities, as jax.vjp of jnp's."""
     if not approx or x.dtype is not Float32:
         return 0.5 * erfc(x * -_ROOT_HALF, approx, exact) + x * (exp(x * x * -0.5, False) * _DENSITY)
@@ -320,8 +320,8 @@ _MOST_APPROXIMATE = 16.0  # exponent of a power
 
 
 def power(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a ** b for floats. Where b is a number, or a parameter that is compiled in: a product if it is 1, 2, 3 or 4; within 3 ulp if it
-    is one of `HALF_POWERS`; if it is from -16 to 16, approximately within 2**-15 of relative error. So it is where a is a normal
+    """a ** b for floats. Where b is a number, or a parameter that is compiled in: a product if it is 1, 2, 3 or 4; within 3 ulp if
+    it is one of `HALF_POWERS`. From -16 to 16, the relative error is approximately at most 2**-15. So it is where a is a normal
     positive number: the error of b * log2(a), which is at most 150 where the result is not 0 or infinite, is below 2**-15.7.
     Denormal results are kept: they are the square of a ** (b / 2)."""
     vectors = as_vectors(a, b)

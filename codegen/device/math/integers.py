@@ -39,8 +39,9 @@ _UNITS_BITS = 0x4B400000  # of `UNITS`: the low bits of a float near it are a wh
 
 
 def floor_divide_small(a: Operand, b: Operand) -> Vector:
-    """`floor_divide` of int32 from -2**16 to 2**16, by a reciprocal in float32. (a + 1/2) / b lies between whole numbers, from both of
-    which it is farther than its error, and rounding it less 1/2 rounds it down. For a negative b it is (a - 1/2) / b."""
+    """`floor_divide` of int32 from -2**16 to 2**16, by a reciprocal in float32. (a + 1/2) / b lies between two whole numbers, and
+    its error is less than its distance from either. To round it less 1/2 is to round it down. For a negative b it is
+    (a - 1/2) / b."""
     a, b = as_vectors(a, b)
     return where(b == 0, where(a == 0, cute.full_like(a, -1), -2), _small_quotient(a, b))
 
@@ -102,8 +103,8 @@ ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)  # of its rounds, four at a time
 
 def random_bits(first: Vector, second: Vector, place: Vector) -> Vector:
     """The 32 bits that `jax.random.bits` has for a key of two words at a place of the flat array, where
-    `jax_threefry_partitionable` is set: both words of Threefry-2x32 of the place's upper and lower half, combined. Vectors of
-    Int64, the result too.
+    `jax_threefry_partitionable` is set. Threefry-2x32 of the place's upper and lower half gives two words, which are combined.
+    Vectors of Int64, the result too.
 
     Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011)."""
     words = [first.to(Uint32), second.to(Uint32)]

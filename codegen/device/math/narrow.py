@@ -56,9 +56,9 @@ def stored(x: Vector, dtype: type[Numeric]) -> Vector:
 
 
 def rounded(x: Vector, dtype: type[Numeric], compute: type[Numeric]) -> Vector:
-    """`x` as it is stored in `dtype`, in the type that it is computed in. Integers saturate, NaN to 0; float4_e2m1fn rounds to nearest
-    even and saturates, NaN to 0; float8_e8m0fnu rounds to the nearest power of two, halves up, and saturates: zeros become the least
-    one, negative numbers NaN."""
+    """`x` as it is stored in `dtype`, in the type that it is computed in. Integers saturate, and NaN becomes 0. float4_e2m1fn
+    rounds to nearest even and saturates, and NaN becomes 0. float8_e8m0fnu rounds to the nearest power of two, halves up, and
+    saturates: zeros become the least one, negative numbers NaN."""
     if dtype is Float8E8M0FNU:
         return _power_of_two(_scale_codes(x)).to(compute)
     if dtype is Float4:

@@ -219,8 +219,8 @@ class Barriers:
         return free
 
     def stuck(self, m: Lanes, lanes: np.ndarray) -> Fault:
-        """Why no lane can run: for a lane at an instruction of several lanes, if none waits at an earlier one; else for the first
-        lane that waits at a block's, a warp's or a cluster's barrier."""
+        """Why no lane can run. It speaks of a lane at an instruction of several lanes, if none waits at an earlier one, else of the
+        first lane that waits at a block's, a warp's or a cluster's barrier."""
         first = int(lanes[np.argmin(m.at[lanes])])
         if self.at[first] == TOGETHER:
             return self.alone(m, first)

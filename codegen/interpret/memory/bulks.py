@@ -1,8 +1,8 @@
 """Bulk copies from shared to global memory, and sums into it, in flight.
 
 The bytes are read when the copy starts, and the result is in global memory at once. But until its thread waits for the reads of a
-copy's group, nothing may write the bytes that it reads; and until it waits for the whole group, no other copy may reach the bytes
-that it writes: nothing orders the two.
+copy's group, nothing may write the bytes that it reads. Until it waits for the whole group, no other copy may reach the bytes that
+it writes: nothing orders the two.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ warps that arrive, for the warps that wait. An asynchronous copy belongs to no w
 own clock, its phases, which a wait for it adds to a vector clock. A cluster barrier orders accesses before a lane's arrival
 (unless the arrival is relaxed without a fence before it) before accesses after another lane's wait.
 
-The analysis is conservative: a lane is ordered by a cluster barrier only through its own arrival and wait, and by a warp
-barrier or a wait for an mbarrier only where the whole warp takes part. A kernel that relies on more is reported as a race
-although it has none.
+The analysis is conservative. A cluster barrier orders a lane only through its own arrival and wait. A warp barrier or a wait for an
+mbarrier does only where the whole warp takes part. A kernel that relies on more is reported as a race although it has none.
 """
 
 from __future__ import annotations

@@ -27,9 +27,9 @@ def contracted(left: Node, right: Node, outputs: Collection[str], arrays: Mappin
 def rounded(
     graph: Graph, left: Node, right: Node, arrays: Mapping[str, Array], types: Mapping[str, tuple[str, ...]]
 ) -> tuple[Node, Node]:
-    """The factors of a product. Inputs and casts are multiplied in their own type. Any other value is rounded first (`cast`): to
-    the other factor's type if that one is a float of at least 16 bits, else to the one such type of the arrays that the factors
-    are computed from. Raises `UserError` if there are several types."""
+    """The factors of a product. Inputs and casts are multiplied in their own type. Any other value is rounded first (`cast`). It is
+    rounded to the other factor's type if that is a float of at least 16 bits, else to the one such type of the arrays that the
+    factors are computed from. Raises `UserError` if there are several types."""
 
     def wide(dtype: str) -> bool:
         return all(DTYPES[d].kind == "float" and DTYPES[d].size > 1 for d in dtypes_of(dtype, types))

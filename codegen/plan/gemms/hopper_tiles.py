@@ -1,11 +1,11 @@
 """The Hopper GEMM's tiles: which ones fit on an SM, and which one to choose for a product. Plain Python, without a GPU.
 
-Times are in cycles of an SM, fitted to measurements on one H100. For 32 bytes along K the tensor cores work on a tile for
-tile_m/64 * tile_n/2 cycles; in large products all tiles keep them busy for the same part of the time, since power allows no
-more. Small tiles wait for shared memory or for the L2 cache. Shared memory moves 128 bytes a cycle: TMA writes
-(tile_m + tile_n) * 32 bytes, and WGMMA reads a's part and all of b's for each 64 rows. The L2 cache gives each SM 35 bytes a cycle,
-and memory gives all SMs 1450, if enough bytes are in flight. A warp that runs an epilogue during another's main loop issues an
-instruction every four or five cycles, partly because it fetches code that it runs once for each tile.
+Times are in cycles of an SM, fitted to measurements on one H100. For 32 bytes along K the tensor cores work on a tile for tile_m/64
+* tile_n/2 cycles. In large products all tiles keep them busy for the same part of the time, since power allows no more. Small tiles
+wait for shared memory or for the L2 cache. Shared memory moves 128 bytes a cycle: TMA writes (tile_m + tile_n) * 32 bytes, and
+WGMMA reads a's part and all of b's for each 64 rows. The L2 cache gives each SM 35 bytes a cycle, and memory gives all SMs 1450, if
+enough bytes are in flight. A warp that runs an epilogue during another's main loop issues an instruction every four or five cycles,
+partly because it fetches code that it runs once for each tile.
 """
 
 from __future__ import annotations
@@ -75,9 +75,8 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
     return ""
 
 
-# The tiles that were fastest for some product. Tiles of 128 x 192 load the fewest bytes for a product; those of 128 x
-# 128 divide small products better and leave registers to long epilogues; if an epilogue reads tiles, prefetching needs
-# smaller pieces or those.
+# The tiles that were fastest for some product. Tiles of 128 x 192 load the fewest bytes for a product. Tiles of 128 x 128 divide
+# small products better and leave registers to long epilogues. If an epilogue reads tiles, prefetching needs them or smaller pieces.
 WIDE, SQUARE = Tiles(128, 192, 64, 4, 2, pingpong=True), Tiles(128, 128, 64, 6, 2, pingpong=True, ahead=2)
 TABLE = (
     WIDE,

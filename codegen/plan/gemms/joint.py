@@ -1,6 +1,6 @@
 """Products of the same left factor in one launch: `q = x @ wq`, `k = x @ wk` and `v = x @ wv`, stages with epilogues of their own.
 
-Their tiles are in one grid, column after column of all of them, so that blocks which run at the same time share tiles of x in the L2
+Their tiles are in one grid, column after column of all of them. So blocks that run at the same time share tiles of x in the L2
 cache, and only the last tiles of all leave SMs idle. All products have the same tiles.
 """
 
@@ -17,10 +17,10 @@ from codegen.plan.launches import GemmLaunch
 from codegen.shared import Tiles
 
 LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
-# What choosing a tile's product and its epilogue costs, and that this reads nothing before the product ends. On an H200, 8192 x 4096 times
-# 4096 + 1024 + 1024 columns took 533 us in one launch and in three (551 with tiles of 192 columns, which divide no product), 32768 x 1280
-# times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36 and 44; of 4096 times 4096 + 1024 + 1024, 512 rows 43 and 50,
-# 256 rows 24 and 36.
+# What choosing a tile's product and its epilogue costs, and that this reads nothing before the product ends. Microseconds on an
+# H200 in one launch and in three: 8192 x 4096 times 4096 + 1024 + 1024 columns 533 both (551 with tiles of 192 columns, which
+# divide no product), 32768 x 1280 times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36 and 44. Of 4096 times 4096
+# + 1024 + 1024, 512 rows took 43 and 50, 256 rows 24 and 36.
 SHARED = 1.05
 
 
@@ -36,8 +36,8 @@ def alike(first: tuple[Product, Tile], other: tuple[Product, Tile]) -> bool:
 
 
 def _takes_part(product: Product, tile: Tile) -> bool:
-    """Whether a product may be in a launch with others: not where its epilogue has two accumulators, or reads an array with an element
-    for each row and column, which shared memory would hold; nor where registers convert its factor."""
+    """Whether a product may be in a launch with others. It may not where its epilogue has two accumulators, or reads an array with
+    an element for each row and column, which shared memory would hold; nor where its factor is converted in registers."""
     reads = any(tile.tiled(access) for access in tile.plan.loads)
     return product.loaded is None and not tile.paired and not reads
 

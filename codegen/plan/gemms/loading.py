@@ -1,5 +1,5 @@
-"""Factors that a product's kernel computes itself from an input with narrow elements, as it loads them: `cast(q, T)`,
-or two numbers of 4 bits in a byte of `q`; either of them also times a scale for each group along the contracted axis.
+"""Factors that a product's kernel computes itself from an input with narrow elements, as it loads them: `cast(q, T)`, or two
+numbers of 4 bits in a byte of `q`. Either may be multiplied by a scale for each group along the contracted axis.
 
 To find out which numbers a byte holds, the chain's integer operations are evaluated for every byte. So any way to write
 them will do.

@@ -1,5 +1,5 @@
-"""Products whose b has elements of a byte, or of 4 bits, and is converted in registers to a's 16 bits (`device/gemm/narrow.py`): the
-tiles, and whether that takes less time than a copy of b in 16 bits and a product of that. Plain Python, without a GPU.
+"""Products whose b has elements of a byte, or of 4 bits, and is converted in registers to a's 16 bits (`device/gemm/narrow.py`). It
+chooses the tiles, and whether to copy b to 16 bits first and multiply that, where it takes less time. Plain Python, without a GPU.
 
 Times are in cycles of an H100, as in `hopper_tiles`. The main loop's mma.sync is taken to reach a third of WGMMA's peak rate. A
 warp converts four elements in 8 instructions, and every row of tiles converts b again. Few rows are bound by memory, which has one
@@ -18,17 +18,18 @@ CONVERTED = 20  # elements that an SM converts in a cycle while it multiplies
 IN_FLIGHT = 99_840  # bytes of shared memory that a block has on every architecture
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
-# Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took 29,
-# 49 and 70 us for 16, 128 and 256 rows; of 8192 rows it took 1394, and these kernels 1280. On an H200 it took 25, 37, 70 and 239 us for
-# 16, 64, 256 and 1024 rows, where these kernels took 20, 46, 133 and 523; of 32 rows 30, and they 27; of 16 rows times 4096 x 4096 9, and they 7. For 16 rows times
-# 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17; for float8 XLA took 21, and they 20.
+# Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took
+# 29, 49 and 70 us for 16, 128 and 256 rows; of 8192 rows it took 1394, and these kernels 1280. On an H200 it took 25, 30, 37, 70
+# and 239 us for 16, 32, 64, 256 and 1024 rows, where these kernels took 20, 27, 46, 133 and 523. For 16 rows times 4096 x 4096 it
+# took 9, and these kernels 7. For 16 rows times 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17; for float8 XLA
+# took 21, and they 20.
 FEW_ROWS = 1024
 FEWEST_ROWS = 32  # up to which it is not faster
 
 
 def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8, group: int = 0) -> AmpereTiles:
-    """The tiles of a product of M rows and N columns of each of the `parts` of b, with a scale for each `group` along K: a block for each
-    SM, if there are enough columns."""
+    """The tiles of a product of M rows, and of N columns of each of the `parts` of b, with a scale for each `group` along K. There
+    is a block for each SM, if there are enough columns."""
     deep = 64 * 8 // bits
     few = CLUSTERS[1] > -(-N // 64) * L * -(-M // 64)
     if M <= 32:

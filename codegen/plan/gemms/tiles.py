@@ -171,8 +171,8 @@ class Tile:
 
     @property
     def undivided(self) -> tuple[str, ...]:
-        """The axes of which the kernel must have all elements: those whose size the epilogue uses, along which it
-        takes, or which are rows whose position it uses, since rows may be sharded along several axes."""
+        """The axes of which the kernel must have all elements: axes whose size the epilogue uses, axes along which it takes, and
+        axes of rows whose position it uses, since rows may be sharded along several axes."""
         rows = (ROWS,) if ROWS in self.placed else ()
         reduced = (self.column,) if self.segments is not None else ()
         return (*rows, *reduced, *self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))

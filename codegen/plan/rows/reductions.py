@@ -2,10 +2,10 @@
 
 Axes are in two runs: `...` and the axes before the reduced ones make a row's position; the trailing, reduced axes are its columns.
 A **row** kernel gives each row to some neighbouring threads, reads it once, holds it in registers and computes its statistics in
-stages, each of which may use the ones before; a row that is too long is read again for each stage. A **column** kernel gives each
-thread some columns and walks down the rows; further kernels of the same call reduce the blocks' partial results in a fixed
-order: those of each column, of several column axes, or of everything. A reduction over the last axes of a row with a
-fixed number of columns is computed by the neighbouring lanes that hold them.
+stages, each of which may use the ones before. A row that is too long is read again for each stage. A **column** kernel gives each
+thread some columns and walks down the rows. Further kernels of the same call reduce the blocks' partial results in a fixed order:
+those of each column, of several column axes, or of everything. A reduction over the last axes of a row with a fixed number of
+columns is computed by the neighbouring lanes that hold them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Reduction(Reads):
         self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]
     ) -> RowLaunch | None:
         """The launch of blocks that copy runs of rows, if vectors need masks, or if few threads of a row would read element by
-        element; None if there is no such kernel, or no room for the rows."""
+        element. None if there is no such kernel, or no room for the rows."""
         if not self._wants_runs(vec, ragged, columns, dtypes, schedule):
             return None
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
@@ -202,8 +202,8 @@ class Reduction(Reads):
         self, vec: int, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
         arch: str | None,
     ) -> RowLaunch | None:  # fmt: skip
-        """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted else: that of a row
-        of whole vectors, but that the last one has columns past the row's end."""
+        """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted else. It is the
+        launch of a row of whole vectors, except that the last vector has columns past the row's end."""
         vectors = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat"]
         if self.shifts and all(self.aligned(a) for a in vectors):
             return None
@@ -229,9 +229,9 @@ class Reduction(Reads):
         return schedule.get("cluster", cluster), kept
 
     def _most_vectors(self, vec: int, count: int, kept: int, dtypes: Mapping[str, str], whole: bool) -> int:
-        """The vectors of a thread, at most, of a row of `count`, of which a thread holds `kept` bytes. `whole`: a block has the row, and
-        no vector needs a mask. If a warp has several such rows, the fewer threads a row has, the fewer instructions reduce it; but each
-        thread needs registers for its vectors, and neighbours read 32 bytes or more side by side."""
+        """The vectors of a thread, at most, of a row of `count`, of which a thread holds `kept` bytes. `whole`: a block has the
+        row, and no vector needs a mask. If a warp has several such rows, the fewer threads a row has, the fewer instructions reduce
+        it. But each thread needs registers for its vectors, and neighbours read 32 bytes or more side by side."""
         alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
         most, power = max(1, kept // alone), count & (count - 1) == 0
         least = 2 if count > 2 or any(a.mode == "flat" for a in self.stores) else 1  # threads, of 16 bytes each
@@ -266,8 +266,8 @@ class Reduction(Reads):
         return threads
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
-        """The threads for which an SM has registers, if each holds so many bytes of its row and the values of one
-        vector: the fewest if much is held, the most if little is computed and nothing is written."""
+        """The threads for which an SM has registers, if each holds so many bytes of its row and the values of one vector. They are
+        fewest if much is held, and most if little is computed and nothing is written."""
         if deep and own > 2 * THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)

@@ -1,5 +1,6 @@
-"""The plan of ops that reduce along axes which are not the last ones, though the innermost axis is among them, and then use the results
-for each element, in one kernel: a group norm of channels-last arrays, or a scale for each block of 128 x 128.
+"""The plan of ops that reduce along axes which are not the last ones, though the innermost axis is among them, and then use the
+results for each element. One kernel computes such an op: a group norm of channels-last arrays, or a scale for each block of 128 x
+128.
 
 It is the plan of a row kernel with the axes in another order: the axes that are kept make a row's position, and the reduced ones its
 columns. A row's columns are neighbours in memory only along the innermost axis, so no vector crosses into the next stretch of them, and
@@ -23,9 +24,9 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
 from codegen.spec.spec import Array, Spec
 
-# Of a row whose stretches are whole vectors: blocks that share pages of memory read them at different times. An H200 took 170 us in one
-# kernel, and 123 in stages, for a group norm of [16, 4096, 32, 32] in bfloat16, and 94 and 89 for [32, 1024, 32, 40]; but 47 and 50 for
-# [64, 256, 32, 40], and 86 and 99 for blocks of 128 x 128 with a scale each
+# Of a row whose stretches are whole vectors: blocks that share pages of memory read them at different times. Microseconds on an
+# H200 in one kernel and in stages: 170 and 123 for a group norm of [16, 4096, 32, 32] in bfloat16, 94 and 89 for [32, 1024, 32,
+# 40]. But 47 and 50 for [64, 256, 32, 40], and 86 and 99 for blocks of 128 x 128 with a scale each
 MOST_BYTES = 48 * 1024
 LEAST_STRETCH = 16  # bytes of neighbouring elements: with fewer, blocks share sectors of 32 bytes with too many others
 

@@ -48,9 +48,9 @@ def tiles(
     schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch:
-    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a
-    vector's results; `values`: each row also has values of its own; `costly`: an expensive value is computed; `waves`:
-    how often all SMs are filled, at least; `alive`: the most values of a column that are alive at once."""
+    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a vector's results.
+    `values`: whether each row also has values of its own. `costly`: whether an expensive value is computed. `waves`: how often all
+    SMs are filled, at least. `alive`: the most values of a column that are alive at once."""
     threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
     per_row = lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):

@@ -376,8 +376,8 @@ def shares(pieces: int, slots: int, waves: int) -> int:
 
 
 def least_steps(pieces: int, slots: int, rows: int) -> int:
-    """The number of parts of `rows`, each for all `pieces`, that takes the fewest steps while `slots` blocks run at a
-    time: one step for each row of a part, and half a step to begin."""
+    """The number of parts of `rows`, each for all `pieces`, that takes the fewest steps while `slots` blocks run at a time. A part
+    takes one step for each of its rows, and half a step to begin."""
 
     def steps(parts: int) -> float:
         return -(-parts * pieces // slots) * (-(-rows // parts) + 0.5)

@@ -60,8 +60,8 @@ def _saturated_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple
 def store(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded once to `dtype`.
 
-    Floats round to nearest even; float8 saturates to the largest finite value and keeps NaN, and so does float4, whose NaN
-    becomes 0. float8_e8m0fnu has the nearest power of two, halves up; it saturates, zeros become the least one, and negative
+    Floats round to nearest even. float8 and float4 saturate to the largest finite value; NaN stays NaN in float8 and becomes 0 in
+    float4. float8_e8m0fnu rounds to the nearest power of two, halves up, and saturates: zeros become the least one, negative
     numbers NaN. Floats become integers toward zero, saturating, NaN to 0; integers saturate.
     """
     dtype = jnp.dtype(dtype)

@@ -164,9 +164,9 @@ def whole_rows(plan: AttentionPlan, array: Array) -> bool:
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
-    """The alignment in bytes that the compiler may assume for an array: XLA's 256 where vectors are accessed; the
-    element's size where elements are read, since otherwise the compiler would join neighbouring loads into one that
-    reads past the array's end."""
+    """The alignment in bytes that the compiler may assume for an array. It is XLA's 256 where vectors are accessed, and the
+    element's size where elements are read: otherwise the compiler would join neighbouring loads into one that reads past the
+    array's end."""
     if isinstance(plan, AttentionPlan) and not whole_rows(plan, array):
         return DTYPES[dtype].size
     if isinstance(plan, AttentionPlan):
@@ -177,8 +177,9 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of the partial results that a kernel which reduces over rows writes for the finishing kernel, or attention's
-    blocks of a row for the kernel that joins them, or of a sum of gradients for the kernel that rounds them."""
+    """Shapes and dtypes of what a kernel writes for the next kernel of its call: partial results of columns for the kernel that
+    finishes them, those of attention's blocks of a row for the kernel that joins them, or sums of gradients for the kernel that
+    rounds them."""
     if isinstance(plan, AttentionBackward):
         shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
         return [(shape, "float32")]

@@ -1,7 +1,8 @@
 """Tracing of kernels by CuTe DSL without two costs of each operation that no kernel here needs: a twelfth of a compilation's time.
 
-The compiler looks at each argument of each operation for variables of its other frontend (PyIR), which is off; and it finds the class
-of a value's type in a table that it makes anew each time. Where a version of the compiler lacks these functions, nothing changes.
+The compiler looks at each argument of each operation for variables of its other frontend (PyIR), which is off. It also finds the
+class of a value's type in a table that it makes anew each time. Where a version of the compiler lacks these functions, nothing
+changes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Outputs that take an input's buffer (`aliases` of a spec), where the caller donates it.
 
 XLA would copy a buffer that is still needed, or that the program may not overwrite, before the kernel runs. So an alias takes
-effect where an argument of the program with that array's shape and dtype is donated, and where the kernel reads each element
-of the input before the same thread writes it: element by element, or with rows held in registers.
+effect where two things hold. An argument of the program with that array's shape and dtype is donated, and the kernel reads each
+element of the input before the same thread writes it: element by element, or with rows held in registers.
 """
 
 from __future__ import annotations

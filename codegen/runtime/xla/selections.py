@@ -39,9 +39,9 @@ def unsort(x: jax.Array, places: jax.Array, axis: int) -> jax.Array:
 
 
 def nucleus(x: jax.Array, mass: jax.Array | float, axis: int | None) -> jax.Array:
-    """The largest number of float32 for which the elements of `x` along `axis` that are not below it sum to `mass` or more, or the
-    largest element where `mass` is not positive; 0 where all elements sum to less. Negative elements and NaN are not added. `axis`
-    gets size 1; the result has the dtype of `x`, a float. The bits of a positive number are in its order: they are found one by one."""
+    """The largest float32 for which the elements of `x` along `axis` that are not below it sum to `mass` or more. It is the largest
+    element where `mass` is not positive, and 0 where all elements sum to less. Negative elements and NaN are not added. `axis` gets
+    size 1; the result has the dtype of `x`, a float. The bits of a positive number are in its order: they are found one by one."""
 
     def with_bit(place: jax.Array, least: jax.Array) -> jax.Array:
         tried = least | (1 << (30 - place))
@@ -56,8 +56,8 @@ def nucleus(x: jax.Array, mass: jax.Array | float, axis: int | None) -> jax.Arra
 
 
 def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: Along, into: int) -> jax.Array:
-    """Zeros, but for the `values` along `into` at their different `places` along `axis`, in the shape of `places` with the sizes of
-    `index` along `axis` and size 1 along `into`, and in the dtype of `values`. Derivatives of `top_k` are such arrays."""
+    """Zeros, except for the `values` along `into` at their different `places` along `axis`. The shape is that of `places`, with the
+    sizes of `index` along `axis` and size 1 along `into`; the dtype is that of `values`. Derivatives of `top_k` are such arrays."""
     values, places = (_rows(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
     sizes = [index.shape[a] for a in _axes(axis)]
     zeros = jnp.zeros((*places.shape[:-1], math.prod(sizes)), values.dtype)

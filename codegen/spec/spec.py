@@ -8,13 +8,16 @@ from __future__ import annotations
 import collections.abc
 import functools
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from codegen.errors import Span
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, dtypes_of
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, Leaf, dtypes_of
 from codegen.spec.tree import Printed, Scalar, Source, Whole
+
+_TAKE = re.compile(r"\btake\(\s*(\w+)\s*,\s*(\w+)\s*,\s*axis\s*=\s*(\w+)\s*\)")
 
 
 @dataclass(frozen=True)
@@ -225,12 +228,33 @@ class Spec:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'."""
-        return axis_order(tuple(a.axes for a in (*self.outputs, *self.inputs)))
+        """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'. Of the orders that fit all arrays, it
+        is one that fits what is taken from tables, if there is one."""
+        rows = tuple(a.axes for a in (*self.outputs, *self.inputs))
+        taken = tuple(self._taken())
+        found = axis_order((*rows, *taken))
+        return found if not taken or all(follows(axes, found) for axes in rows) else axis_order(rows)
+
+    def _taken(self) -> collections.abc.Iterator[tuple[str, ...]]:
+        """The axes of what is taken from tables at the indices of inputs, as they follow in memory: these in place of the table's."""
+        own = {a.name: a.axes for a in self.inputs}
+        for table, places, axis in self._takes():
+            if axis in own.get(table, ()) and places in own:
+                before, after = own[table][: own[table].index(axis)], own[table][own[table].index(axis) + 1 :]
+                yield (*before, *(a for a in own[places] if a not in own[table]), *after)
+
+    def _takes(self) -> collections.abc.Iterable[tuple[str, str, str]]:
+        """The names of each `take` in the chain: a table, an index, an axis. The text says it before the chain is read; a derived op has
+        no text."""
+        if not isinstance(self.chain, Whole):
+            return _TAKE.findall(self.chain.value)
+        takes = [n for n in self.read.nodes if n.op == "take"]
+        leaves = [(n.args[0].attr, n.args[1].attr, str(n.attr)) for n in takes]
+        return [(t.name, i.name, axis) for t, i, axis in leaves if isinstance(t, Leaf) and isinstance(i, Leaf)]
 
     def is_ordered(self, array: Array) -> bool:
         """Whether an array has its axes in the spec's order."""
-        return tuple(axis for axis in self.axes if axis in array.axes) == array.axes
+        return follows(array.axes, self.axes)
 
     @functools.cached_property
     def disagreeing(self) -> tuple[Array, ...]:
@@ -260,6 +284,11 @@ class Spec:
 def positions(domain: object) -> tuple[str, ...]:
     """The axes of a domain `index(N)`, or `index(N, R)`, the positions along both; () for others."""
     return tuple(domain[6:-1].split(", ")) if isinstance(domain, str) and domain.startswith("index(") else ()
+
+
+def follows(axes: tuple[str, ...], order: tuple[str, ...]) -> bool:
+    """Whether an array has its axes in an order."""
+    return tuple(axis for axis in order if axis in axes) == axes
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:

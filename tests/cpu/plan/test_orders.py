@@ -92,3 +92,31 @@ def test_a_mapped_axis_joins_rows_in_another_order(tmp_path):
     x, w, b = normal(3, 2, 5, 2, 16), normal(16), normal(2, 5)
     got = jax.vmap(lambda x: op(x, w, b, implementation="interpret"))(x)
     np.testing.assert_allclose(got, [op.reference(row, w, b) for row in x], rtol=1e-5)
+
+
+BAG = (
+    "table: T[V, D]; ids: int32[B, L]; length: int32[B]", "y: T[B, D]",
+    "y = sum(where(index(L) < length, take(table, ids, axis=V), 0), axis=L)",
+    "e = table[jnp.clip(ids, 0, table.shape[0] - 1)]; m = jnp.arange(ids.shape[1]) < length[:, None]; "
+    "y = jnp.where(m[..., None], e, 0).sum(1)",
+)  # fmt: skip
+
+
+def test_rows_that_are_taken_from_a_table_are_read_in_vectors(tmp_path):
+    op = make_op(
+        tmp_path, spec_text(*BAG, types="{T: [float32, bfloat16]}") + "domain:\n  ids: index(V)\n  length: index(L)\n"
+    )
+    assert op.spec.axes == ("B", "L", "V", "D")
+    (rows,) = [a for a in op.plan.loads if a.array is not None and a.array.name == "table"]
+    assert rows.mode == "flat"
+    (gradient,) = [a for a in op.kernels[-1].spec.outputs if a.name == "dtable"]
+    assert gradient.axes == ("B", "L", "D")
+    testing.check_op(op, "interpret", examples=4)
+    testing.check_gradient(op, "interpret", examples=2)
+
+
+def test_arrays_come_before_what_is_taken_from_tables(tmp_path):
+    inputs = "table: T[V, D]; ids: int32[B, L]; length: int32[B]; z: T[B, D, L]"
+    chain = BAG[2].replace("take(", "z * take(")
+    op = make_op(tmp_path, spec_text(inputs, BAG[1], chain, "y = z", types="{T: [float32, bfloat16]}"))
+    assert op.spec.axes == ("B", "V", "D", "L")

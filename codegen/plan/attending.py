@@ -426,12 +426,14 @@ def part_of(
     factor_type: str,
 ) -> Part:
     """A part of a chain as an element-wise spec, of `given` arrays and inputs of the spec. A kernel has only narrow types of the
-    products' factors: then scores may be approximate."""
+    products' factors, if the spec allows any: then scores may be approximate."""
     nodes = list(topological((s.value for s in values.statements), values.is_leaf))
     read = {leaf.name for n in nodes if isinstance(leaf := values.leaves.get(id(n), n.attr), Leaf)}
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
-    types = tuple((n, tuple(d for d in own if d in NARROW) if n == factor_type else own) for n, own in spec.types)
+    types = tuple(
+        (n, (n == factor_type and tuple(d for d in own if d in NARROW)) or own) for n, own in spec.types
+    )  # fmt: skip
     own = replace(
         spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
         outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",

@@ -2,6 +2,7 @@
 
 import pytest
 
+from codegen.errors import UserError
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents
 from tests.making import spec_text
@@ -29,3 +30,15 @@ def test_rows_with_masks_of_their_own_have_more_blocks(mask, sequences, columns,
     plan = read_op("specs/made.yaml", text).plan
     how = plan.launch(DTYPES, Extents(128, columns, 128, 1, sequences * 32, 4), {}, "sm_90a")
     assert (how.splits, how.bounded, how.packed) == (splits, splits > 1, True)
+
+
+def test_a_spec_without_narrow_types_still_has_a_plan():
+    """Its calls run as XLA's, also where its scores read another array."""
+    text = spec_text(
+        "q: T[B, H, Q, D]; k: T[B, H, S, D]; v: T[B, H, S, E]; b: T[H, Q, S]", "o: T[B, H, Q, E]",
+        "o = dot(dot(q, k, axis=D) + b, v, axis=S)", types="{T: [float32]}",
+    )  # fmt: skip
+    with pytest.raises(UserError, match="attention has kernels for"):
+        read_op("specs/made.yaml", text).plan.launch(
+            dict.fromkeys("qkvbo", "float32"), Extents(128, 128, 8, 1, 8, 8), {}, "sm_90a"
+        )

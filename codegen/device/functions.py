@@ -141,20 +141,21 @@ def store_anywhere(
     after: cutlass.Int32,
     valid: cutlass.Int64,
     group: cutlass.Constexpr[int] = 32,
+    stride: cutlass.Constexpr[int] = 1,
 ) -> cutlass.Uint32:
     """Store a lane's vector to a compact tensor from `offset` on, at any alignment: each lane stores the aligned vector that begins
-    with the end of the previous lane's vector. All lanes of a warp take part, `group` neighbours with consecutive vectors. `before`
-    and `after` are the numbers of the row's elements before this vector and from its start on, and `valid` of the array's elements
+    with the end of the previous lane's vector. All lanes of a warp take part; `group` lanes, `stride` apart, have consecutive vectors.
+    `before` and `after` are the numbers of the row's elements before this vector and from its start on, and `valid` of the array's
     from its start on. Returns a bit mask of the elements left to store one by one, at the ends of warps and rows."""
     vec = cute.size(src)
     rest = first_bits(valid, vec)
     if cutlass.const_expr(_in_words(src)):
-        lane = cute.arch.lane_idx() % group
+        lane = cute.arch.lane_idx() // stride % group
         skip = misalignment(offset, vec)
         base = cute.assume(offset - skip, divby=vec)
         own = cute.recast_tensor(src, Uint32)
         words = [own[i] for i in range(cute.size(own))]
-        previous = [cute.arch.shuffle_sync_up(word, 1) for word in words]
+        previous = [cute.arch.shuffle_sync_up(word, stride) for word in words]
         shifted = cute.make_rmem_tensor((vec,), src.element_type)
         shift_words([*previous, *words], vec - skip, vec, shifted)
         joined = (lane > 0) & (before >= vec)

@@ -5,7 +5,9 @@ rows of `how.vec` elements. It reads and writes an array along whichever of the 
 whole vectors, and the tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
 turned one, so that their vectors fill whole sectors of memory on both sides. No shared memory is needed, and no thread waits.
 
-Where a size is not a multiple of the vector width (`how.ragged`), a row beyond the end is read as the last one, and not written.
+Where a size is not a multiple of the vector width (`how.ragged`), vectors are read and written at any alignment
+(`functions.load_anywhere`, `functions.store_anywhere`). All lanes of a warp work together: a row beyond the end is read as the last
+one, and neither it nor an element beyond the end is written.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from codegen.device.flat import Axis, Place, Read, _mentions, _where
 from codegen.shared import WARP, Launch
 
 LANES = 4  # of a warp along the turned axis, where both axes are long
+FEW = 8  # a warp has all of a block's vectors along the turned axis if these are no more
 
 
 def _sizes(how: Launch) -> tuple[int, int]:
@@ -60,7 +63,8 @@ class Tile:
     extents: tuple[Int32, ...]
     axis: int  # the number of the turned axis
     first: tuple[Int32, ...]  # the position of its first element
-    inside: Boolean  # whether that is an element of the outputs
+    inside: Boolean  # whether that is an element of the outputs; if ragged, whether the first of its warp's is
+    lanes: tuple[int, int]  # of a warp, along the turned axis and along the innermost one
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -75,7 +79,7 @@ class Tile:
         moved = list(self.first)
         for number, step in ((self.axis, i), (self.inner, j)):
             moved[number] = moved[number] + step
-            if self.how.ragged and step:
+            if self.how.ragged:
                 last = self.extents[number] - 1
                 moved[number] = cutlass.select_(moved[number] > last, last, moved[number])
         return tuple(moved)
@@ -129,7 +133,7 @@ class Tile:
     def _load(self, tensor: cute.Tensor, place: Place, at: tuple[Int32, ...], axis: int, dst: cute.Tensor) -> None:
         """A vector along an axis from `at` on."""
         if self.how.ragged:
-            _load_ragged(self, tensor, place, at, axis, dst)
+            device.load_anywhere(tensor, cute.crd2idx(_where(tensor, place, at), tensor.layout), dst)
         else:
             cute.autovec_copy(self._vector(tensor, place, at, axis), dst)
 
@@ -144,8 +148,8 @@ class Tile:
     def store(self, i: int, values: device.Vector, dst: cute.Tensor, place: Place) -> None:
         """The elements of row `i` to an array."""
         src = access.registers_of(values, dst, self.how.vec)
-        if not self.how.ragged and _lies_along(place, self.inner):
-            cute.autovec_copy(src, self._vector(dst, place, self.at(i, 0), self.inner))
+        if _lies_along(place, self.inner):
+            self._store_vector(src, self.axis, i, dst, place)
         else:
             for j in range(self.how.vec):
                 self._store(src, (j,), i, j, dst, place)
@@ -153,11 +157,27 @@ class Tile:
     def store_turned(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
         """The whole tile to an array, along the turned axis."""
         for j in range(self.how.vec):
-            if self.how.ragged:
-                for i in range(self.how.vec):
-                    self._store(src, (i, j), i, j, dst, place)
-            else:
-                cute.autovec_copy(src[None, j], self._vector(dst, place, self.at(0, j), self.axis))
+            self._store_vector(src[None, j], self.inner, j, dst, place)
+
+    def _store_vector(self, src: cute.Tensor, across: int, step: int, dst: cute.Tensor, place: Place) -> None:
+        """The vector that is `step` elements along the axis `across`, to an array that lies along the other one."""
+        axis = self.inner if across == self.axis else self.axis
+        if not self.how.ragged:
+            at = self.at(step, 0) if across == self.axis else self.at(0, step)
+            cute.autovec_copy(src, self._vector(dst, place, at, axis))
+            return
+        moved = list(self.first)
+        moved[across] = moved[across] + step
+        left = Int64(self.extents[axis] - moved[axis])
+        valid = cutlass.select_(moved[across] < self.extents[across], left, Int64(0))
+        offset = cute.crd2idx(_where(dst, place, tuple(moved)), dst.layout)
+        down, along = self.lanes
+        group, stride = (along, 1) if axis == self.inner else (down, along)
+        held = access.registers(dst, (self.how.vec,))
+        cute.autovec_copy(src, held)
+        rest = device.store_anywhere(held, dst, offset, moved[axis], Int32(left), valid, group, stride)
+        for k in range(self.how.vec):
+            _store_where(held, (k,), dst, _where(dst, place, _stepped(moved, axis, k)), device.bit(rest, k))
 
     def _store(self, src: cute.Tensor, own: tuple, i: int, j: int, dst: cute.Tensor, place: Place) -> None:
         """An element, if there is one."""
@@ -174,24 +194,27 @@ def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
     tidx, _, _ = cute.arch.thread_idx()
     rest = Int64(cute.arch.block_idx()[0])
     down = how.threads // how.across
-    turned = min(down, max(LANES, WARP // how.across))  # lanes of a warp along the turned axis, and along the innermost
+    turned = down if down <= FEW else max(LANES, WARP // how.across)  # lanes of a warp along the turned axis
     along = WARP // turned
     lane, warp, warps = tidx % WARP, tidx // WARP, how.across // along
-    place = {len(extents) - 1: (warp % warps) * along + lane % along, axis: (warp // warps) * turned + lane // along}
+    place = {len(extents) - 1: (warp % warps) * along, axis: (warp // warps) * turned}  # of the warp's first lane
+    own = {len(extents) - 1: lane % along, axis: lane // along}
     first: list[Int32] = [Int32(0)] * len(extents)
     inside = Boolean(True)
     for i in (len(extents) - 1, axis, *(k for k in reversed(range(len(extents) - 1)) if k != axis)):
         size = _size_along(how, i, axis, len(extents))
         if size:
             count = _tiles(extents[i], size)
-            start = cute.assume(Int32(rest % count) * size + place[i] * how.vec, divby=how.vec)
+            of_warp = Int32(rest % count) * size + place[i] * how.vec
+            start = cute.assume(of_warp + own[i] * how.vec, divby=how.vec)
+            inside = inside & ((of_warp if how.ragged else start) < extents[i])
         else:
             count = Int32(extents[i])
             start = Int32(rest % count)
+            inside = inside & (start < extents[i])
         rest = rest // count
         first[i] = start
-        inside = inside & (start < extents[i])
-    return Tile(how, tuple(extents), axis, tuple(first), inside & (rest == 0))
+    return Tile(how, tuple(extents), axis, tuple(first), inside & (rest == 0), (turned, along))
 
 
 def _lies_along(place: Place, number: int) -> bool:
@@ -199,23 +222,8 @@ def _lies_along(place: Place, number: int) -> bool:
     return place[-1] == Axis(number) and not _mentions(place[:-1], number)
 
 
-@cute.jit
-def _load_ragged(
-    own: cutlass.Constexpr[Tile],
-    tensor: cute.Tensor,
-    place: cutlass.Constexpr[Place],
-    at: tuple[Int32, ...],
-    axis: cutlass.Constexpr[int],
-    dst: cute.Tensor,
-):
-    """A vector along an axis; one by one where it passes the axis's end, and the last element again beyond it."""
-    vec, last = own.how.vec, own.extents[axis] - 1
-    if at[axis] + vec <= own.extents[axis]:
-        device.load_anywhere(tensor, cute.crd2idx(_where(tensor, place, at), tensor.layout), dst)
-    else:
-        for k in cutlass.range_constexpr(vec):
-            moved = cutlass.select_(at[axis] + k > last, last, at[axis] + k)
-            dst[k] = tensor[_where(tensor, place, (*at[:axis], moved, *at[axis + 1 :]))]
+def _stepped(at: Sequence[Int32], axis: int, step: int) -> tuple[Int32, ...]:
+    return tuple(x + step if i == axis else x for i, x in enumerate(at))
 
 
 @cute.jit

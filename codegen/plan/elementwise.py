@@ -37,6 +37,9 @@ TILE_THREADS, TILE, ACROSS = (
     8,
     16,
 )  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
+SYMBOLIC = 16  # a total that is symbolic is a divisor, no larger than that
+TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
 
@@ -91,15 +94,18 @@ class Elementwise(Unreduced):
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes of the innermost axis at which the kernel changes its method: a vector, a block."""
         vec = self.width(dtypes, schedule)
-        if self.turned is not None:
-            vec = min(vec, TILE)
         return vec, vec * schedule.get("threads", THREADS)
 
     def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
         """The number of elements of a vector, where the sizes of axes are multiples of it."""
-        return vector_width(
+        vec = vector_width(
             max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4), schedule
         )
+        if self.turned is not None:
+            vec, loaded = min(vec, TILE), self.loaded_bytes(dtypes)
+            while vec * vec * loaded > 4 * TILE_REGISTERS and "vector_bytes" not in schedule:
+                vec //= 2
+        return vec
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
@@ -114,6 +120,11 @@ class Elementwise(Unreduced):
                     found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
         return tuple(found.items())
 
+    def loaded_bytes(self, dtypes: Mapping[str, str]) -> int:
+        """The bytes that a kernel with tiles loads for each element, of arrays with every group."""
+        full = {a for a, _ in self.full if a.name in dtypes}
+        return sum(DTYPES[dtypes[a.array.name]].size for a in self.loads if a.array in full and a.array is not None)
+
     def launch(
         self,
         dtypes: Mapping[str, str],
@@ -125,7 +136,7 @@ class Elementwise(Unreduced):
         del arch  # it is the same on every architecture
         vec = self.width(dtypes, schedule)
         if self.turned is not None:
-            return _tile_launch(min(vec, TILE), extents, schedule.get("threads", TILE_THREADS))
+            return _tile_launch(vec, extents, schedule)
         if not self.groups:  # a single number
             return Launch(1, False, schedule.get("threads", THREADS))
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
@@ -135,14 +146,20 @@ class Elementwise(Unreduced):
         return Launch(vec, ragged, schedule.get("threads", THREADS))
 
 
-def _tile_launch(vec: int, extents: Extents, threads: int) -> Launch:
-    """The launch of a kernel with tiles: narrower vectors where those fill both axes, and the threads of a block along
-    the axes as long as these are."""
-    inner, turned = extents.inner, extents.turned
+def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:
+    """The launch of a kernel with tiles: vectors half as wide where those fill both axes, small tiles where there are few, and the
+    threads of a block along the axes as long as these are."""
+    inner, turned, total = extents.inner, extents.turned, extents.total or 0
+    threads = TILE_THREADS
+    if SYMBOLIC < total < FEW_BLOCKS * threads * vec * vec:
+        threads = FEW_THREADS
+        while vec > 2 and total < FEW_BLOCKS * threads * vec * vec and "vector_bytes" not in schedule:
+            vec //= 2
+    threads = schedule.get("threads", threads)
     if inner is None or turned is None:
         return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2))
     fitting = math.gcd(inner, turned, vec)
-    vec, ragged = (vec, True) if fitting == 1 < vec else (fitting, False)
+    vec, ragged = (fitting, False) if 2 * fitting >= vec else (vec, True)
     along, down = (1 << (-(-max(n, 1) // vec) - 1).bit_length() for n in (inner, turned))
     across = min(ACROSS, threads // 2, along)
     return Launch(vec, ragged, threads, min(along, max(across, threads // down, 1), threads))

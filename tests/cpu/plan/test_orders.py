@@ -14,12 +14,12 @@ from tests.meshes import normal
 QUANTIZE = generated.transpose_quantize_fp8
 
 
-def launch(rows, columns, op=QUANTIZE):
-    return op.plan.launch({"x": "bfloat16"}, Extents(columns, rows * columns, turned=rows), {})
+def launch(rows, columns, batch=2**16):
+    return QUANTIZE.plan.launch({"x": "bfloat16"}, Extents(columns, batch * rows * columns, turned=rows), {})
 
 
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
-@pytest.mark.parametrize("shape", [(2, 24, 16), (4, 6), (3, 9, 17), (0, 16)])
+@pytest.mark.parametrize("shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (2, 49, 40), (2, 50, 49), (0, 16)])
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
     q, transposed = QUANTIZE(x, 0.5, implementation="interpret")
@@ -28,10 +28,31 @@ def test_a_transposed_output_is_the_other_one_transposed(shape):
     np.testing.assert_array_equal(np.asarray(transposed, np.float32), np.swapaxes(expected, -1, -2))
 
 
-def test_vectors_are_as_wide_as_both_axes_allow():
+def test_vectors_are_half_as_wide_where_those_fill_both_axes():
     assert [(how.vec, how.ragged) for how in (launch(64, 64), launch(64, 12), launch(6, 64), launch(7, 64))] == [
-        (8, False), (4, False), (2, False), (8, True),
+        (8, False), (4, False), (8, True), (8, True),
     ]  # fmt: skip
+
+
+def test_few_tiles_are_small():
+    """So that there are blocks for all SMs, and a thread has little to do."""
+    found = [launch(64, 64, batch) for batch in (4096, 512, 64, 1)]
+    assert [(how.vec, how.threads) for how in found] == [(8, 256), (8, 64), (4, 64), (2, 64)]
+    assert [how.across for how in found] == [8, 8, 16, 16]
+
+
+def test_tiles_of_many_arrays_have_fewer_rows(tmp_path):
+    """Registers hold what a thread loads."""
+    names = "abcd"
+    found = []
+    for count in (2, 3, 4):
+        inputs, own = "; ".join(f"{n}: T[M, N]" for n in names[:count]), " + ".join(names[:count])
+        op = make_op(tmp_path, spec_text(inputs, "y: T[N, M]", f"y = {own}", f"({own}).T", types="{T: [bfloat16]}"))
+        found.append(
+            op.plan.launch(dict.fromkeys([*names[:count], "y"], "bfloat16"), Extents(512, 2**26, turned=512), {}).vec
+        )
+    assert found == [8, 8, 4]
+    testing.check_op(op, "interpret", examples=2)
 
 
 def test_threads_of_a_block_lie_along_the_axes_as_long_as_these_are():

@@ -188,10 +188,11 @@ class SelectLaunch:
     vec: int  # elements of a vector
     ragged: bool  # whether N is not a multiple of vec
     threads: int  # of a block
-    per_row: int  # threads of a block that share a row: a warp, or all
+    per_row: int  # threads of a block that share a row: some of a warp, a warp, or all
     vectors: int  # of a thread, of a piece of the row
     count: int  # elements that are selected
     whole: bool = False  # whether a piece is known to be the whole row, which registers then hold
+    in_turn: bool = False  # whether few elements are taken in turn, from what threads hold of a whole row
 
     @property
     def constants(self) -> dict[str, SelectLaunch]:

@@ -171,12 +171,12 @@ def beam_search_step_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    if row < mTotal.shape[0]:
-        select.top_k(mTotal, row, mTotal.shape[1], how, shared)
+    if select.first_row(how) < mTotal.shape[0]:  # of its warp, whose threads work together
+        select.top_k(mTotal, row, mTotal.shape[0], mTotal.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
-            if slot < how.count:
-                place = select.rank(shared, slot, how.count)
+            if (slot < how.count) & (row < mTotal.shape[0]):
+                place = select.rank(shared, slot, how)
                 select.put(
                     mPlace, row, place,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mPlace.element_type), how.count,
@@ -252,14 +252,19 @@ def beam_search_step_backward_stage1_kernel(
 ):
     row = select.row(how)
     if row < mDbest.shape[0]:
-        select.clear(mT0, row, mLogits.shape[1], how)
-        for slot in cutlass.range(how.count, unroll=8):
-            place = select.held_at(mPlace, row, slot, how.count)
-            if select.is_cleared(place, how):  # by this thread
-                select.put(
-                    mT0, row, place, select.value_at(mDbest, row, slot, how.count).to(mT0.element_type),
-                    mLogits.shape[1],
-                )
+        if cutlass.const_expr(how.in_turn):  # registers hold what is placed
+            places = [select.held_at(mPlace, row, slot, how.count) for slot in range(how.count)]
+            values = [select.value_at(mDbest, row, slot, how.count).to(mT0.element_type) for slot in range(how.count)]
+            select.write_placed(mT0, row, mLogits.shape[1], places, values, how)
+        else:
+            select.clear(mT0, row, mLogits.shape[1], how)
+            for slot in cutlass.range(how.count, unroll=8):
+                place = select.held_at(mPlace, row, slot, how.count)
+                if select.is_cleared(place, how):  # by this thread
+                    select.put(
+                        mT0, row, place, select.value_at(mDbest, row, slot, how.count).to(mT0.element_type),
+                        mLogits.shape[1],
+                    )
 
 
 @cute.jit

@@ -176,12 +176,12 @@ def limit_groups_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    if row < mAddOfRowsP.shape[0]:
-        select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[1], how, shared)
+    if select.first_row(how) < mAddOfRowsP.shape[0]:  # of its warp, whose threads work together
+        select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[0], mAddOfRowsP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
-            if slot < how.count:
-                place = select.rank(shared, slot, how.count)
+            if (slot < how.count) & (row < mAddOfRowsP.shape[0]):
+                place = select.rank(shared, slot, how)
                 select.put(
                     mGroups, row, place,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mGroups.element_type), how.count,

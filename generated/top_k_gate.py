@@ -166,12 +166,12 @@ def top_k_gate_stage2_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    if row < mP.shape[0]:
-        select.top_k(mP, row, mP.shape[1], how, shared)
+    if select.first_row(how) < mP.shape[0]:  # of its warp, whose threads work together
+        select.top_k(mP, row, mP.shape[0], mP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
-            if slot < how.count:
-                place = select.rank(shared, slot, how.count)
+            if (slot < how.count) & (row < mP.shape[0]):
+                place = select.rank(shared, slot, how)
                 select.put(
                     mChosen, row, place, select.value_of(shared[0][slot], mP.element_type).to(mChosen.element_type),
                     how.count,
@@ -378,14 +378,21 @@ def top_k_gate_backward_stage2_kernel(
 ):
     row = select.row(how)
     if row < mExperts.shape[0]:
-        select.clear(mT1, row, mP.shape[1], how)
-        for slot in cutlass.range(how.count, unroll=8):
-            place = select.held_at(mExperts, row, slot, how.count)
-            if select.is_cleared(place, how):  # by this thread
-                select.put(
-                    mT1, row, place, select.value_at(mSubOfRowsK, row, slot, how.count).to(mT1.element_type),
-                    mP.shape[1],
-                )
+        if cutlass.const_expr(how.in_turn):  # registers hold what is placed
+            places = [select.held_at(mExperts, row, slot, how.count) for slot in range(how.count)]
+            values = [
+                select.value_at(mSubOfRowsK, row, slot, how.count).to(mT1.element_type) for slot in range(how.count)
+            ]
+            select.write_placed(mT1, row, mP.shape[1], places, values, how)
+        else:
+            select.clear(mT1, row, mP.shape[1], how)
+            for slot in cutlass.range(how.count, unroll=8):
+                place = select.held_at(mExperts, row, slot, how.count)
+                if select.is_cleared(place, how):  # by this thread
+                    select.put(
+                        mT1, row, place, select.value_at(mSubOfRowsK, row, slot, how.count).to(mT1.element_type),
+                        mP.shape[1],
+                    )
 
 
 @cute.jit

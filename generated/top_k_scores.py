@@ -44,12 +44,12 @@ def top_k_scores_kernel(
 ):
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
-    if row < mScores.shape[0]:
-        select.top_k(mScores, row, mScores.shape[1], how, shared)
+    if select.first_row(how) < mScores.shape[0]:  # of its warp, whose threads work together
+        select.top_k(mScores, row, mScores.shape[0], mScores.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
-            if slot < how.count:
-                place = select.rank(shared, slot, how.count)
+            if (slot < how.count) & (row < mScores.shape[0]):
+                place = select.rank(shared, slot, how)
                 select.put(
                     mBest, row, place, select.value_of(shared[0][slot], mScores.element_type).to(mBest.element_type),
                     how.count,
@@ -98,14 +98,21 @@ def top_k_scores_backward_kernel(
 ):
     row = select.row(how)
     if row < mDbest.shape[0]:
-        select.clear(mDscores, row, mScores.shape[1], how)
-        for slot in cutlass.range(how.count, unroll=8):
-            place = select.held_at(mPlaces, row, slot, how.count)
-            if select.is_cleared(place, how):  # by this thread
-                select.put(
-                    mDscores, row, place, select.value_at(mDbest, row, slot, how.count).to(mDscores.element_type),
-                    mScores.shape[1],
-                )
+        if cutlass.const_expr(how.in_turn):  # registers hold what is placed
+            places = [select.held_at(mPlaces, row, slot, how.count) for slot in range(how.count)]
+            values = [
+                select.value_at(mDbest, row, slot, how.count).to(mDscores.element_type) for slot in range(how.count)
+            ]
+            select.write_placed(mDscores, row, mScores.shape[1], places, values, how)
+        else:
+            select.clear(mDscores, row, mScores.shape[1], how)
+            for slot in cutlass.range(how.count, unroll=8):
+                place = select.held_at(mPlaces, row, slot, how.count)
+                if select.is_cleared(place, how):  # by this thread
+                    select.put(
+                        mDscores, row, place, select.value_at(mDbest, row, slot, how.count).to(mDscores.element_type),
+                        mScores.shape[1],
+                    )
 
 
 @cute.jit

@@ -134,15 +134,9 @@ def vector(tensor: cute.Tensor, place: cutlass.Int64, vec: int) -> cute.Tensor:
 
 @cute.jit
 def store_anywhere(
-    src: cute.Tensor,
-    dst: cute.Tensor,
-    offset: cutlass.Int64,
-    before: cutlass.Int32,
-    after: cutlass.Int32,
-    valid: cutlass.Int64,
-    group: cutlass.Constexpr[int] = 32,
-    stride: cutlass.Constexpr[int] = 1,
-) -> cutlass.Uint32:
+    src: cute.Tensor, dst: cute.Tensor, offset: cutlass.Int64, before: cutlass.Int32, after: cutlass.Int32,
+    valid: cutlass.Int64, group: cutlass.Constexpr[int] = 32, stride: cutlass.Constexpr[int] = 1,
+) -> cutlass.Uint32:  # fmt: skip
     """Store a lane's vector to a compact tensor from `offset` on, at any alignment: each lane stores the aligned vector that begins
     with the end of the previous lane's vector. All lanes of a warp take part; `group` lanes, `stride` apart, have consecutive vectors.
     `before` and `after` are the numbers of the row's elements before this vector and from its start on, and `valid` of the array's

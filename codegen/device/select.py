@@ -11,7 +11,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32, Uint64
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access
@@ -35,6 +35,12 @@ def row(how: SelectLaunch) -> Int32:
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     return bidx * (how.threads // how.per_row) + tidx // how.per_row
+
+
+def first_row(how: SelectLaunch) -> Int32:
+    """The first row of this thread's warp."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return row(how) - tidx % WARP // how.per_row
 
 
 def memory(how: SelectLaunch) -> list[cute.Tensor]:
@@ -129,10 +135,91 @@ def value_of(key: Uint32, element: type[cutlass.Numeric]) -> device.Vector:
 
 @cute.jit
 def top_k(
+    src: cute.Tensor, row: Int32, rows: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch],
+    shared: list[cute.Tensor],
+):  # fmt: skip
+    """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
+    shared memory. All lanes of a warp take part; past the last row they read that again."""
+    if cutlass.const_expr(how.in_turn):
+        _take_in_turn(src, cutlass.select_(row < rows, row, rows - 1), columns, how, shared)
+    else:
+        _by_pieces(src, row, columns, how, shared)
+
+
+def _sort_down(held: cute.Tensor) -> None:
+    """Sort registers, the largest element first: an odd-even merge sort."""
+    count, run = cute.size(held), 1
+    while run < count:
+        apart = run
+        while apart > 0:
+            for start in range(apart % run, count - apart, 2 * apart):
+                for i in range(start, min(start + apart, count - apart)):
+                    if i // (2 * run) == (i + apart) // (2 * run):
+                        one, other = held[i], held[i + apart]
+                        swap = other > one
+                        held[i] = cutlass.select_(swap, other, one)
+                        held[i + apart] = cutlass.select_(swap, one, other)
+            apart //= 2
+        run *= 2
+
+
+def _largest_of_lanes(value: cutlass.Numeric, number: type[cutlass.Numeric], lanes: int) -> cutlass.Numeric:
+    """The largest value, a `number`, of so many neighbouring lanes."""
+    apart = 1
+    while apart < lanes:
+        if number is Uint32:
+            other = Uint32(cute.arch.shuffle_sync_bfly(value, apart))
+        else:
+            high, low = (cute.arch.shuffle_sync_bfly(Uint32(v), apart) for v in (value >> Uint64(32), value))
+            other = (Uint64(high) << Uint64(32)) | Uint64(low)
+        value = number(cutlass.select_(other > value, other, value))
+        apart *= 2
+    return value
+
+
+@cute.jit
+def _take_in_turn(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
 ):
-    """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
-    shared memory."""
+    """`top_k` of a row that its threads hold, in order. An element is one number: above, its key, and below, how far it is from the
+    row's end: no two are equal, and of equal keys the first comes first. 0 is no element."""
+    tidx, _, _ = cute.arch.thread_idx()
+    own, vec, vectors, per_row = tidx % how.per_row, how.vec, how.vectors, how.per_row
+    step, elements, spare = per_row * vec, vec * vectors, SPARE.get(src.element_type, 0)
+    places = (per_row * elements).bit_length() - 1  # bits of a position
+    short = 32 - spare + places <= 32
+    number = Uint32 if short else Uint64
+    raw = cute.make_rmem_tensor((vec, vectors), src.element_type)
+    access.load_row(src, Int64(row) * columns, own * vec, step, columns, raw, 1, how.ragged, False, False)
+    held, taken = (cute.make_rmem_tensor((n,), number) for n in (elements, how.held))
+    taken.fill(0)
+    for v in cutlass.range_constexpr(vectors):
+        some = raw[None, v]
+        floating = src.element_type.is_float
+        keys = keys_of(device.floats(some) if cutlass.const_expr(floating) else some.load().to(Int32), spare)
+        for i in cutlass.range_constexpr(vec):
+            left = columns - 1 - (own * vec + (v * step + i))
+            element = (number(keys[i]) << number(places)) | number(Uint32(left))
+            held[v * vec + i] = cutlass.select_(left >= 0, element, number(0))
+    _sort_down(held)
+    for c in cutlass.range_constexpr(how.count):
+        largest = _largest_of_lanes(held[0], number, per_row)
+        taken[c // per_row] = cutlass.select_(own == c % per_row, largest, taken[c // per_row])
+        mine = held[0] == largest
+        for i in cutlass.range_constexpr(min(elements, how.count - 1 - c)):
+            following = held[i + 1] if cutlass.const_expr(i + 1 < elements) else number(0)
+            held[i] = cutlass.select_(mine, following, held[i])
+    for c in cutlass.range_constexpr(how.held):
+        if own + c * per_row < how.count:
+            shared[0][own + c * per_row] = Uint32(taken[c] >> number(places))
+            shared[1][own + c * per_row] = columns - 1 - Int32(Uint32(taken[c]) & Uint32((1 << places) - 1))
+
+
+@cute.jit
+def _by_pieces(
+    src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
+):
+    """`top_k`, in no order, of a row that may be longer than its threads hold."""
     tidx, _, _ = cute.arch.thread_idx()
     chosen_keys, chosen_places = shared[0], shared[1]
     own, vec, vectors, per_row, held = tidx % how.per_row, how.vec, how.vectors, how.per_row, how.held
@@ -285,13 +372,15 @@ def _last(
 
 
 @cute.jit
-def rank(shared: list[cute.Tensor], slot: Int32, count: cutlass.Constexpr[int]):
+def rank(shared: list[cute.Tensor], slot: Int32, how: cutlass.Constexpr[SelectLaunch]):
     """The number of a row's selected elements that come before the one in a slot."""
     keys, places = shared[0], shared[1]
-    key, place, found = keys[slot], places[slot], Int32(0)
-    for j in cutlass.range(count):
-        other = keys[j]
-        found += _one((other > key) | ((other == key) & (places[j] < place)))
+    found = slot
+    if cutlass.const_expr(not how.in_turn):
+        key, place, found = keys[slot], places[slot], Int32(0)
+        for j in cutlass.range(how.count):
+            other = keys[j]
+            found += _one((other > key) | ((other == key) & (places[j] < place)))
     return found
 
 
@@ -309,6 +398,27 @@ def is_cleared(place: Int32, how: SelectLaunch) -> cutlass.Boolean:
     """Whether this thread writes an element of a row in `clear`."""
     tidx, _, _ = cute.arch.thread_idx()
     return place // how.vec % how.per_row == tidx % how.per_row
+
+
+@cute.jit
+def write_placed(
+    dst: cute.Tensor,
+    row: Int32,
+    columns: Int32,
+    places: list[Int32],
+    values: list[device.Vector],
+    how: cutlass.Constexpr[SelectLaunch],
+):
+    """Write values (1,) at different places, and zeros elsewhere, to this thread's elements of a row of `columns` elements of a compact
+    tensor (rows, columns)."""
+    tidx, _, _ = cute.arch.thread_idx()
+    written = cute.make_rmem_tensor((how.vec,), dst.element_type)
+    for column in cutlass.range(tidx % how.per_row * how.vec, columns, how.per_row * how.vec):
+        written.store(device.cast(cute.zeros_like(written, Float32), dst.element_type))
+        for slot in cutlass.range_constexpr(how.count):
+            for i in cutlass.range_constexpr(how.vec):
+                written[i] = cutlass.select_(places[slot] == column + i, values[slot][0], written[i])
+        cute.autovec_copy(written, device.vector(dst, Int64(row) * columns + column, how.vec))
 
 
 def held_at(src: cute.Tensor, row: Int32, slot: Int32, count: int) -> cutlass.Numeric:

@@ -37,8 +37,10 @@ TILE_THREADS, TILE, ACROSS = (
     8,
     16,
 )  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+SMALL = (
+    2**11
+)  # elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
-SYMBOLIC = 16  # a total that is symbolic is a divisor, no larger than that
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
@@ -139,11 +141,12 @@ class Elementwise(Unreduced):
             return _tile_launch(vec, extents, schedule)
         if not self.groups:  # a single number
             return Launch(1, False, schedule.get("threads", THREADS))
+        threads = schedule.get("threads", THREADS)
         unit = extents.total if self.collapsed or not self.coordinates else extents.inner
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
-        return Launch(vec, ragged, schedule.get("threads", THREADS))
+        return Launch(vec, ragged, threads)
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:
@@ -151,7 +154,7 @@ def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Lau
     threads of a block along the axes as long as these are."""
     inner, turned, total = extents.inner, extents.turned, extents.total or 0
     threads = TILE_THREADS
-    if SYMBOLIC < total < FEW_BLOCKS * threads * vec * vec:
+    if SMALL <= total < FEW_BLOCKS * threads * vec * vec:
         threads = FEW_THREADS
         while vec > 2 and total < FEW_BLOCKS * threads * vec * vec and "vector_bytes" not in schedule:
             vec //= 2

@@ -5,8 +5,11 @@ earlier pieces. The k-th largest element is found bit by bit: threads count the 
 Where several elements equal it, the position of the last one that is selected is found in the same way. Each selected
 element then finds its place in the result by counting the elements that come before it.
 
+Where few elements are selected from a short row, the threads of a row, perhaps a few of a warp, hold all of it, each sorts
+its own elements, and the largest of what is first in a thread is taken in turn.
+
 The derivative's kernel also has one row at a time: each thread first writes zeros, and then the gradients at the
-positions of selected elements.
+positions of selected elements. Of few gradients, registers hold all, and each vector is written once.
 
 A kernel that sorts selects all elements, the smallest first. A warp or a block holds all of a row in registers.
 """
@@ -32,6 +35,8 @@ LONG_THREAD = 16  # elements of a row for each thread, from which on a block has
 WARP_ROW = 1024  # elements up to which a warp has it
 MOST_THREADS = 1024
 BLOCK = 128  # threads of a block whose warps have a row each
+PLACED_AT_ONCE = 8  # gradients that registers hold
+IN_TURN = 16  # elements that are taken in turn, at most, of a row that a warp holds
 SORTED = 2**13  # elements of a row that is sorted: a block's registers and shared memory hold them
 SORTED_EACH = 8  # of them that a thread holds
 WIDE = {"float64", "int64", "uint32"}  # types that are computed in 64 bits
@@ -85,6 +90,15 @@ class Selection(Unreduced):
     ) -> SelectLaunch:
         """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
         del arch  # it is the same on every architecture
+        found, size = self.by_pieces(dtypes, extents, schedule), extents.columns
+        if size is None or size > WARP * THREAD_ELEMENTS or self.selected.count > IN_TURN:
+            return found
+        per_row = threads_of_row(size, found.vec)
+        vectors = _power_of_two(-(-size // (per_row * found.vec)))
+        return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True)
+
+    def by_pieces(self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int]) -> SelectLaunch:
+        """The launch of a kernel whose rows may be longer than its threads hold."""
         vec, columns = vector_width(DTYPES[dtypes[self.source.name]].size, schedule), extents.inner
         per_row, size = WARP, 4 * WARP_ROW if columns is None else columns
         while size > WARP_ROW and per_row < MOST_THREADS and per_row * LONG_THREAD < size:
@@ -92,6 +106,15 @@ class Selection(Unreduced):
         vectors = max(1, min(THREAD_ELEMENTS // vec, -(-size // (per_row * vec))))
         ragged = vec > 1 and (columns is None or columns % vec != 0)
         return SelectLaunch(vec, ragged, max(per_row, BLOCK), per_row, vectors, self.selected.count)
+
+
+def threads_of_row(columns: int, vec: int) -> int:
+    """The threads of a warp that have a vector each of a short row, or the whole warp."""
+    return min(WARP, _power_of_two(-(-columns // vec)))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)
@@ -131,7 +154,8 @@ class Threshold(Selection):
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> SelectLaunch:
         """The launch for arrays of these dtypes (by name). Registers hold a row that is not longer than a piece."""
-        found = super().launch(dtypes, extents, schedule, arch)
+        del arch
+        found = self.by_pieces(dtypes, extents, schedule)
         size = extents.columns
         return replace(found, whole=size is not None and size <= found.per_row * found.vec * found.vectors)
 
@@ -156,15 +180,20 @@ class Placement(Selection):
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> SelectLaunch:
         """The launch for arrays of these dtypes (by name). Rows that are not a multiple of the vector width are written
-        element by element."""
+        element by element. `in_turn`: registers hold all that is placed."""
         del arch
         vec, columns = vector_width(DTYPES[dtypes[self.result.name]].size, schedule), extents.inner
         if columns is None or columns % vec:
             vec = 1
-        per_row = WARP
+        per_row = WARP if columns is None or columns != extents.columns else threads_of_row(columns, vec)
         while columns is not None and per_row < MOST_THREADS and per_row * LONG_THREAD < columns:
             per_row *= 2
-        return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count)
+        few = (
+            not self.selected.sorts
+            and self.selected.count <= PLACED_AT_ONCE
+            and DTYPES[dtypes[self.result.name]].size > 1
+        )
+        return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count, in_turn=few)
 
 
 @dataclass(frozen=True)

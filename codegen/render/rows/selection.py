@@ -38,7 +38,7 @@ class PlacementKernel(Kernel):
     result: str
     rows: str
     columns: str
-    stores: list[str]
+    value: str  # one value, in the type of the result
     launch_arguments: str
 
 
@@ -129,9 +129,8 @@ class PlacementContext(Context):
         value, (access,) = plan.loads[0], plan.stores
         result = self.tensors[plan.result.name]
         source = self.read.format(self.tensors[value.name])
-        line = self.converted(access).format(source, f"{result}.element_type")
-        stores = [f"select.put({result}, row, place, {line}, {columns})"]
-        return PlacementKernel(self.tensors[plan.places], result, rows, columns, stores, self.launch_arguments())
+        value = self.converted(access).format(source, f"{result}.element_type")
+        return PlacementKernel(self.tensors[plan.places], result, rows, columns, value, self.launch_arguments())
 
 
 class PermutationContext(PlacementContext):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.plan.launches import Extents
 from codegen.plan.rows import selecting
 from tests.making import make_op, spec_text
 
@@ -56,6 +57,29 @@ def test_numbers_of_fewer_bits(tmp_path, dtype):
         np.testing.assert_array_equal(y.astype("float32"), values)
 
 
+# Each number of threads of a row, one to a warp; keys that fit 32 bits with their places, and that do not
+@pytest.mark.parametrize(
+    ("dtype", "size", "count"),
+    [("float32", 3, 3), ("float16", 5, 2), ("float32", 49, 1), ("bfloat16", 32, 8), ("bfloat16", 200, 3), ("int32", 300, 16)],
+)  # fmt: skip
+def test_few_elements_of_short_rows_are_taken_in_turn(tmp_path, dtype, size, count):
+    inputs, outputs = f"x: {dtype}[..., N]", f"y: {dtype}[..., K={count}]; place: int32[..., K={count}]"
+    op = make_op(
+        tmp_path,
+        spec_text(inputs, outputs, "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)", more="grad: none"),
+    )
+    assert op.plan.launch({"x": dtype}, Extents(size, None, size), {}).in_turn
+    x = 3 * np.random.default_rng(size).standard_normal((11, size))
+    x[:4], x[4] = np.round(x[:4]), -np.abs(x[4])
+    x = jnp.asarray(x).astype(dtype)
+    if dtype != "int32":
+        x = x.at[5, :3].set(jnp.asarray([jnp.nan, -jnp.inf, jnp.inf], dtype))
+    values, places = jax.lax.top_k(x, count)
+    y, place = op(x, implementation="interpret")
+    np.testing.assert_array_equal(place, places)
+    np.testing.assert_array_equal(y.astype("float32"), values.astype("float32"))
+
+
 def test_any_nan_is_the_largest(top_k):
     x = rows(64)[:1]
     x[0, 5], x[0, 9] = np.nan, np.copysign(np.nan, -1)
@@ -73,6 +97,18 @@ def test_gradients_go_to_the_selected_elements(top_k, size):
     for implementation in ("interpret", "xla"):
         got = jax.grad(lambda x, how=implementation: (top_k(x, implementation=how)[0] * weights).sum())(x)
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 32), ("bfloat16", 64), ("float32", 49)])
+def test_few_gradients_are_written_with_the_zeros(tmp_path, dtype, size):
+    text = spec_text(
+        f"x: {dtype}[..., N]", f"y: {dtype}[..., K=3]", "y = top_k(x, K, axis=N)", "y = jax.lax.top_k(x, 3)[0]"
+    )
+    op = make_op(tmp_path, text)
+    x = jnp.asarray(np.random.default_rng(size).permuted(np.tile(np.arange(size), (9, 1)), axis=1)).astype(dtype)
+    got = jax.grad(lambda x: (op(x, implementation="interpret").astype("float32") * jnp.arange(1.0, 4.0)).sum())(x)
+    place = size - np.asarray(x, np.float32)  # 1 for the largest
+    np.testing.assert_array_equal(np.asarray(got, np.float32), np.where(place <= 3, place, 0))
 
 
 def test_parts_and_any_axis_are_selected_by_way_of_a_copy(tmp_path):

@@ -19,7 +19,7 @@ def launch(rows, columns, batch=2**16):
 
 
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
-@pytest.mark.parametrize("shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (2, 49, 40), (2, 50, 49), (0, 16)])
+@pytest.mark.parametrize("shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (49, 40), (50, 33), (0, 16)])
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
     q, transposed = QUANTIZE(x, 0.5, implementation="interpret")

@@ -126,9 +126,8 @@ class PlacementContext(Context):
     def kernel(self) -> PlacementKernel:
         plan, spec = self.plan, self.spec
         rows, columns = (self.extent_in((*spec.inputs, *spec.outputs), i) or "1" for i in (0, len(plan.groups) - 1))
-        value, (access,) = plan.loads[0], plan.stores
-        result = self.tensors[plan.result.name]
-        source = self.read.format(self.tensors[value.name])
+        (access,), result = plan.stores, self.tensors[plan.result.name]
+        source = self.read.format(self.tensors[plan.loads[0].name])
         value = self.converted(access).format(source, f"{result}.element_type")
         return PlacementKernel(self.tensors[plan.places], result, rows, columns, value, self.launch_arguments())
 

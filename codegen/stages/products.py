@@ -147,10 +147,27 @@ class _Around(Cutting):
             for group in self.stage_groups(ready):
                 group = [item for item in group if item in left and not self.is_made(item)]
                 if group and all(map(self.is_ready, group)):
+                    group = self.with_followers(group, left)
                     left = [item for item in left if item not in group]
                     self.write(group, left)
             left = [item for item in left if not self.is_made(item)]
         return tuple(self.made)
+
+    def with_followers(self, group: list[Item], left: Sequence[Item]) -> list[Item]:
+        """A group, and the items that wait for it alone and that its kernel can compute too: rows are read once for their maximum and
+        for what is divided by it. Neither has a product."""
+        before, found = dict(self.known), list(group)
+        if any(map(self.unknown_products, group)):
+            return found
+        for item in left:
+            if item in group or self.is_ready(item) or self.unknown_products(item):
+                continue
+            self.know(group)
+            follows = self.is_ready(item)
+            self.known = dict(before)
+            if follows and self.attempt([*found, item]) and not isinstance(self.made_of([*found, item]).plan, Staged):
+                found.append(item)
+        return found
 
     def is_made(self, item: Item) -> bool:
         """Whether a stage writes an item: some outputs hold a factor."""

@@ -34,6 +34,13 @@ QKV = "q: bfloat16[B, Q, D]; k: bfloat16[B, S, D]; v: bfloat16[B, S, E]"
 MIDDLE = "x: float32[B, C, S]", "y: float32[B, C, S]"
 
 CUT = {
+    "quantised rows": (
+        (
+            "x: bfloat16[..., K]; w: int8[N, K]", "y: bfloat16[..., N]",
+            "s = max(abs(x), axis=K) / 127; q = cast(round(x / s), int8); y = (q @ w) * s",
+        ),
+        [("row", "x -> max_of_rows q"), ("gemm", "w max_of_rows q -> y")],
+    ),
     "columns": ((X, Y, "y = x - mean(x, axis=...)"), [("column", "x -> mean_of_n"), ("elementwise", "x mean_of_n -> y")]),
     "everything": (
         (X, Y, "y = x / norm(x, axis=(..., N))"),

@@ -29,6 +29,7 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
+from codegen.stages.neighbours import written_once
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
@@ -47,7 +48,18 @@ def plan_of(spec: Spec) -> AnyPlan:
         plan = kernel_of(spec)
     except SpecError as error:
         return with_whole(spec, _in_stages(spec, error))
-    return _spread(spec) or plan if single.is_single(plan) else plan
+    return (_spread(spec) if single.is_single(plan) else _written_once(spec)) or plan
+
+
+def _written_once(spec: Spec) -> Staged | None:
+    """The stages of a chain that one kernel could compute, with expensive values again for each neighbour. None if there are no such
+    values, and for a chain with a backward, which would take them."""
+    own = written_once(spec) if spec.grad == "none" else None
+    if own is not None:
+        with contextlib.suppress(SpecError):
+            if (stages := cut(own, one_kernel)) is not None:
+                return _Whole(spec, spec.read.statements).plan(Stages(stages.ops, ()))
+    return None
 
 
 def _spread(spec: Spec) -> KernelPlan | Gemm | Staged | None:

@@ -1,0 +1,134 @@
+"""Writes expensive values whose neighbours are read, where one kernel would compute them again for each neighbour.
+
+In the graph a neighbour of a value is the value's expression, evaluated at another position (`graph/shifting.py`). Here such
+expressions are found again, and become `shift` nodes of the value: the graph is then cut, and an earlier stage writes the value.
+Products are regrouped before, since a derivative multiplies each neighbour by a weight of its own: what is the same at all positions
+along the axis is multiplied last.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from codegen.graph.nodes import Call, Chain, Graph, Node, topological
+from codegen.graph.ops import COSTLY
+from codegen.graph.shifting import evaluated_at
+from codegen.language.unparse import unparse
+from codegen.spec.spec import Spec
+
+MOST_NODES = 400  # of a chain that is searched
+COST = 12  # simple operations that an expensive one takes
+WORTH = 150  # simple operations for each element: they take longer than a float32 that is written and read again
+
+
+@dataclass(frozen=True)
+class Family:
+    """A value, and the nodes that are the value some positions back along an axis."""
+
+    value: Node
+    axis: str
+    there: Mapping[int, Node]
+
+    @property
+    def saved(self) -> int:
+        """The simple operations that the other nodes take."""
+        nodes = topological([self.value], lambda n: self.axis not in n.dims)
+        return len(self.there) * sum(COST if n.op in COSTLY else 1 for n in nodes if n.args and self.axis in n.dims)
+
+
+def written_once(spec: Spec) -> Spec | None:
+    """The same op, in which expensive values are read from neighbours; None if it has none."""
+    nodes = spec.read.nodes
+    if "shift" not in spec.read.ops or len(nodes) > MOST_NODES:
+        return None
+    own, found = spec, None
+    for axis in _steps(nodes):
+        own = _rewritten(own, functools.partial(_regrouped, axis))
+    while (family := _best(own)) is not None:
+        own = found = _rewritten(own, functools.partial(_read, family))
+    return found
+
+
+def _best(spec: Spec) -> Family | None:
+    families = [f for f in _families(spec.read.graph.fork(), spec.read.nodes) if f.saved >= WORTH]
+    return max(families, key=lambda f: f.saved, default=None)
+
+
+def _families(graph: Graph, nodes: tuple[Node, ...]) -> Iterator[Family]:
+    own, most = {id(n) for n in nodes}, max(len(n.dims) for n in nodes)
+    values = [n for n in nodes if n.kind == "float" and n.args and n.op != "shift" and len(n.dims) == most]
+    for axis, steps in _steps(nodes).items():
+        for value in values:
+            if _is_read_at_its_place(value, axis):
+                moved = {by: evaluated_at(graph, value, axis, by) for by in steps}
+                there = {by: n for by, n in moved.items() if id(n) in own and n is not value}
+                if there:
+                    yield Family(value, axis, there)
+
+
+def _steps(nodes: tuple[Node, ...]) -> dict[str, list[int]]:
+    """The differences of the positions that are read along each axis, of reads along one axis."""
+    places: dict[str, set[int]] = {}
+    for node in nodes:
+        if node.op == "shift" and isinstance(node.attr, tuple) and len(node.attr) == 1:
+            ((axis, by),) = node.attr
+            places.setdefault(axis, {0}).add(by)
+    return {axis: sorted({a - b for a in found for b in found if a != b}) for axis, found in places.items()}
+
+
+def _is_read_at_its_place(value: Node, axis: str) -> bool:
+    """Whether a value always reads an input at its own position: then its neighbours are only used inside the array."""
+    nodes = topological([value], lambda n: n.op == "where" or axis not in n.dims)
+    return any(n.op == "input" and axis in n.dims for n in nodes)
+
+
+def _read(family: Family, graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
+    """A value of the family as it is read from memory; None for other nodes."""
+    del args
+    value = family.value
+    for by, there in family.there.items():
+        if there is node:
+            return graph.node("shift", (value,), ((family.axis, by),), kind=value.kind, dims=value.dims)
+    return None
+
+
+def _regrouped(axis: str, graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
+    """A product whose factors that are the same at all positions along the axis come last; None for other nodes."""
+    if node.op != "mul" or node.kind != "float":
+        return None
+    factors = [f for a in args for f in _factors(a)]
+    apart = [[f for f in factors if (axis in f.dims) is along] for along in (True, False)]
+    if not all(apart):
+        return None
+
+    def product(a: Node, b: Node) -> Node:
+        return graph.node("mul", (a, b), kind="float", dims=(*a.dims, *b.dims))
+
+    return product(*(functools.reduce(product, some) for some in apart))
+
+
+def _factors(value: Node) -> list[Node]:
+    return [f for a in value.args for f in _factors(a)] if value.op == "mul" and value.kind == "float" else [value]
+
+
+def _rewritten(spec: Spec, rule: Callable[[Graph, Node, tuple[Node, ...]], Node | None]) -> Spec:
+    """The same op with other nodes for some: `rule` takes the graph, a node, and its arguments as they are then."""
+    graph, made = spec.read.graph.fork(), dict[int, Node]()
+    for node in spec.read.nodes:
+        args = tuple(made[id(a)] for a in node.args)
+        made[id(node)] = rule(graph, node, args) or _again(graph, node, args, made)
+    statements = tuple(replace(s, value=made[id(s.value)]) for s in spec.read.statements)
+    chain, outputs, names = Chain(statements, graph), {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
+    return spec.with_chain(f"{spec.source.path} (neighbours)", chain, lambda: unparse(chain, outputs, names))
+
+
+def _again(graph: Graph, node: Node, args: tuple[Node, ...], made: Mapping[int, Node]) -> Node:
+    if all(a is b for a, b in zip(args, node.args, strict=True)):
+        return node
+    own = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+    if (call := graph.calls.get(id(node))) is not None:
+        arguments = {n: made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
+        graph.calls.setdefault(id(own), Call(call.name, arguments))
+    return own

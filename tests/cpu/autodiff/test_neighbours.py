@@ -1,0 +1,29 @@
+"""Gradients of expensive functions of neighbours, in two kernels."""
+
+import pytest
+
+from codegen.checking import testing
+from codegen.runtime.ops.backward import backward_ops
+from tests.making import make_op, spec_text
+
+
+@pytest.mark.parametrize("axis", ["S", "N"])
+def test_gradients_of_expensive_values_of_neighbours(tmp_path, axis):
+    weights = "w: float32[B]; w2: float32[B]; w3: float32[B]"
+    padded = {"S": "((0, 0), (2, 1), (0, 0))", "N": "((0, 0), (0, 0), (2, 1))"}[axis]
+    last, next_ = {"S": ("z[:, :-3]", "z[:, 3:]"), "N": ("z[..., :-3]", "z[..., 3:]")}[axis]
+    op = make_op(
+        tmp_path,
+        spec_text(
+            f"x: T[B, S, N]; {weights}", "y: T[B, S, N]",
+            f"v = x * w + shift(x, axis={axis}, by=2) * w2 + shift(x, axis={axis}, by=-1) * w3; "
+            "y = sin(tanh(erf(v))) + softplus(sin(v)) * tanh(v)",
+            f"z = jnp.pad(x, {padded}); w, w2, w3 = (k[:, None, None] for k in (w, w2, w3)); "
+            f"v = x * w + {last} * w2 + {next_} * w3; "
+            "y = jnp.sin(jnp.tanh(jax.lax.erf(v))) + jax.nn.softplus(jnp.sin(v)) * jnp.tanh(v)",
+            types="{T: [float32, bfloat16]}",
+        ),
+    )  # fmt: skip
+    assert all(kernel.plan.kind == "staged" for kernel in backward_ops(op))
+    testing.check_gradient(op, "interpret", examples=2)
+    testing.check_gradient(op, "xla", examples=2)

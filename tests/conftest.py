@@ -19,7 +19,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests import versions, xla_flags
+from tests import repeated_work, versions, xla_flags
 from tests.turns import EVERY, FEWER, SPARSER
 
 # Kernels are cached between runs, in a folder of the checkout; the processes that tests start use the same cache
@@ -31,13 +31,14 @@ os.environ["CODEGEN_BUILD_CACHE"] = "0"
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-# Tests of a generated op, of which those of every third op run by default
+# Tests of a generated op, of which those of every sixth op run by default
 INTERPRETED_GRADIENT = re.compile(r"test_gradient_of_.*\[interpret\]")
 
 hypothesis.settings.register_profile(
     "ci", max_examples=100 // FEWER, derandomize=True, database=None, deadline=None, print_blob=True
 )
 hypothesis.settings.load_profile("ci")
+repeated_work.read_no_constants()
 
 
 GPU = xla_flags.has_gpu()
@@ -77,14 +78,14 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, and the interpreted
-    gradients of every third op of several, unless all are requested."""
+    gradients of every sixth op of several, unless all are requested."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
         mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
         turns = mark.args[0] * SPARSER if mark else 1
         if INTERPRETED_GRADIENT.fullmatch(item.name):
-            name, turns = INTERPRETED_GRADIENT.pattern, 3
+            name, turns = INTERPRETED_GRADIENT.pattern, 6
         (left if not EVERY and found[name] % turns else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)
@@ -93,6 +94,7 @@ def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Exempts everything that is imported from garbage collection, since it stays until the end."""
+    repeated_work.share_contexts()
     gc.collect()
     gc.freeze()
 

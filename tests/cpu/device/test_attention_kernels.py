@@ -13,6 +13,7 @@ from codegen.plan.attention import Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
+from tests.turns import some
 
 WIDTH = 70  # of the window
 
@@ -54,20 +55,20 @@ def weights(q, k, scale):
         return np.exp(s - base[..., None]), base
 
 
+WINDOWS = [
+    (300, 290, 2, 64, 64, 32, "bfloat16", ""),
+    (140, 150, 1, 96, 32, 48, "bfloat16", "float8_e4m3fn"),
+    (90, 1100, 1, 32, 32, 16, "bfloat16", ""),
+    (140, 130, 1, 80, 96, 64, "float16", ""),
+    (70, 90, 1, 128, 16, 32, "float16", "float8_e5m2"),
+]
+
+
 @pytest.mark.parametrize(
-    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"),
-    [
-        (300, 290, 2, 64, 64, 32, "bfloat16", ""),
-        (140, 130, 1, 80, 96, 64, "float16", ""),
-        (90, 1100, 1, 32, 32, 16, "bfloat16", ""),
-        (140, 150, 1, 96, 32, 48, "bfloat16", "float8_e4m3fn"),
-        (70, 90, 1, 128, 16, 32, "float16", "float8_e5m2"),
-    ],
-    ids=str,
+    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"), some(WINDOWS, 2), ids=str
 )
 def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
-    """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In the last ones, q and k are
-    float8."""
+    """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In two of them, q and k are float8."""
     q, k, v, _ = draw(rows, columns, groups, d, e, dtype)
     if narrow:
         q, k = q.astype(narrow), k.astype(narrow)
@@ -89,18 +90,17 @@ def test_weights_without_statistics():
     np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=3e-2, atol=0.3)
 
 
-@pytest.mark.parametrize(
-    ("arch", "d", "e", "tile_n", "joint"),
-    [
-        ("sm_90a", 64, 64, 64, 0),
-        ("sm_80", 40, 72, 32, 0),
-        ("sm_90a", 128, 128, 64, 64),
-        ("sm_90a", 80, 48, 64, 128),
-        ("sm_90a", 96, 32, 64, 64),
-        ("sm_90a", 80, 80, 64, 64),
-    ],
-    ids=str,
-)
+GRADIENTS = [
+    ("sm_90a", 64, 64, 64, 0),
+    ("sm_90a", 128, 128, 64, 64),
+    ("sm_80", 40, 72, 32, 0),
+    ("sm_90a", 96, 32, 64, 64),
+    ("sm_90a", 80, 48, 64, 128),
+    ("sm_90a", 80, 80, 64, 64),
+]
+
+
+@pytest.mark.parametrize(("arch", "d", "e", "tile_n", "joint"), some(GRADIENTS, 2), ids=str)
 def test_gradients(arch, d, e, tile_n, joint):
     """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
     each column. A tile of q, of `joint` rows, then takes the sums of two tiles of k, and the rows after the last column's window have

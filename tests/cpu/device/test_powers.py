@@ -10,29 +10,39 @@ from codegen.measuring.compiled.sass import kernels, main_loop
 from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 
+EXPONENTS = (1.0, 2.0, 3.0, -0.5, -1.5, -2.5, 2.7, -0.7)
 
-@pytest.mark.parametrize("exponent", [1.0, 2.0, 3.0, -0.5, -1.5, -2.5, 2.7, -0.7])
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_powers_by_a_static_parameter_and_their_slopes(tmp_path, exponent, dtype):
+def test_powers_by_a_static_parameter_and_their_slopes(tmp_path, dtype):
     """The exponent is compiled in, so a power is as cheap as one by a number. Its slope comes from it, also where that is 0 or infinite."""
+    names = range(len(EXPONENTS))
     text = spec_text(
-        "x: T[N]",
-        "p: T[N]; y: T[N]",
-        "p = x ** n; y = p * p",
-        more=f"params: {{n: {exponent}}}",
+        "; ".join(f"x{i}: T[N]" for i in names),
+        "; ".join(f"p{i}: T[N]; y{i}: T[N]" for i in names),
+        "; ".join(f"p{i} = x{i} ** n{i}; y{i} = p{i} * p{i}" for i in names),
+        more=f"params: {{{', '.join(f'n{i}: {e}' for i, e in enumerate(EXPONENTS))}}}",
         types="{T: [float32, bfloat16]}",
     )
     op = make_op(tmp_path, text)
     x = jnp.asarray(np.concatenate([[0.0, -0.0, np.inf, np.nan, -2.0, 1.0, 1e-3], np.linspace(0.05, 3, 25)]), dtype)
-    ones = jnp.ones(x.shape, dtype)
-    found, pull = jax.vjp(lambda x: tuple(op(x, implementation="interpret")), x)
+
+    def pulled(*xs):
+        found, pull = jax.vjp(lambda *xs: tuple(op(*xs, implementation="interpret")), *xs)
+        return found, pull(jax.tree.map(jnp.ones_like, found))
+
+    found, slopes = jax.jit(pulled)(*[x] * len(EXPONENTS))
     wide = np.asarray(x, np.float64)
-    with np.errstate(all="ignore"):
-        power = np.power(np.where(wide == 0, 0.0, wide), exponent)  # as any power's, the result at -0.0 has no sign
-        slope = exponent * np.power(wide, exponent - 1) * (1 + 2 * power)
-        expected = [np.asarray(e.astype(np.float32).astype(x.dtype), np.float64) for e in (power, power * power, slope)]
-    for got, wanted in zip((*found, *pull((ones, ones))), expected, strict=True):
-        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, rtol=2e-2 if dtype == "bfloat16" else 2e-6)
+    for exponent, *ours in zip(EXPONENTS, found[::2], found[1::2], slopes, strict=True):
+        with np.errstate(all="ignore"):
+            power = np.power(np.where(wide == 0, 0.0, wide), exponent)  # as any power's, the result at -0.0 has no sign
+            slope = exponent * np.power(wide, exponent - 1) * (1 + 2 * power)
+            expected = [e.astype(np.float32).astype(x.dtype) for e in (power, power * power, slope)]
+        for got, wanted in zip(ours, expected, strict=True):
+            rtol = 2e-2 if dtype == "bfloat16" else 2e-6
+            np.testing.assert_allclose(
+                np.asarray(got, np.float64), np.asarray(wanted, np.float64), rtol, err_msg=f"{exponent}"
+            )
 
 
 def test_a_static_exponent_costs_what_a_number_does(tmp_path):

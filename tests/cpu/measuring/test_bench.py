@@ -1,5 +1,6 @@
 """Measuring without a GPU: the order of timed calls, a small real run, and reports of made-up measurements."""
 
+import itertools
 import json
 import sys
 from dataclasses import replace
@@ -23,6 +24,7 @@ from codegen.measuring.times.measurement import Measurement
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import platform
 from tests.making import make_jnp_op, make_op, spec_text
+from tests.turns import some
 
 WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "2026-11-21", "empty call": "5 us"}
 
@@ -143,8 +145,9 @@ DOMAINS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64"])
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize(
+    ("domain", "dtype"), some(itertools.product(DOMAINS, ["int8", "uint8", "int32", "uint32", "int64"]), 3)
+)
 def test_integers_are_in_their_domain_and_their_type(domain, dtype):
     """In the inputs of benchmarks and of property tests."""
     more = f"domain:\n  x: {domain}" if domain else ""

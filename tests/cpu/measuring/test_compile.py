@@ -74,7 +74,7 @@ KERNELS = {name: k for name, k in EVERYTHING.items() if name not in PRODUCTS}
 # More of the ops' own kernels than of derived ones, and the known spills
 OWN = [name for name in PRODUCTS if name in generated.__all__]
 SAVING = [name for name in PRODUCTS if name not in generated.__all__]
-ON_HOPPER = list(dict.fromkeys([*some(OWN, 5), *some(SAVING, 12), *some(ROW_FOLDS, 2)]))
+ON_HOPPER = list(dict.fromkeys([*some(OWN, 9), *some(SAVING, 24), *some(ROW_FOLDS, 2)]))
 
 
 @pytest.mark.parametrize("name", ON_HOPPER)
@@ -139,7 +139,7 @@ def test_factors_that_are_converted_compile():
 
 # More of the ops' own kernels than of derived ones
 DERIVED = [name for name in KERNELS if name not in generated.__all__]
-SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 17), *some(DERIVED, 60)]
+SOME_KERNELS = [*some([name for name in KERNELS if name in generated.__all__], 25), *some(DERIVED, 120)]
 
 
 @pytest.mark.parametrize("name", SOME_KERNELS)

@@ -1,5 +1,6 @@
 """The instructions of kernels' main loops: counted in machine code, against the compiler's PTX and the interpreter, and estimated."""
 
+import itertools
 import re
 
 import pytest
@@ -17,6 +18,7 @@ from codegen.runtime.call.arguments import Types
 from codegen.runtime.ops.op import Op
 from codegen.shared import Launch
 from codegen.targets import GPUS, Work
+from tests.turns import some
 
 ARCHS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 
@@ -32,8 +34,9 @@ def counted(name: str, arch: str, shape: dict[str, int] | None = None) -> Work:
     return limits.work_of_element(op, Types(tuple(types.items())), shape or default_shape(op.spec), arch)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("name", ["mish", "tanh", "swiglu", "gelu_backward"])
+@pytest.mark.parametrize(
+    ("name", "arch"), some(itertools.product(["mish", "tanh", "swiglu", "gelu_backward"], ARCHS), 5)
+)
 def test_special_functions_are_those_of_the_ptx(name, arch):
     """Kernels without loops: PTX names them."""
     op, types = kernel(name)
@@ -87,7 +90,7 @@ SOME = """
 """.split()
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", some(SOME, 3))
 def test_the_estimate_is_within_a_factor_of_two_of_the_count(name):
     op, types = kernel(name)
     shape = default_shape(op.spec)

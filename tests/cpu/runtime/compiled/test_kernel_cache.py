@@ -30,6 +30,7 @@ from codegen.runtime.call.arguments import all_types
 from codegen.runtime.compiled import interpreted, kernels
 from tests import faulty_kernels
 from tests.making import make_op
+from tests.turns import some
 
 COUNTING = """
 import json, sys
@@ -81,8 +82,7 @@ def counted(cold_cache, monkeypatch):
 
 
 def forget():
-    """Clears the caches that a new process would not have."""
-    jax.clear_caches()
+    """Clears the caches that a new process would not have. JAX's own remain: a call that is lowered asks for its kernel."""
     kernels.forget()
     interpreted.compile_call.cache_clear()
     compiling.release_compile_cache()
@@ -135,7 +135,7 @@ def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatc
         sum(bool(op.plan.apart) for op in found) > 5 < len(found)
         and sum(isinstance(op.plan, Middle) for op in found) > 3
     )
-    for op in found:
+    for op in some(found, 2, first=arch == "sm_90a"):
         axis, types = op.plan.walked_groups[0].axes[0], next(all_types(op.spec))
         for extent in (16, 64, 300, 4096):
             extents = {a: op.spec.extents.get(a, extent) for a in op.spec.axes if a != "..."}

@@ -89,7 +89,7 @@ KERNELS = ["bias_relu", "swiglu", "rmsnorm"]  # the interpreted kernels' backwar
 
 
 @pytest.mark.parametrize(
-    ("name", "implementation"), [(name, "xla") for name in some(OPS, 8)] + [(name, "interpret") for name in KERNELS]
+    ("name", "implementation"), [(name, "xla") for name in some(OPS, 15)] + [(name, "interpret") for name in KERNELS]
 )
 def test_transformations(name, implementation):
     op = getattr(generated, name)
@@ -123,7 +123,7 @@ def compare(got: jax.Array, expected: jax.Array, cancels: bool, what: str, round
         assert np.all((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b))), what
 
 
-@pytest.mark.parametrize("name", some(OPS, 5))
+@pytest.mark.parametrize("name", some(OPS, 11))
 def test_types_in_shard_map(name):
     """Only traced: the types of values and gradients name the mesh axes along which they vary."""
     op = getattr(generated, name)

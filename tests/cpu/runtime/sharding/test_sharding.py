@@ -5,6 +5,7 @@ kernel's results on one shard. The kernels themselves are interpreted, on the sh
 """
 
 import functools
+import itertools
 from random import Random
 
 import jax
@@ -33,7 +34,7 @@ from tests.meshes import (
     seen,
     tupled,
 )
-from tests.turns import some
+from tests.turns import EVERY, some
 
 X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)
 NONE = P()
@@ -182,7 +183,10 @@ def parameters(op: Op) -> dict:
     return {p.name: 0.5 for p in op.spec.params if p.default is None}
 
 
-ON_MESHES = [(*row, AUTO) for row in TABLE] + [(*row, EXPLICIT) for row in some(TABLE, 2)]
+# Each row on one of the meshes by default, and those of every third on the one whose shardings are part of types
+ON_MESHES = [
+    (*row, kind) for i, row in enumerate(TABLE) for kind in (AUTO, EXPLICIT) if EVERY or (kind is AUTO) == bool(i % 3)
+]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +253,7 @@ def any_specs(op: Op, given: dict, rows: int, mesh: Mesh, random: Random) -> dic
     return specs
 
 
-@pytest.mark.turns(16)
+@pytest.mark.turns(25)
 @pytest.mark.parametrize("name", generated.__all__)
 def test_any_sharding(kernels, name):
     """Values and gradients equal those of whole arrays."""
@@ -693,8 +697,7 @@ def check_transformed(name: str, how: str, got, mesh: Mesh) -> None:
         assert jax.typeof(g).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, spec), g.ndim), how
 
 
-@pytest.mark.parametrize("path", ["kernel", "jnp"])
-@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize(("name", "path"), some(itertools.product(TRANSFORMED, ["kernel", "jnp"]), 3))
 def test_transformations_on_an_explicit_mesh(request, name, path):
     if path == "kernel":
         request.getfixturevalue("kernels")

@@ -71,5 +71,12 @@ def environment(folder: Path) -> Path:
 
 def install(bin: Path, *what: str | Path) -> None:
     """Installs a distribution without its dependencies."""
-    options = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation")
+    options = (
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--no-compile",
+    )
     run(sys.executable, "-m", "pip", "--python", bin / "python", "install", *options, *what, cwd=bin)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from making import make_op
 
+from codegen.plan.rows.walking import in_parts
+
 CASES = {
     # name: the chain, the output's type, the reference
     "mean of all": ("y = mean(x * w * s, axis=(..., N))", "[]", "jnp.mean(x * w * s)"),
@@ -51,5 +53,7 @@ def test_gradients_over_nothing_are_those_of_the_reference(ops, name, shape, mon
     wanted = jax.jit(functools.partial(pulled, reference))()
     for implementation in ("xla", "interpret") if name.startswith("mean") else ("xla",):
         own = functools.partial(ops[name], implementation=implementation)
-        for found, expected in zip(jax.jit(functools.partial(pulled, own))(), wanted, strict=True):
+        with in_parts(2):  # a GPU has some hundred blocks
+            ours = jax.jit(functools.partial(pulled, own))()
+        for found, expected in zip(ours, wanted, strict=True):
             np.testing.assert_array_equal(found, expected)

@@ -20,6 +20,7 @@ class Launch:
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
+    backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
 
     @property
     def constants(self) -> dict[str, Launch]:
@@ -39,16 +40,17 @@ class ScanLaunch(Launch):
     along: int = 1  # warps that share an axis' elements
     steps: int = 1  # vectors of a thread at once
     apart: bool = False  # whether lanes have scans of their own: the axis is not innermost
+    cluster: int = 1  # blocks that share an axis' elements
 
     @property
     def each(self) -> int:
-        """The number of scans of a block."""
+        """The number of scans of a cluster."""
         return self.threads // WARP // self.along * (WARP * self.vec if self.apart else 1)
 
     def blocks(self, rows: int, columns: int) -> int:
         """The number of blocks for this many scans: one more than are full."""
         del columns
-        return rows // self.each + 1
+        return (rows // self.each + 1) * self.cluster
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,8 @@ class Flat:
         if self.how.ragged:
             device.copy_whole_or_part(registers, self._own(dst, parts), _times(parts, self.valid))
         else:
-            cute.autovec_copy(registers, self._own(dst, parts))
+            once = access.EVICT.EVICT_FIRST if self.how.backwards else access.EVICT.EVICT_NORMAL
+            cute.autovec_copy(registers, self._own(dst, parts), l1c_evict_priority=once)
 
     def store_at(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
         """Store the vector to another array, where rows are whole vectors; else `store_ragged` does it."""
@@ -251,6 +252,9 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
     """This thread's vector of outputs with these sizes."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
+    if how.backwards:
+        blocks, _, _ = cute.arch.grid_dim()
+        bidx = blocks - 1 - bidx
     size = _size(extents)
     start = cute.assume((Int64(bidx) * how.threads + tidx) * how.vec, divby=how.vec)
     valid = size - start

@@ -1,8 +1,9 @@
 """Device functions of kernels that scan along an axis.
 
 Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other, and combines them. Then
-threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory. The states
-after a tile are carried to the next. Every combination has a fixed order: two runs agree to the bit.
+threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory, then
+blocks of a cluster through each other's. The states after a tile are carried to the next. Every combination has a fixed order:
+two runs agree to the bit.
 
 Where an element has many states, each scan of the kernel is as many scans of a thread, one after the other.
 
@@ -33,8 +34,11 @@ Element = tuple[Any, ...]
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
     """The grid and block of a launch for outputs of these sizes. It asks for one block of an SM only: for more, the
     assembler would spill registers."""
-    blocks = _others(extents, axis) // how.each + 1
-    return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream, "min_blocks_per_mp": 1}
+    blocks = (_others(extents, axis) // how.each + 1) * how.cluster
+    return {
+        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
+        "min_blocks_per_mp": 1,
+    }  # fmt: skip
 
 
 def _others(extents: Sequence[Int32], axis: int) -> Int64:
@@ -82,8 +86,9 @@ class Walk:
     first: tuple[Int32, ...]  # its position along the other axes
     there: Boolean  # whether it has one
     tiles: Int32
-    warp: Int32  # which of those that share the axis
+    warp: Int32  # which of those of a block that share the axis
     group: Int32  # of warps that share it, of a block
+    rank: Int32  # which of the blocks that share it
 
     @property
     def innermost(self) -> bool:
@@ -102,8 +107,9 @@ class Walk:
         """The number of a thread's vectors in a tile, in the scan's order."""
         how, size = self.how, self.extents[self.axis]
         unit = how.vec if self.innermost else 1
-        thread = self.warp * WARP + cute.arch.lane_idx() if self.innermost else self.warp
-        per_tile = how.along * (WARP if self.innermost else 1)
+        warp = self.rank * how.along + self.warp
+        thread = warp * WARP + cute.arch.lane_idx() if self.innermost else warp
+        per_tile = how.cluster * how.along * (WARP if self.innermost else 1)
         found = []
         for u in range(how.steps):
             place = ((tile * per_tile + thread) * how.steps + u) * unit
@@ -126,7 +132,7 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
     innermost = axis == len(extents) - 1
     warp = tidx // WARP
     group = warp // how.along
-    column = Int64(bidx) * (how.threads // WARP // how.along) + group
+    column = Int64(bidx // how.cluster) * (how.threads // WARP // how.along) + group
     others = _others(extents, axis)
     if not innermost:
         column = (column * WARP + cute.arch.lane_idx()) * how.vec
@@ -139,10 +145,14 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
         else:
             first.insert(0, Int32(column % extents[i]))
             column = column // extents[i]
-    per_tile = how.along * how.steps * (WARP * how.vec if innermost else 1)
+    per_tile = how.cluster * how.along * how.steps * (WARP * how.vec if innermost else 1)
     size = extents[axis]
     tiles = cutlass.select_(others > 0, (size + per_tile - 1) // per_tile, Int32(0))
-    return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group)
+    rank = Int32(bidx % how.cluster)
+    if how.cluster > 1:  # all blocks run before one writes to another's shared memory
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
+    return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group, rank)
 
 
 # Reductions of an element's states
@@ -218,10 +228,11 @@ def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
 class Carried:
     """What is carried from tile to tile along the axis: registers (numbers, scans of a thread), for h = a h + b only h.
     Where several warps share the axis, also shared memory for their elements in two exchanges (exchange, warp, slot,
-    scan, number)."""
+    scan, number), and for those of the blocks that share it (exchange, block, slot, scan, number)."""
 
     held: cute.Tensor
     shared: cute.Tensor | None
+    of_blocks: cute.Tensor | None
     dtype: type[Numeric]
     number: int = 0  # which of an element's states
     count: int = 1  # of them, which take turns with the shared memory
@@ -244,15 +255,18 @@ def carried(op: str, walk: Walk, dtype: type[Numeric]) -> Carried:
 def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> list[Carried]:
     """The states before the first element, of a scan with so many for each."""
     identity = _identity(op, dtype)
-    shared = None
-    if walk.how.along > 1:
-        slots = 1 if walk.innermost else WARP
-        shape = (len(identity), walk.width, slots, walk.how.threads // WARP, 2)
-        shared = SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), 16)
+    slots = 1 if walk.innermost else WARP
+
+    def memory(sharing: int) -> cute.Tensor:
+        shape = (len(identity), walk.width, slots, sharing, 2)
+        return SmemAllocator().allocate_tensor(dtype, cute.make_layout(shape), 16)
+
+    shared = memory(walk.how.threads // WARP) if walk.how.along > 1 else None
+    of_blocks = memory(walk.how.cluster) if walk.how.cluster > 1 else None
     found = []
     for number in range(count):
         held = cute.make_rmem_tensor((len(identity) - _first_carried(op), walk.width), dtype)
-        found.append(Carried(held, shared, dtype, number, count))
+        found.append(Carried(held, shared, of_blocks, dtype, number, count))
         for w in range(walk.width):
             found[-1].hold(op, w, identity)
     return found
@@ -337,29 +351,47 @@ def _exchanged(
 ) -> list[Element]:
     """For each scan of a thread, the partial result of all elements before its own, the earlier tiles' included; carries that of
     the whole tile."""
-    lane, along = cute.arch.lane_idx(), walk.how.along
+    lane, how, turn = cute.arch.lane_idx(), walk.how, own.turn(tile)
+    slot, tells = (0, lane == 0) if walk.innermost else (lane, Boolean(True))
     within: list[Element] = []
     if walk.innermost:
         within, totals = map(list, zip(*(_over_lanes(op, t, own.dtype) for t in totals), strict=True))
-    if along > 1:
-        slot = 0 if walk.innermost else lane
-        tells = (lane == 0) if walk.innermost else Boolean(True)
-        _tell(tells, own.shared, totals, slot, walk.group * along + walk.warp, own.turn(tile))
+    before = [_identity(op, own.dtype) if how.cluster > 1 else start for start in starts]
+    first = walk.group * how.along
+    if how.along > 1:
+        _tell(tells, own.shared, totals, slot, first + walk.warp, turn)
         cute.arch.sync_threads()
-    found = []
-    for w, (total, start) in enumerate(zip(totals, starts, strict=True)):
-        ahead, mine = start, start
-        if along == 1:
-            ahead = _combine(op, start, total)
-        else:
-            assert own.shared is not None
-            for other in range(along):
-                mine = _select(walk.warp == other, ahead, mine)
-                place = (w, slot, walk.group * along + other, own.turn(tile))
-                ahead = _combine(op, ahead, tuple(own.shared[n, *place] for n in range(len(total))))
-        own.hold(op, w, ahead)
-        found.append(_combine(op, mine, within[w]) if within else mine)
-    return found
+        ahead = [
+            _in_order(op, own.shared, (w, slot), (first, how.along), walk.warp, b, turn) for w, b in enumerate(before)
+        ]
+    else:
+        ahead = [(b, _combine(op, b, total)) for b, total in zip(before, totals, strict=True)]
+    if how.cluster > 1:
+        _tell_blocks(tells & (walk.warp < how.cluster), own.of_blocks, [t for _, t in ahead], slot, walk, turn)
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        of_blocks = [
+            _in_order(op, own.of_blocks, (w, slot), (0, how.cluster), walk.rank, s, turn) for w, s in enumerate(starts)
+        ]
+        ahead = [(_combine(op, b, a), t) for (b, t), (a, _) in zip(of_blocks, ahead, strict=True)]
+    for w, (_, total) in enumerate(ahead):
+        own.hold(op, w, total)
+    mine = [element for element, _ in ahead]
+    return [_combine(op, *pair) for pair in zip(mine, within, strict=True)] if within else mine
+
+
+def _in_order(
+    op: str, shared: cute.Tensor, scan: tuple[Any, Any], sharing: tuple[Any, int], mine: Int32, start: Element, turn: Int32
+) -> tuple[Element, Element]:  # fmt: skip
+    """For one of a lane's scans, the partial result of `start` and what comes before the `mine`-th of those `sharing` it (the first
+    of them, and how many), and of start and all."""
+    ahead, own = start, start
+    first, count = sharing
+    for other in range(count):
+        own = _select(mine == other, ahead, own)
+        place = (*scan, first + other, turn)
+        ahead = _combine(op, ahead, tuple(shared[n, *place] for n in range(len(start))))
+    return own, ahead
 
 
 def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element, Element]:
@@ -381,3 +413,17 @@ def _tell(tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], 
         for w in cutlass.range_constexpr(len(totals)):
             for n in cutlass.range_constexpr(len(totals[w])):
                 shared[n, w, slot, warp, half] = totals[w][n]
+
+
+@cute.jit
+def _tell_blocks(
+    tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, walk: cutlass.Constexpr[Walk], half: Int32
+):  # fmt: skip
+    """Write a block's partial result where another block of the cluster reads it: each of the first warps to one of them."""
+    if tells:
+        there = cute.make_tensor(cute.arch.map_dsmem_ptr(shared.iterator, walk.warp), shared.layout)
+        for w in cutlass.range_constexpr(len(totals)):
+            held = cute.make_rmem_tensor((len(totals[w]),), shared.element_type)
+            for n in cutlass.range_constexpr(len(totals[w])):
+                held[n] = totals[w][n]
+            cute.autovec_copy(held, there[None, w, slot, walk.rank, half])

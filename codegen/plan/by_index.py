@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import DTYPES
 from codegen.shared import WARP, SumLaunch
@@ -53,7 +53,8 @@ class Sums:
         vec, chunk_vec = self._vec(min(value, result)), self._vec(value)
         chunk_across = self._across(chunk_vec)
         if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
-            return SumLaunch(vec, False, THREADS, self._across(vec), False, 2, CHUNK, chunk_vec, chunk_across)
+            how = SumLaunch(vec, False, THREADS, self._across(vec), levels=2, chunk=CHUNK)
+            return replace(how, chunk_vec=chunk_vec, chunk_across=chunk_across)
         sums = self.outer * self.keys * self.columns
         vec = vec if sums >= BUSY * vec else chunk_vec
         steps = STEPS if sums >= BUSY * vec * STEPS else 1
@@ -65,7 +66,8 @@ class Sums:
             levels, left = levels + 1, left // CHUNK
         ranks = self.rows <= RANKED and self.packs(PACKED // 2)
         across = self._across(vec)
-        return SumLaunch(vec, False, THREADS, across, ranks, levels, CHUNK, chunk_vec, chunk_across, steps)
+        how = SumLaunch(vec, False, THREADS, across, ranks=ranks, levels=levels, chunk=CHUNK, steps=steps)
+        return replace(how, chunk_vec=chunk_vec, chunk_across=chunk_across)
 
     def left_to_xla(self) -> str:
         """Why XLA's scatter should take less time than the kernels, or "". Where a size is unknown, it counts as large."""

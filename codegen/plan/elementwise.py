@@ -60,6 +60,9 @@ class Elementwise(Unreduced):
     extremes: tuple[()] = ()
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
     turned: int | None = None  # the group along which arrays in another order lie
+    backwards: bool = (
+        False  # whether it begins with the last elements, which an earlier stage read last: a cache has these
+    )
 
     @property
     def coordinates(self) -> tuple[int, ...]:
@@ -146,7 +149,7 @@ class Elementwise(Unreduced):
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
-        return Launch(vec, ragged, threads)
+        return Launch(vec, ragged, threads, backwards=self.backwards)
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:

@@ -30,6 +30,7 @@ from codegen.spec.spec import Array, Spec
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.neighbours import written_once
+from codegen.stages.order import from_the_end
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
@@ -360,7 +361,7 @@ class _Whole(Whole):
 
     def plan(self, stages: Stages) -> Staged:
         return Staged(
-            stages=stages.ops,
+            stages=from_the_end(stages.ops),
             held=stages.held,
             **vars(self.arrays()),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
@@ -25,12 +25,17 @@ from codegen.plan.launches import Extents
 from codegen.plan.rows.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
+from codegen.targets import clusters
 
 THREADS = 128  # of a block, at least
-MOST_ALONG = 8  # warps that share an axis: a thread then has 255 registers; with 16 warps it has 128, and spilled some
+# Warps of a block that share an axis that is innermost, and one that is not: rg_lru took an H200 522 us with 16, which spill a few
+# registers, and 597 with 8, which spill none
+MOST_ALONG = {True: 8, False: 16}
+MOST_BLOCKS = 8  # of a cluster
+BUSY_CLUSTERS = 2 * 132 * 1024  # threads, where blocks share an axis: all that a GPU runs at a time
 STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost, at most
 STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
-MOST_REGISTERS = 255  # of a thread
+MOST_REGISTERS = 255  # of a thread with these: where they would take more, it has fewer steps
 BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
 # Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element: it
 # took an H100 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 with two; for one sequence 387, and 921
@@ -99,14 +104,13 @@ class Scan(Elementwise):
         arch: str | None = None,
     ) -> Launch:
         """The launch for arrays of these dtypes (by name)."""
-        del arch
         width = max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4)
         vec = vector_width(
             width, schedule if self.innermost else {"vector_bytes": width if self.states else COLUMN_BYTES}
         )
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
         size, scans = extents.columns, extents.rows
-        most = MOST_ALONG_STATES if self.states else MOST_ALONG
+        most = MOST_ALONG_STATES if self.states else MOST_ALONG[self.innermost]
         along, steps = 1, 1 if self.innermost else min(STEPS, max(UNROLLED // self.count // vec, 1))
         busy = BUSY_STATES if self.states else BUSY
         if self.innermost:
@@ -122,7 +126,17 @@ class Scan(Elementwise):
         threads = max(THREADS, along * WARP)
         while steps > 1 and registers(steps * (STEP_REGISTERS + self.held * vec), 0) > MOST_REGISTERS:
             steps //= 2
-        return ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost)
+        how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost)
+        shared = clusters(arch) and along == most and not self.states
+        return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
+
+    def _blocks(self, how: ScanLaunch, size: int, scans: int) -> int:
+        """The blocks of a cluster that share an axis of this size: as many as have elements, while a GPU runs all of them at a time."""
+        tile = how.along * how.steps * (WARP * how.vec if self.innermost else 1)
+        threads, blocks = -(-scans // how.each) * how.threads, 1
+        while blocks < MOST_BLOCKS and blocks * tile < size and 2 * blocks * threads <= BUSY_CLUSTERS:
+            blocks *= 2
+        return blocks
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from codegen.plan.launches import Extents
+from codegen.runtime.compiled import interpreted
 from tests.making import make_op, spec_text
 
 
@@ -49,10 +50,21 @@ def looped(a, b, h0, reverse: bool) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("shape", "reverse"),
-    [((3, 1), False), ((2, 67), True), ((1, 2052), False), ((1, 300, 8), True)],
-    ids=["one element", "a warp, no vectors", "two tiles of all warps", "several tiles across lanes"],
+    [((3, 1), False), ((2, 67), True), ((1, 2052), False), ((1, 300, 8), True), ((1, 9000), True)],
+    ids=["one element", "a warp, no vectors", "blocks of a cluster", "blocks across lanes", "two tiles of a cluster"],
 )
 def test_scans_agree_with_a_loop(op, shape, reverse):
+    agrees_with_a_loop(op, shape, reverse)
+
+
+@pytest.mark.parametrize(("shape", "reverse"), [((1, 2052), False), ((1, 300, 8), True)], ids=["warps", "across lanes"])
+def test_several_tiles_of_a_block(op, shape, reverse):
+    """Where there are no clusters."""
+    with interpreted.interpreting_for("sm_80"):
+        agrees_with_a_loop(op, shape, reverse)
+
+
+def agrees_with_a_loop(op, shape, reverse):
     a, b, h0 = np.tanh(values(*shape)), values(*shape, seed=1), values(shape[0], *shape[2:], seed=2)
     made = op["R, S" if len(shape) == 2 else "R, S, D", reverse]
     expected = looped(a, b, h0, reverse)
@@ -89,7 +101,18 @@ def test_warps_share_the_scans_of_few_columns(op):
     many = plan.launch(dtypes, Extents(4096, None, 4096, 2**20), {})
     few = plan.launch(dtypes, Extents(64, None, 4096, 64), {})
     short = plan.launch(dtypes, Extents(64, None, 8, 64), {})
-    assert (many.along, few.along, short.along) == (1, 8, 1)
+    assert (many.along, few.along, short.along) == (1, 16, 1)
+
+
+def test_blocks_of_a_cluster_share_a_long_axis_of_few_scans(op):
+    """As many as a GPU runs at a time, and as have elements."""
+    for axes, counts in (("R, S", {256: 4, 16: 8, 8192: 1}), ("R, S, D", {512: 8, 8192: 2, 65536: 1})):
+        plan = op[axes, False].plan
+        dtypes = {a.array.name: "float32" for a in (*plan.loads, *plan.stores)}
+        for scans, blocks in counts.items():
+            assert plan.launch(dtypes, Extents(4096, None, 2**17, scans), {}, "sm_90a").cluster == blocks
+            assert plan.launch(dtypes, Extents(4096, None, 2**17, scans), {}, "sm_80").cluster == 1
+            assert plan.launch(dtypes, Extents(4096, None, 64, scans), {}, "sm_90a").cluster == 1
 
 
 def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import generated
 from codegen.checking import testing
 from codegen.plan.op import Staged
+from codegen.plan.rows.middle import in_stages
 from tests.making import make_op, spec_text
 from tests.meshes import normal
 
@@ -90,3 +91,12 @@ def test_calls_of_its_kernels_are_found_by_name():
         "whole", "stage1", "stage2", "stage3", "backward_whole", "backward_stage1", "backward_stage2",
     )]  # fmt: skip
     assert NORM.own_kernels == NORM.kernels[:4]
+
+
+@pytest.mark.parametrize("columns", [8, 37], ids=["whole vectors", "ragged"])
+def test_a_stage_that_begins_with_the_last_elements(columns, tmp_path):
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x - mean(x, axis=...)"))
+    x = normal(700, columns)
+    with in_stages():
+        got = op(x, implementation="interpret")
+    np.testing.assert_allclose(got, x - np.mean(x, 0), rtol=1e-4, atol=1e-4)

@@ -360,9 +360,14 @@ class Reads:
         return any(axis in g.axes for g in self.column_groups for axis, _ in access.back)
 
     @property
+    def own_arrays(self) -> int:
+        """The number of arrays of which each row has elements of its own."""
+        return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)})
+
+    @property
     def alone(self) -> bool:
         """Whether a row consists of one array."""
-        return len({a.array for a in self.loads if a.mode == "flat" and self.of_row(a)}) == 1
+        return self.own_arrays == 1
 
     def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
         """The bytes of a column of each array that is read along a row, including arrays that all rows share."""

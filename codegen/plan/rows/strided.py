@@ -44,8 +44,8 @@ class Strided(Reduction):
         return False
 
     @property
-    def alone(self) -> bool:
-        return len({a.array for a in self.loads if a.array is not None and self.of_row(a)}) == 1
+    def own_arrays(self) -> int:
+        return len({a.array for a in self.loads if a.array is not None and self.of_row(a)})
 
     @functools.cached_property
     def full(self) -> tuple[tuple[Array, int], ...]:

@@ -86,3 +86,24 @@ def test_threads_that_walk_down_rows_have_registers_for_what_rows_share():
 def test_few_long_rows_have_large_blocks(rows, threads):
     how = launch('x: "float32[..., N]"', "float32[..., N]", "exp(x) - max(exp(x), axis=N)", rows, 2**18)
     assert not how.holds_row and how.cluster == 8 and how.threads == how.per_row == threads
+
+
+def arrays(count: int) -> str:
+    return ", ".join(f'x{i}: "float32[..., N]"' for i in range(count))
+
+
+# Rows that registers could hold, of one array to four; rows that they could not; too few rows for all SMs
+@pytest.mark.parametrize(
+    ("count", "rows", "columns", "streams"),
+    [(1, 8192, 2**14, False), (2, 8192, 2**14, False), (4, 8192, 2**13, True), (4, 128, 2**13, False),
+     (1, 256, 2**20, True), (2, 32, 2**20, False)],
+)  # fmt: skip
+def test_long_rows_are_read_in_one_pass_by_blocks_that_fill_all_sms(count, rows, columns, streams):
+    chain = " + ".join(f"sum(x{i}, axis=N)" for i in range(count))
+    how = launch(arrays(count), "float32[...]", chain, rows, columns)
+    assert (not how.holds_row and how.threads == 512 and rows * how.cluster >= 4 * 132) == streams
+
+
+def test_long_rows_that_elements_need_are_not_streamed():
+    chain = f"sum({' + '.join(f'x{i}' for i in range(4))}, axis=N) * x0"
+    assert launch(arrays(4), "float32[..., N]", chain, 8192, 2**13).holds_row

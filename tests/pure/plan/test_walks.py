@@ -51,3 +51,11 @@ def test_blocks_keep_pace_where_their_warps_meet_and_rows_are_long():
     assert not held(256, 32)  # a warp has a row
     assert not held(1024, 16, threads=64)  # a count for each 2 KiB
     assert not held(4096, 32, arch="sm_100a")
+
+
+def test_what_is_computed_once_columns_are_reduced_is_not_costly():
+    text = "op: made\nsummary: Made.\ninputs: {{x: 'float32[R, C]', n: 'float32[C]'}}\noutputs: {{y: 'float32[C]'}}\nchain: y = {}\nreference: x"
+    costs = [
+        read_op("specs/made.yaml", text.format(c)).plan.costly for c in ("sum(x, axis=R) / n", "sum(x / n, axis=R)")
+    ]
+    assert costs == [False, True]

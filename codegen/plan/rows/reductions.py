@@ -56,6 +56,7 @@ LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or
 MOST_IN_LONG_RUN = (
     2  # blocks of a cluster that share one and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
 )
+NARROWED = 4  # how much narrower vectors are that divide a long row, where it comes by way of shared memory instead
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM
 # Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs: an H200 took 221 us and not 270 for five,
@@ -128,8 +129,10 @@ class Reduction(Reads):
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
         if (found := self._in_runs(vec, ragged, columns, dtypes, schedule)) is not None:
             return found
-        if ragged and (found := self._in_one_run(vec, columns, dtypes, extents, schedule, arch)) is not None:
-            return found
+        wide = vec if len(self.column_groups) > 1 or self.collapsed else max(vec, self.width(dtypes, schedule))
+        if ragged or (wide >= NARROWED * vec and columns % wide):
+            if (found := self._in_one_run(wide, columns, dtypes, extents, schedule, arch)) is not None:
+                return found
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
         row = columns // vec * width
         cluster, kept = self._cluster_of(row, schedule, arch)
@@ -206,10 +209,11 @@ class Reduction(Reads):
         self, vec: int, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
         arch: str | None,
     ) -> RowLaunch | None:  # fmt: skip
-        """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted else. It is the
-        launch of a row of whole vectors, except that the last vector has columns past the row's end."""
+        """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted apart else, or
+        expensive values computed of shifted ones. It is the launch of a row of whole vectors, except that the last vector has columns
+        past the row's end."""
         vectors = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat"]
-        if self.shifts and all(self.aligned(a) for a in vectors):
+        if self.shifts and all(self.aligned(a) for a in vectors) and not self.costly:
             return None
         if not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
             return None

@@ -159,14 +159,15 @@ def test_no_rows(name, axis):
 @pytest.mark.parametrize(
     ("dtype", "columns", "vec", "ragged"),
     [
-        ("bfloat16", 4096, 8, False), ("bfloat16", 4100, 4, False), ("bfloat16", 4098, 2, False),
+        ("bfloat16", 4096, 8, False), ("bfloat16", 4100, 4, False), ("bfloat16", 4098, 8, True),
         ("bfloat16", 4097, 8, True), ("bfloat16", 15, 15, False), ("bfloat16", 17, 1, False),
-        ("float32", 4098, 2, False), ("float32", 4097, 1, False), ("bfloat16", 0, 8, False),
+        ("float32", 4098, 2, False), ("float32", 4097, 4, True), ("bfloat16", 0, 8, False),
     ],
 )  # fmt: skip
 def test_vectors_that_rows_are_whole_ones_of(dtype, columns, vec, ragged):
-    """The elements have 4 bytes or more; a short row is one vector if a thread has several rows. Of short rows that come by way of shared
-    memory, a thread has single elements."""
+    """A vector that divides the row has half a wide one's elements or more, or 4 bytes or more of short rows; a short row is one vector
+    if a thread has several rows. Long rows of which none does come by way of shared memory, as short ones do, of which a thread then has
+    single elements."""
     op = generated.layernorm
     types = Types(tuple((t, dtype) for t, _ in op.spec.types))
     how = op.launch_for(types, Case(types, (2,), (("N", columns),), (), (), False, 1.0, 0).axes)

@@ -211,6 +211,48 @@ def test_long_rows_begin_a_vector(tmp_path, rows, columns, by_runs):
     assert np.array_equal(found.swapped, np.stack([q[:, 1::2], q[:, ::2]], axis=-1).reshape(q.shape))
 
 
+COSTLY = (
+    HEAD.format(name="costly_long_runs")
+    + """\
+inputs:
+  x: T[..., N]
+  gate: T[..., N]
+  mask: bool[..., N]
+outputs:
+  most: float32[...]
+  y: T[..., N]
+chain: |
+  v = where(mask, exp2(x) * gate, -100.0)
+  most = max(v, axis=N)
+  y = v - most
+reference: |
+  v = jnp.where(mask, jnp.exp2(x) * gate, -100.0)
+  most = jnp.max(v, axis=-1, initial=-jnp.inf)
+  y = v - most[..., None]
+"""
+)
+
+
+# Every array has all axes, so vectors could be shifted; in float32, one column would be a vector that divides the row. One block has the
+# row, or the blocks of a cluster
+@pytest.mark.parametrize(
+    ("dtype", "rows", "columns", "cluster"),
+    [("bfloat16", 5, 1541, False), ("float32", 3, 1031, False), ("bfloat16", 2, 30011, True)],
+)
+def test_expensive_values_of_long_rows(tmp_path, dtype, rows, columns, cluster):
+    op = make_op(tmp_path, COSTLY)
+    x, gate = drawn(12, (rows, columns), (rows, columns), dtype=dtype)
+    mask = jnp.asarray(np.random.default_rng(13).random((rows, columns)) < 0.75)
+    how = launch_of(op, dtype, x=x, gate=gate, mask=mask)
+    assert how.by_runs and how.vec > 1 and (how.cluster > 1) == cluster
+    found = op(x, gate, mask, implementation="interpret")
+    x, gate, mask = np.asarray(x, np.float64), np.asarray(gate, np.float64), np.asarray(mask)
+    v = np.where(mask, np.exp2(x) * gate, -100.0)
+    np.testing.assert_allclose(found.most, v.max(1), rtol=1e-6)
+    rounded = 2**-8 if dtype == "bfloat16" else 1e-6
+    np.testing.assert_allclose(np.asarray(found.y, np.float64), v - v.max(1, keepdims=True), rtol=rounded, atol=1e-4)
+
+
 NORM = (
     HEAD.format(name="norm_by_runs")
     + """\

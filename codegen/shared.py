@@ -3,9 +3,11 @@ with; and exponents that have a kernel function of their own."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 WARP = 32  # threads
+HELD = 128  # rows of attention's tiles that stay, on Hopper: 64 for each of two consumers
 HALF_POWERS = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
 WHOLE_POWERS = (1.0, 2.0, 3.0, 4.0)  # exponents of powers that are products
 COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
@@ -347,6 +349,13 @@ class AttentionLaunch:
     joint: bool = False  # whether one kernel computes the gradients of q, k and v
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
+    listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
+
+    @property
+    def spans(self) -> tuple[int, int]:
+        """The rows and the columns of these blocks: of a tile, or what divides the tiles of two kernels."""
+        columns = HELD if self.joint else self.tile_n if self.tile_m == HELD else math.gcd(HELD, self.tile_n)
+        return math.gcd(HELD, self.tile_m), columns
 
     @property
     def vec(self) -> int:

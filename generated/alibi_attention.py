@@ -101,6 +101,7 @@ def alibi_attention_launch(
     mSlopes: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, Q, H, D) T
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -109,7 +110,7 @@ def alibi_attention_launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO,),
         functools.partial(alibi_attention_score, scale=scale), functools.partial(alibi_attention_tiles, scale=scale),
-        functools.partial(alibi_attention_row, scale=scale), mParts, how=how,
+        functools.partial(alibi_attention_row, scale=scale), mParts, mTable, how=how,
     )
 
 
@@ -191,6 +192,7 @@ def alibi_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, Q, H) float32
     mRowSum: cute.Tensor,  # (B, Q, H) float32
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -200,7 +202,7 @@ def alibi_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO, mRowMax, mRowSum,),
         functools.partial(alibi_attention_forward_score, scale=scale),
         functools.partial(alibi_attention_forward_tiles, scale=scale),
-        functools.partial(alibi_attention_forward_row, scale=scale), mParts, how=how,
+        functools.partial(alibi_attention_forward_row, scale=scale), mParts, mTable, how=how,
     )
 
 
@@ -358,6 +360,7 @@ def alibi_attention_backward_stage2_launch(
     mDv: cute.Tensor,  # (B, S, H, D) T
     mSum1: cute.Tensor,  # (B, S, H) float32
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -380,7 +383,7 @@ def alibi_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mSlopes, mDq,),
         functools.partial(alibi_attention_backward_stage2_slope, scale=scale),
-        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
     )
 
 

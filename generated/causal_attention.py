@@ -102,6 +102,7 @@ def causal_attention_launch(
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mLse: cute.Tensor,  # (B, H, G, Q) float32
     mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -110,7 +111,7 @@ def causal_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mLse,),
         functools.partial(causal_attention_score, scale=scale), functools.partial(causal_attention_tiles, scale=scale),
-        functools.partial(causal_attention_row, scale=scale), mParts, scale=abs(scale), how=how,
+        functools.partial(causal_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -196,6 +197,7 @@ def causal_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
     mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -205,7 +207,7 @@ def causal_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
         functools.partial(causal_attention_forward_tiles, scale=scale),
-        functools.partial(causal_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
+        functools.partial(causal_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -373,6 +375,7 @@ def causal_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -395,7 +398,7 @@ def causal_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(causal_attention_backward_stage2_slope, scale=scale),
-        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
     )
 
 

@@ -106,6 +106,7 @@ def dilated_attention_launch(
     mV: cute.Tensor,  # (B, S, H, D) T
     mO: cute.Tensor,  # (B, Q, H, D) T
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -117,8 +118,8 @@ def dilated_attention_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO,),
         functools.partial(dilated_attention_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), mParts, scale=abs(scale),
-        how=how,
+        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), mParts, mTable,
+        scale=abs(scale), how=how,
     )
 
 
@@ -202,6 +203,7 @@ def dilated_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, Q, H) float32
     mRowSum: cute.Tensor,  # (B, Q, H) float32
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -213,7 +215,7 @@ def dilated_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(dilated_attention_forward_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_forward_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), mParts,
+        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), mParts, mTable,
         scale=abs(scale), how=how,
     )
 
@@ -369,6 +371,7 @@ def dilated_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
@@ -394,7 +397,7 @@ def dilated_attention_backward_stage2_launch(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(dilated_attention_backward_stage2_slope, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_backward_stage2_tiles, scale=scale, step_=step_, window=window), mParts,
-        mTurns, how=how,
+        mTable, mTurns, how=how,
     )
 
 

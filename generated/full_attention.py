@@ -74,6 +74,7 @@ def full_attention_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -82,7 +83,7 @@ def full_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(full_attention_score, scale=scale), None, functools.partial(full_attention_row, scale=scale),
-        mParts, scale=abs(scale), how=how,
+        mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -137,6 +138,7 @@ def full_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
     mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -145,7 +147,7 @@ def full_attention_forward_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(full_attention_forward_score, scale=scale), None,
-        functools.partial(full_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
+        functools.partial(full_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -267,6 +269,7 @@ def full_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -288,7 +291,7 @@ def full_attention_backward_stage2_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
-        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, mParts, mTurns, how=how,
+        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, mParts, mTable, mTurns, how=how,
     )
 
 

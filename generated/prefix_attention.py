@@ -105,6 +105,7 @@ def prefix_attention_launch(
     mPrefix: cute.Tensor,  # (B) int32
     mO: cute.Tensor,  # (B, H, Q, D) T
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -113,7 +114,7 @@ def prefix_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO,),
         functools.partial(prefix_attention_score, scale=scale), functools.partial(prefix_attention_tiles, scale=scale),
-        functools.partial(prefix_attention_row, scale=scale), mParts, scale=abs(scale), how=how,
+        functools.partial(prefix_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -196,6 +197,7 @@ def prefix_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, H, Q) float32
     mRowSum: cute.Tensor,  # (B, H, Q) float32
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -205,7 +207,7 @@ def prefix_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO, mRowMax, mRowSum,),
         functools.partial(prefix_attention_forward_score, scale=scale),
         functools.partial(prefix_attention_forward_tiles, scale=scale),
-        functools.partial(prefix_attention_forward_row, scale=scale), mParts, scale=abs(scale), how=how,
+        functools.partial(prefix_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
     )
 
 
@@ -360,6 +362,7 @@ def prefix_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -382,7 +385,7 @@ def prefix_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mPrefix, mDq,),
         functools.partial(prefix_attention_backward_stage2_slope, scale=scale),
-        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
     )
 
 

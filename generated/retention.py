@@ -88,6 +88,7 @@ def retention_launch(
     mLogDecay: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, Q, H, E) T
     mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -96,7 +97,7 @@ def retention_launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mLogDecay, mO,),
         functools.partial(retention_score, scale=scale), functools.partial(retention_tiles, scale=scale), None, mParts,
-        how=how,
+        mTable, how=how,
     )
 
 
@@ -170,6 +171,7 @@ def retention_backward_stage1_launch(
     mDv: cute.Tensor,  # (B, S, H, E) T
     mSum1: cute.Tensor,  # (B, S, H) float32
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -189,7 +191,7 @@ def retention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mLogDecay, mDq,),
         functools.partial(retention_backward_stage1_slope, scale=scale),
-        functools.partial(retention_backward_stage1_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(retention_backward_stage1_tiles, scale=scale), mParts, mTable, mTurns, how=how,
     )
 
 

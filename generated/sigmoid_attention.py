@@ -100,6 +100,7 @@ def sigmoid_attention_launch(
     mKDocument: cute.Tensor,  # (rows, S) int32
     mO: cute.Tensor,  # (rows, Q, D) T
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -108,7 +109,7 @@ def sigmoid_attention_launch(
         stream, attend.arranged(mQ, sizes, (0,), 1), attend.arranged(mK, sizes, (0,), 1),
         attend.arranged(mV, sizes, (0,), 1), attend.arranged(mO, sizes, (0,), 1), (mBias, mQDocument, mKDocument, mO,),
         functools.partial(sigmoid_attention_score, scale=scale),
-        functools.partial(sigmoid_attention_tiles, scale=scale), None, mParts, how=how,
+        functools.partial(sigmoid_attention_tiles, scale=scale), None, mParts, mTable, how=how,
     )
 
 
@@ -188,6 +189,7 @@ def sigmoid_attention_backward_stage1_launch(
     mDv: cute.Tensor,  # (rows, S, D) T
     mDbias: cute.Tensor,  # (Q, S) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -207,7 +209,7 @@ def sigmoid_attention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics,
         (mBias, mQDocument, mKDocument, mDq,), functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
-        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), mParts, mTurns, how=how,
+        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), mParts, mTable, mTurns, how=how,
     )
 
 

@@ -104,6 +104,7 @@ def sliding_attention_launch(
     mV: cute.Tensor,  # (B, S, H, D) T
     mO: cute.Tensor,  # (B, Q, H, G, D) T
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -115,7 +116,8 @@ def sliding_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(sliding_attention_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, scale=abs(cap), how=how,
+        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, mTable, scale=abs(cap),
+        how=how,
     )
 
 
@@ -199,6 +201,7 @@ def sliding_attention_forward_launch(
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
     mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -210,8 +213,8 @@ def sliding_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(sliding_attention_forward_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, scale=abs(cap),
-        how=how,
+        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, mTable,
+        scale=abs(cap), how=how,
     )
 
 
@@ -364,6 +367,7 @@ def sliding_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
     mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
@@ -388,8 +392,8 @@ def sliding_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sliding_attention_backward_stage2_slope, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), mParts, mTurns,
-        how=how,
+        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), mParts, mTable,
+        mTurns, how=how,
     )
 
 

@@ -102,5 +102,5 @@ def window_backward(
     sums = ((), (added,), ()) if cutlass.const_expr(how.joint) else ((added,), (), ())
     launch_backward(
         stream, q, k, v, do, dq, dk, dv, sums, (base, delta), (), window_slope(scale, width), window_tiles(width), mParts,
-        mTurns, how=how,
+        None, mTurns, how=how,
     )  # fmt: skip

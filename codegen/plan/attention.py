@@ -166,7 +166,15 @@ class AttentionPlan(Unreduced):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
         few = self.of_few_rows(d, e, extents, arch)
         hopper = has_wgmma(arch) and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
-        return few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+        found = few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
+        return replace(found, listed=self.listed) if found.processors else found
+
+    @property
+    def listed(self) -> int:
+        """The number of the mask's arrays of integers that have either rows or columns."""
+        nodes = topological([self.condition] if self.condition is not None else [])
+        along = {self.row, *self.keys}
+        return sum(n.op == "input" and n.kind == "int" and len(along & {*n.dims}) == 1 for n in nodes)
 
     def check_types(self, dtypes: Mapping[str, str]) -> None:
         """Raise `UserError` if kernels do not take these types."""

@@ -48,6 +48,7 @@ class Forward:
     tensors: tuple  # what the functions read and write besides
     functions: Functions
     how: AttentionLaunch
+    table: cute.Tensor | None = None  # int32 (numbers,), room for bounds of the mask's arrays: see `hopper.listed`
     pages: tuple = ()  # (L, N) each, of k and of v, which are (L, (R, P), columns) then
 
 
@@ -84,5 +85,6 @@ class Backward:
     tensors: tuple  # what the functions read besides
     functions: Slope
     how: AttentionLaunch
-    parts: cute.Tensor  # (tiles, elements) float32, room for sums of dq that blocks add up in turns, and
+    parts: cute.Tensor  # (tiles, elements) float32, room for sums of dq that blocks add up in turns,
+    table: cute.Tensor | None  # as in `Forward`, and
     turns: cute.Tensor  # (tiles + 1,) int32, for their turns: see `joint.turns`

@@ -54,6 +54,23 @@ def alone(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], positi
     return low, high
 
 
+@cute.jit
+def listed(words: cute.Tensor, first: Int32, last: Int32, dtype: cutlass.Constexpr[Any]):
+    """The elements of some blocks of positions, of which a table (2, blocks) has the bounds."""
+    low, high = dtype(words[0, first]), dtype(words[1, first])
+    for block in cutlass.range(first + 1, last + 1):
+        low, high = least(low, dtype(words[0, block])), greatest(high, dtype(words[1, block]))
+    return low, high
+
+
+@cute.jit
+def put(words: cute.Tensor, block: Int32, found: tuple, there: cutlass.Boolean):
+    """List the bounds of a block, if it is there."""
+    if there & (cute.arch.lane_idx() == 0):
+        words[0, block] = Int32(found[0])
+        words[1, block] = Int32(found[1])
+
+
 def least(a: Any, b: Any) -> Any:
     return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else cutlass.select_(a < b, a, b)
 

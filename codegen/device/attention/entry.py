@@ -40,6 +40,7 @@ def launch(
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
     row: cutlass.Constexpr[Callable[..., Any] | None],
     parts: cute.Tensor,
+    table: cute.Tensor,
     pages: tuple = (),
     weight: cutlass.Constexpr[Callable[..., Any] | None] = None,
     scale: cutlass.Constexpr[float] = 1.0,
@@ -57,12 +58,13 @@ def launch(
     row: (at: Row, top, total, tensors) -> the factor of a row of o, from its largest score and sum(exp(score - top)); it
         stores the row's other outputs. None where the scores are the weights.
     parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
+    table: int32, room for bounds of the mask's arrays, `how.listed`.
     pages: integers (L, N), the pages of a sequence's rows of k and of v, as `by_row` makes them; k and v are as `in_pages` makes
         them, and S is N x `how.page`. () where k and v have their rows in order.
     weight: (at: Scores, e, tensors) -> the weights of exponentials e, 0 where e is 0; None where they are the same.
     scale: the scores are so many times what `score` gives, which is all zeros where this is zero.
     """
-    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight), how, pages)
+    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight), how, table, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)
@@ -86,6 +88,7 @@ def launch_backward(
     slope: cutlass.Constexpr[Callable[..., Any]],
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
     parts: cute.Tensor,
+    table: cute.Tensor,
     turns: cute.Tensor,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
@@ -101,10 +104,13 @@ def launch_backward(
     slope: (at: Scores, s, dp, row, tensors, masked) -> the weights, the gradients of the products s, and the terms of `sums`, from
         these products, the weights' gradients dp and the row's statistics, (1,) each. Scores may be of one row, or of one column.
     tiles: as in `launch`.
+    table: as in `launch`.
     parts, turns: float32 (tiles, elements) and int32 (tiles + 1,), room for one kernel of all gradients, where `how.joint`: for each
         tile of `how.tile_m` rows of q, of each element of the batch. Then there are no sums along rows.
     """
-    given = Backward(q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how, parts, turns)
+    given = Backward(
+        q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how, parts, table, turns
+    )
     if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):
         if cutlass.const_expr(how.processors > 0):
             if cutlass.const_expr(how.joint):

@@ -8,6 +8,7 @@ pass. Each of the two consumers has 64 rows of the tiles that stay.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -18,12 +19,63 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from codegen.device.attention.scores import Tile
+from codegen.device import vectors
+from codegen.device.attention.arguments import Backward, Forward
+from codegen.device.attention.batches import places_of
+from codegen.device.attention.scores import Table, Tile
 from codegen.device.gemm.warpgroups import CONSUMERS, place_in_ring
-from codegen.shared import WARP
+from codegen.shared import HELD, WARP, AttentionLaunch
 
-HELD = 64 * CONSUMERS  # rows of a tile that stays
 REGISTERS = 24, 240  # of a producer's and of a consumer's thread
+
+# Bounds of a mask's arrays
+
+WARPS = 8  # of a block that lists bounds
+
+
+def listed(stream: Any, given: Forward | Backward, tiles: Callable[..., Any] | None) -> tuple[cute.Tensor | None, Any]:
+    """Start the kernel that lists the bounds of the mask's arrays, if there are some. Gives their table, and the function of a tile for
+    main loops: of the tile, and of tensors and the table."""
+    how, words = given.how, None
+    if tiles is None:
+        return None, None
+    own = tiles
+    if how.listed and given.table is not None:
+        sizes, batches = (given.q.shape[1], given.k.shape[1]), given.q.shape[0]
+        blocks = [cute.ceil_div(n, each) for n, each in zip(sizes, how.spans, strict=True)]
+        words = cute.make_tensor(given.table.iterator, cute.make_layout((2, sum(blocks), how.listed, batches)))
+        most = cutlass.max(*blocks)
+        _list(words, given.tensors, sizes, batches, most, tiles, how).launch(
+            grid=(cute.ceil_div(most, WARPS) * cute.size(batches), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
+        )
+
+    def of_tile(at: Tile, operands: tuple) -> Any:
+        tensors, table = operands
+        return own(at if table is None else replace(at, table=Table(table, how.spans)), tensors)
+
+    return words, of_tile
+
+
+@cute.kernel
+def _list(
+    words: cute.Tensor,  # (2, blocks, arrays, batch)
+    tensors: tuple,
+    sizes: tuple,  # rows and columns
+    batches: tuple,  # sizes of the batch's axes
+    blocks: cutlass.Int32,  # of rows, or of columns, whichever are more
+    tiles: cutlass.Constexpr[Callable[..., Any]],
+    how: cutlass.Constexpr[AttentionLaunch],
+):
+    """List the bounds of a mask's arrays. A warp has a block of rows, and one of columns."""
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    index, each = Int32(cute.arch.block_idx()[0]), cute.ceil_div(blocks, WARPS)
+    own = index % each * WARPS + cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    first = [cutlass.min(own * n, size - 1) for n, size in zip(how.spans, sizes, strict=True)]
+    last = [cutlass.min(own * n + n, size) - 1 for n, size in zip(how.spans, sizes, strict=True)]
+    rows, columns = zip(first, last, strict=True)
+    if sizes[1] > 0:
+        tiles(Tile(places_of(index // each, batches), rows, columns, sizes, table=Table(words, how.spans, own)), tensors)
+
 
 # Work
 
@@ -37,11 +89,12 @@ def next_tile(turn: Int32) -> Int32:
 
 @cute.jit
 def _look(
-    group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
+    group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[bool],
 ):  # fmt: skip
-    """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask."""
+    """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask. `operands` are the tensors
+    of `tiles`, and the table of their bounds (`listed`)."""
     count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
     number = group * WARP + cute.arch.lane_idx()
     some = Boolean(number * wide < count)
@@ -55,14 +108,14 @@ def _look(
         passing = cutlass.min(first, count - 1), cutlass.min(first + wide, count) - 1
         staying = own, cutlass.min(own + HELD, held) - 1
         at = Tile(places, *((passing, staying) if turned else (staying, passing)), sizes, apart=True)
-        seen, whole = tiles(at, tensors)
+        seen, whole = tiles(at, operands)
         some, every = some & Boolean(seen), every & Boolean(whole)
     return Uint32(cute.arch.vote_ballot_sync(some)), Uint32(cute.arch.vote_ballot_sync(every))
 
 
 @cute.jit
 def step(
-    walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, tensors: tuple,
+    walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
     turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False,
 ):  # fmt: skip
@@ -74,7 +127,7 @@ def step(
     groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
     while (left == 0) & (group + 1 < groups):
         group += 1
-        left, plain = _look(group, tile, places, sizes, tensors, tiles, wide, turned, back)
+        left, plain = _look(group, tile, places, sizes, operands, tiles, wide, turned, back)
     place = Int32(cute.arch.popc((left & (~left + 1)) - 1))  # of the lowest bit
     found = cutlass.select_(left == 0, Int32(-1), group * WARP + place)
     return group, left & (left - 1), plain, found

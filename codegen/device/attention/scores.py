@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import cutlass
 import cutlass.cute as cute
@@ -99,6 +99,16 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Bounds of a mask's arrays over blocks of rows, and after these of columns. `writes` is the block whose bounds this warp lists."""
+
+    words: cute.Tensor  # (2, blocks, arrays, batch)
+    spans: tuple[int, int]  # rows and columns of a block
+    writes: Int32 | None = None
+    arrays: dict[int, int] = field(default_factory=dict)  # the number of an array, by its identity
+
+
+@dataclass(frozen=True)
 class Tile:
     """A tile of scores: the first and the last of its rows, and of its columns."""
 
@@ -108,6 +118,7 @@ class Tile:
     sizes: tuple[Int32, Int32]
     apart: bool = False  # whether each lane of a warp has a tile of its own; else all have the same
     page: int = 0  # rows of a page, where columns are the rows of pages
+    table: Table | None = None
 
     @property
     def pages(self) -> Bounds:
@@ -121,7 +132,20 @@ class Tile:
 
     def over(self, src: cute.Tensor, place: Callable[[Int32], cute.Coord], positions: Bounds) -> Bounds:
         """The bounds of an array's elements at consecutive positions."""
+        if self.table is not None and src.element_type.width <= 32:
+            return self.listed(self.table, src, place, positions)
         return (bounds.alone if self.apart else bounds.over)(src, place, positions)
+
+    def listed(self, table: Table, src: cute.Tensor, place: Callable[[Int32], cute.Coord], positions: Bounds) -> Bounds:
+        """The bounds from a table; or, to list them, of its block."""
+        which = 0 if positions is self.rows else 1
+        each, first = table.spans[which], which * cute.ceil_div(self.sizes[0], table.spans[0])
+        words = table.words[None, None, table.arrays.setdefault(id(src), len(table.arrays)), self.batch]
+        if table.writes is None:
+            return bounds.listed(words, first + positions[0] // each, first + positions[1] // each, src.element_type)
+        found = bounds.over(src, place, positions)
+        bounds.put(words, first + table.writes, found, table.writes * each < self.sizes[which])
+        return found
 
 
 @dataclass(frozen=True)

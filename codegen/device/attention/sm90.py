@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -29,11 +29,10 @@ from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
 from codegen.device.attention.fragments import multiplied
-from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Row, Scores, powers
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
-from codegen.shared import AttentionLaunch
+from codegen.shared import HELD, AttentionLaunch
 
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 
@@ -56,9 +55,10 @@ def launch(stream: Any, given: Forward) -> None:
     mmas = hopper.products(narrow, how.tile_n), hopper.weighted(dtype, how.e)
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(q.shape[1], HELD) * batches
+    table, tiles = hopper.listed(stream, given, given.functions.tiles)
     _kernel(
-        loads, layouts, mmas, (given.o, given.tensors), (q.shape[1], k.shape[1]), q.shape[0],
-        (count, cute.fast_divmod_create_divisor_v2(batches)), given.functions, how,
+        loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
+        (count, cute.fast_divmod_create_divisor_v2(batches)), replace(given.functions, tiles=tiles), how,
     ).launch(
         grid=(cutlass.min(count, how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -69,7 +69,7 @@ def _kernel(
     loads: tuple,  # of q, k and v: TMA's copies, and tensors of coordinates
     layouts: tuple,  # of their tiles in shared memory
     mmas: tuple,  # q @ k^T and p @ v
-    memory: tuple,  # o, and the operands of the functions
+    memory: tuple,  # o, the operands of the functions, and the table of the mask's bounds
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # tiles of q, and the divisor in `_place`
@@ -79,7 +79,7 @@ def _kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     types = mmas[0].op.a_dtype, mmas[0].op.a_dtype, mmas[1].op.a_dtype
-    memory = memory[0], tuple(vectors.compacted(t) for t in memory[1])
+    memory = memory[0], tuple(vectors.compacted(t) for t in memory[1]), memory[2]
     allocator = SmemAllocator()
     shared = tuple(
         allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner)
@@ -123,13 +123,13 @@ def _produce(
     index = hopper.next_tile(turn)
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1], functions.tiles, how.tile_n)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
         now = walk[3]
         if now >= 0:
             hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size)
         hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, Uint32(turn), 1, q_size)
         while now >= 0:
-            walk = hopper.step(walk, tile, places, sizes, memory[1], functions.tiles, how.tile_n)
+            walk = hopper.step(walk, tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
             if walk[3] >= 0:
                 hopper.fill(((load_k, to_k, (walk[3], 0, places)),), k_ring, filled + 1, how.stages, k_size)
             hopper.fill(((load_v, to_v, (0, now, places)),), v_ring, filled, how.stages, v_size)
@@ -160,7 +160,7 @@ def _consume(
         tile, places = _place(index, sizes, batches, work)
         row = tile * HELD + own_row
         _reset(o, state)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, tensors, tiles, how.tile_n)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], tiles, how.tile_n)
         cute.arch.mbarrier_wait(q_ring[0], turn & 1)
         some = walk[3] >= 0
         if some:
@@ -168,7 +168,7 @@ def _consume(
             place = places, row, walk[3] * how.tile_n + own_column
             _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
             hopper.rounded(s, p, shared[2].element_type)
-            walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
+            walk = hopper.step(walk, tile, places, sizes, memory[1:], tiles, how.tile_n)
         while walk[3] >= 0:
             before, before_phase = place_in_ring(used, how.stages)
             used += 1
@@ -185,7 +185,7 @@ def _consume(
             place = places, row, walk[3] * how.tile_n + own_column
             _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
             # A branch is here, or the assembler would wait for p @ v before the exponentials
-            walk = hopper.step(walk, tile, places, sizes, tensors, tiles, how.tile_n)
+            walk = hopper.step(walk, tile, places, sizes, memory[1:], tiles, how.tile_n)
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + before * 8, signals, False)
             hopper.rounded(s, p, shared[2].element_type)
@@ -349,7 +349,7 @@ def _finish(
     o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr[Functions]
 ):
     """Store rows of o, and what else the rows give."""
-    target, tensors = memory
+    target, tensors, _ = memory
     places, row, column = place
     top, total, _ = state
     for r in cutlass.range_constexpr(2):

@@ -25,7 +25,7 @@ from codegen import cache
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
-from codegen.plan.attention import Attention, AttentionBackward, AttentionPlan
+from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.launches import Extents
 from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import Middle
@@ -226,10 +226,13 @@ def _call(
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.leading)
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
-    if isinstance(op.plan, Attention):
-        tensors["parts"] = "float32", (1, 1, 1), views.PARTS_ALIGNMENT
-    if isinstance(op.plan, AttentionBackward):
-        tensors["parts"] = "float32", (1, 1), views.PARTS_ALIGNMENT
+    if isinstance(op.plan, AttentionPlan):
+        tensors["parts"] = (
+            "float32",
+            (1, 1) if isinstance(op.plan, AttentionBackward) else (1, 1, 1),
+            views.PARTS_ALIGNMENT,
+        )
+        tensors["table"] = "int32", (1,), views.PARTS_ALIGNMENT
     if views.counts(op.plan):
         tensors["counter"] = "int32", (1,), views.PARTS_ALIGNMENT
     constants: dict[str, Any] = {p.name: (static or {}).get(p.name, p.example) for p in spec.params if p.static}

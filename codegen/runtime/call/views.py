@@ -182,15 +182,16 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
     rounds them."""
     if isinstance(plan, AttentionBackward):
         shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
-        return [(shape, "float32")]
+        return [(shape, "float32"), (_listed(plan, axes, how), "int32")]
     if isinstance(plan, Attention):
         rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
-        return [((how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0), "float32")]
+        joined = (how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0)
+        return [(joined, "float32"), (_listed(plan, axes, how), "int32")]
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)
     apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.leading :])
-    blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
+    blocks, kept = how.spans(0, columns) * apart, apart * columns // (how.each or 1)
     return [
         ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)
@@ -204,6 +205,15 @@ def row_statistics(plan: Plan, axes: Axes, how: Any, compute: str, integer: str)
     extents = group_extents(plan, axes)[: plan.leading]
     shape = tuple(0 for _ in extents) if how.whole else tuple(extents)
     return [(shape or (0 if how.whole else 1,), dtype) for _, dtype in row_statistic_dtypes(plan, compute, integer)]
+
+
+def _listed(plan: AttentionPlan, axes: Axes, how: AttentionLaunch) -> tuple[Any, ...]:
+    """The size of the table with the bounds of a mask's arrays: two numbers for each block of rows, and of columns."""
+    if not how.listed:
+        return (0,)
+    batch = _product(tuple(_product(axes.shape((axis,))) for axis in plan.batch))
+    sizes = axes.shape((plan.row,))[0], axes.shape((plan.column,))[0]
+    return (how.listed * 2 * batch * sum(-(-n // each) for n, each in zip(sizes, how.spans, strict=True)),)
 
 
 def _joint_tiles(plan: AttentionBackward, axes: Axes, how: AttentionLaunch) -> Any:

@@ -4,6 +4,8 @@ that no tile divides, and every swizzle of TMA."""
 from dataclasses import replace
 
 import attention_kernels
+import jax
+import jax.numpy as jnp
 import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
 import numpy as np
 import pytest
@@ -238,3 +240,44 @@ def test_a_scale_of_any_sign(scale, tmp_path):
     np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=1e-5, atol=1e-5)
     wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
+
+
+DOCUMENTS = """
+op: documents
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[B, Q, H, D]", k: "T[B, S, H, D]", v: "T[B, S, H, E]", mine: "int32[B, Q]", theirs: "int32[B, S]"}
+outputs: {o: "T[B, Q, H, E]"}
+chain: |
+  o = softmax(where((mine == theirs) & (theirs >= 0), q @ k, -inf), axis=S) @ v
+reference: |
+  o = q
+"""
+
+
+@pytest.mark.parametrize("d", [16, 192])
+def test_documents(d, tmp_path, monkeypatch):
+    """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
+    192 are two kernels, of tiles of two sizes."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, (rows, columns) = make_op(tmp_path, DOCUMENTS), (150, 700)
+    q, k, v, do = (jnp.asarray(x[:, :, 0] / 4) for x in draw(rows, columns, 1, d, 16, "bfloat16"))
+    q, do, k, v = (x.reshape(2, -1, 1, x.shape[-1]) for x in (q, do, k, v))
+    mine = jnp.asarray(np.stack([np.arange(rows) // 40, np.arange(rows) // 100]), "int32")
+    theirs = jnp.asarray(np.stack([np.arange(columns) // 100, np.arange(columns) // 90 - 1]), "int32")
+    types = {a.name: "int32" if a.dtype == "int32" else "bfloat16" for a in op.spec.arrays}
+    how = op.plan.launch(types, Extents(16, columns, d, rows, 2, 1), {}, "sm_90a")
+    assert (how.listed, how.spans) == (2, (128, how.tile_n))
+
+    def both(implementation):
+        o, pull = jax.vjp(lambda *x: op(*x, mine, theirs, implementation=implementation), q, k, v)
+        reports = interpreted.last_reports()
+        return (o, *pull(do)), reports
+
+    got, reports = both("interpret")
+    for x, y in zip(got, both("xla")[0], strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=3e-2, atol=2e-2)
+    assert len(reports) == 2
+    seen = sum(-(-last // how.tile_n) for last in (400, 270)) * how.tile_n  # of both sequences, the first documents
+    assert reports[1].operands["k"].touched == seen * d * 2
+    assert reports[1].operands["table"].loaded > 0

@@ -25,10 +25,9 @@ from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Backward
 from codegen.device.attention.backward import keys, turns
-from codegen.device.attention.hopper import HELD
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
-from codegen.shared import WARP, AttentionLaunch
+from codegen.shared import HELD, WARP, AttentionLaunch
 
 FLIGHTS = 2  # tiles of ds in shared memory
 ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
@@ -50,9 +49,10 @@ def launch(stream: Any, given: Backward) -> None:
     layouts = *layouts, hopper.across((HELD, how.d), dtype, 1), _flat((how.tile_m, HELD), dtype)
     mmas = hopper.products(dtype, how.tile_m), *(hopper.weighted(dtype, c) for c in columns), _turned(how, dtype)
     lacking = batches_of.lacking(k.stride[0])
-    memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors
+    table, of_tile = hopper.listed(stream, given, given.functions.tiles)
+    memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors, table
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    _kernel(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, (given.functions.slope, given.functions.tiles, 2), how).launch(
+    _kernel(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, (given.functions.slope, of_tile, 2), how).launch(
         grid=(count, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
     tiles = cute.ceil_div(sizes[0], how.tile_m)
@@ -107,7 +107,7 @@ def _kernel(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk, of dv and of dq
-    memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions
+    memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
     room: tuple,  # the turns, and the sums of dq
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
@@ -117,7 +117,7 @@ def _kernel(
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
     allocator, dtype = SmemAllocator(), mmas[0].op.a_dtype
     tiles = keys.allocate(allocator, layouts[:6], dtype)
     tall = cute.make_tensor(tiles[0].iterator, layouts[6].outer)
@@ -140,7 +140,7 @@ def _kernel(
                 loads, to, (*tiles[:4], numbers), rings[:3], memory, (*at, Int32(0), Uint32(0)), sizes, batches, lacking, functions, True, how
             )  # fmt: skip
         elif warp <= PRODUCER + ADDERS:
-            _add(sums, rings[3], room, memory[2], (*at, warp - PRODUCER - 1), sizes, batches, lacking, functions, how)
+            _add(sums, rings[3], room, memory[2:], (*at, warp - PRODUCER - 1), sizes, batches, lacking, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
         shared = *tiles, tall, flat
@@ -149,7 +149,7 @@ def _kernel(
 
 @cute.jit
 def _add(
-    sums: cute.Tensor, ring: tuple, room: tuple, tensors: tuple, at: tuple, sizes: tuple, batches: tuple,
+    sums: cute.Tensor, ring: tuple, room: tuple, operands: tuple, at: tuple, sizes: tuple, batches: tuple,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ):  # fmt: skip
     """A warp that adds dq: every `ADDERS`th tile, each in its turn."""
@@ -160,14 +160,14 @@ def _add(
     address, done = sums.iterator.toint(), Uint32(0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, here, sizes, tensors, functions[1], wide, True, True)
+        walk = hopper.step(hopper.begin(), tile, here, sizes, operands, functions[1], wide, True, True)
         while walk[3] >= 0:
             if done % ADDERS == adder:
                 passing = count - 1 - walk[3]
                 rows = passing * wide, cutlass.min((passing + 1) * wide, sizes[0]) - 1
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
-                before = turns.before(tile, rows, here, sizes, tensors, functions[1])
+                before = turns.before(tile, rows, here, sizes, operands, functions[1])
                 turns.wait(word, before)
                 stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)
@@ -178,7 +178,7 @@ def _add(
                     turns.end(word, tile + 1)
                 cute.arch.sync_warp()
             done += 1
-            walk = hopper.step(walk, tile, here, sizes, tensors, functions[1], wide, True, True)
+            walk = hopper.step(walk, tile, here, sizes, operands, functions[1], wide, True, True)
 
 
 @dataclass(frozen=True)
@@ -218,13 +218,13 @@ def _consume(
     cute.arch.mbarrier_wait(rings[0][0], 0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], wide, True, True)
+        walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2:], functions[1], wide, True, True)
         while walk[3] >= 0:
             place = here, row, (last - walk[3]) * wide + own_column
             stage = own.multiply(numbers, rings[:3], used, place, hopper.is_plain(walk), sizes, memory, functions, how)
             _multiply_queries(own, of_q, rows, used, how)
             own.add_keys(stage)
-            walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], wide, True, True)
+            walk = hopper.step(walk, tile, here, sizes, memory[2:], functions[1], wide, True, True)
             warpgroup.wait_group(1)  # the products of dq have completed, those of dk go on
             _hand_over(of_q.dq[0], target, consumer, rings[3], used, how)
             warpgroup.wait_group(0)

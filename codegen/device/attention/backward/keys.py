@@ -20,11 +20,10 @@ from cutlass.memory import SmemAllocator
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
 from codegen.device.attention.batches import store_sum
-from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import WARPGROUP, loader, place_in_ring
-from codegen.shared import WARP, AttentionLaunch
+from codegen.shared import HELD, WARP, AttentionLaunch
 
 # Arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
 STATED = 1 + WARP
@@ -80,7 +79,7 @@ def produce_tile(
     hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         places = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back)
         while walk[3] >= 0:
             passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
             found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
@@ -97,7 +96,7 @@ def produce_tile(
             cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
             hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
             filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_m, True, back)
+            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back)
     return filled
 
 
@@ -217,7 +216,7 @@ def _slope_column(
     functions: tuple, how: AttentionLaunch, masked: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
-    _, statistics, tensors = memory
+    _, statistics, tensors, _ = memory
     held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
     for c in range(2):
         here = column + (8 * j + c)

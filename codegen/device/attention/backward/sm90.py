@@ -21,11 +21,10 @@ from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Backward
 from codegen.device.attention.backward import keys
 from codegen.device.attention.batches import store_sum
-from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
-from codegen.shared import AttentionLaunch
+from codegen.shared import HELD, AttentionLaunch
 
 
 def launch(stream: Any, given: Backward) -> None:
@@ -35,11 +34,12 @@ def launch(stream: Any, given: Backward) -> None:
     Measured on an H100, bfloat16, 16384 tokens, 16 heads of 128 elements, a causal mask: with 64 rows of q and 112 of k the two
     kernels took 3.34 and 2.31 ms. cuDNN's forward and backward took 6.92 ms, its forward 1.73 ms.
     """
-    _launch_keys(stream, given)
-    _launch_queries(stream, given)
+    table, tiles = hopper.listed(stream, given, given.functions.tiles)
+    _launch_keys(stream, given, table, tiles)
+    _launch_queries(stream, given, table, tiles)
 
 
-def _launch_keys(stream: Any, given: Backward) -> None:
+def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     """Compute the gradients of k and v, and sums along rows of k."""
     q, k, how, sums = given.q, given.k, given.how, given.sums
     batches, sizes, columns = q.shape[0], (q.shape[1], k.shape[1]), (how.d, how.e)
@@ -47,8 +47,8 @@ def _launch_keys(stream: Any, given: Backward) -> None:
     mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors
-    functions = given.functions.slope, given.functions.tiles, 2 + len(sums.along_rows)
+    memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
+    functions = given.functions.slope, tiles, 2 + len(sums.along_rows)
     _keys(loads, layouts, mmas, memory, sizes, batches, count, lacking, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(THREADS, 1, 1),
@@ -57,7 +57,7 @@ def _launch_keys(stream: Any, given: Backward) -> None:
     )
 
 
-def _launch_queries(stream: Any, given: Backward) -> None:
+def _launch_queries(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     """Compute the gradient of q, and sums along its rows."""
     q, k, how = given.q, given.k, given.how
     sizes = q.shape[1], k.shape[1]
@@ -66,8 +66,8 @@ def _launch_queries(stream: Any, given: Backward) -> None:
     batches = cute.size(q, mode=[0])
     count = cute.ceil_div(sizes[0], HELD) * batches
     work = (count, cute.fast_divmod_create_divisor_v2(batches))
-    memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors
-    functions = given.functions.slope, given.functions.tiles
+    memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors, table
+    functions = given.functions.slope, tiles
     _queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
         grid=(cutlass.min(count, how.processors), 1, 1),
         block=(THREADS, 1, 1),
@@ -84,7 +84,7 @@ def _keys(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk and of dv
-    memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions
+    memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: cutlass.Int32,  # tiles of k
@@ -94,7 +94,7 @@ def _keys(
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
     allocator = SmemAllocator()
     shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
     numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
@@ -148,12 +148,12 @@ def _consume_keys(
         cute.arch.mbarrier_wait(full, turn & 1)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
-            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2], functions[1], how.tile_m, True)
+            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2:], functions[1], how.tile_m, True)
             while walk[3] >= 0:
                 place = here, row, walk[3] * how.tile_m + own_column
                 stage = own.multiply(numbers, rings, used, place, hopper.is_plain(walk), sizes, memory, functions, how)
                 own.add_keys(stage)
-                walk = hopper.step(walk, tile, here, sizes, memory[2], functions[1], how.tile_m, True)
+                walk = hopper.step(walk, tile, here, sizes, memory[2:], functions[1], how.tile_m, True)
                 warpgroup.wait_group(0)
                 keys.release(rings, stage)
                 used += 1
@@ -171,7 +171,7 @@ def _queries(
     loads: tuple,  # of q, do, k and v: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dq
-    memory: tuple,  # dq and sums; the statistics of rows; the operands of the functions
+    memory: tuple,  # dq and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # tiles of q, and the divisor in `_place`
@@ -180,7 +180,7 @@ def _queries(
 ):
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
     allocator = SmemAllocator()
     shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
     stages = 1, how.stages, how.stages
@@ -217,12 +217,12 @@ def _produce_queries(
             ((loads[0][0], to[0], (tile, 0, places)), (loads[1][0], to[1], (tile, 0, places))), held_ring, Uint32(turn), 1,
             size[0] + size[1],
         )  # fmt: skip
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], how.tile_n)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_n)
         while walk[3] >= 0:
             hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), k_ring, filled, how.stages, size[2])
             hopper.fill(((loads[3][0], to[3], (walk[3], 0, places)),), v_ring, filled, how.stages, size[3])
             filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], how.tile_n)
+            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_n)
         turn += 1
         index = hopper.next_tile(turn)
 
@@ -257,7 +257,7 @@ def _consume_queries(
         for r in cutlass.range_constexpr(2):
             for n in cutlass.range_constexpr(len(statistics)):
                 held[r, n] = statistics[n][places, cutlass.min(row + 8 * r, sizes[0] - 1)]
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2], functions[1], wide)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], wide)
         cute.arch.mbarrier_wait(held_ring[0], turn & 1)
         while walk[3] >= 0:
             at, phase = place_in_ring(used, how.stages)
@@ -273,7 +273,7 @@ def _consume_queries(
             hopper.rounded(dp, ds, dtype)
             warpgroup.fence()
             hopper.multiply(of_q, acc_dq, a_ds, across_k[None, None, None, at], True)
-            walk = hopper.step(walk, tile, places, sizes, memory[2], functions[1], wide)
+            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], wide)
             warpgroup.wait_group(0)
             tensorcore.arrive(k_free + at * 8, signals, False)
             used += 1
@@ -305,7 +305,7 @@ def _slope_row(
     functions: tuple, masked: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
-    _, statistics, tensors = memory
+    _, statistics, tensors, _ = memory
     a, b = hopper.row_of(s, r), hopper.row_of(dp, r)
     columns = hopper.columns_of(column, cute.size(a))
     at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)

@@ -19,9 +19,8 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32
 from cutlass._mlir.dialects import llvm
 
-from codegen.device.attention.hopper import HELD
 from codegen.device.attention.scores import Tile
-from codegen.shared import WARP
+from codegen.shared import HELD, WARP
 
 PAUSE = 20  # nanoseconds between two looks at a turn
 
@@ -46,7 +45,7 @@ def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer):
 
 @cute.jit
 def before(
-    tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, tensors: tuple,
+    tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
 ):  # fmt: skip
     """The word of a turn before a tile of k, for rows of q from the first to the last. It is one more than the last tile of k
@@ -58,7 +57,7 @@ def before(
             own = end - 1 - cute.arch.lane_idx()
             first = cutlass.max(own, 0) * HELD
             at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
-            some = Boolean(tiles(at, tensors)[0]) & (own >= 0)
+            some = Boolean(tiles(at, operands)[0]) & (own >= 0)
             seen = Uint32(cute.arch.vote_ballot_sync(some))
             nearest = end - Int32(cute.arch.popc((seen & (~seen + 1)) - 1))  # from the lowest bit
             found = cutlass.select_(seen != 0, nearest, Int32(0))

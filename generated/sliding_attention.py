@@ -117,7 +117,7 @@ def sliding_attention_launch(
         functools.partial(sliding_attention_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_tiles, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, mTable, scale=abs(cap),
-        how=how,
+        bend=attend.bend((scale,), (cap,), (cap,)), how=how,
     )
 
 
@@ -214,7 +214,7 @@ def sliding_attention_forward_launch(
         functools.partial(sliding_attention_forward_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_tiles, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, mTable,
-        scale=abs(cap), how=how,
+        scale=abs(cap), bend=attend.bend((scale,), (cap,), (cap,)), how=how,
     )
 
 

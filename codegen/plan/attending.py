@@ -10,7 +10,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import IN_STAGES, REDUCTIONS
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Pages, Part, Scale
+from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Bend, Pages, Part, Scale
 from codegen.plan.elementwise import tile_plan
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
@@ -74,7 +74,7 @@ class _Matcher:
         others = {n: s for n, s in results.items() if n != o.name}
         _demand(ROWS not in (row, *columns, contracted, value))
         scores, row_part, weight = self.parts(weights, first, others, o)
-        scale, (score, condition, full) = scores
+        scale, bend, (score, condition, full) = scores
         planner = Whole(spec, self.statements)
         pages = tuple(p for p in (of_k, of_v) if p is not None)
         _demand(not {p.axis for p in pages} & {*planner.axes})
@@ -87,7 +87,7 @@ class _Matcher:
         return Attention(
             products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
             condition=condition, pages=pages, **vars(planner.arrays()),
-            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, scale=scale, unmasked=full, rows_part=row_part,
+            extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, scale=scale, bend=bend, unmasked=full, rows_part=row_part,
             weight=weight,
         )  # fmt: skip
 
@@ -177,14 +177,14 @@ class _Matcher:
 
     def parts(
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
-    ) -> tuple[tuple[Scale, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
-        """The scores' scale, the scores, their mask, the scores without it; the function of rows; and the function of exponentials."""
+    ) -> tuple[tuple[Scale, Bend | None, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
+        """The scores' scale, what they are tangents of, the scores, their mask, the scores without it; the function of rows; and the function of exponentials."""
         weights, others = self.hidden(weights, first, others)
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]
         if not found:
             _demand(not others)
-            return (Scale(), self.score(weights, first, 0.0)), None, None
+            return (Scale(), None, self.score(weights, first, 0.0)), None, None
         tops = [n for n in found if n.op == "max"]
         _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
         terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
@@ -214,7 +214,7 @@ class _Matcher:
             _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
         scale, score = self.unscaled(score)
         return (
-            (scale, self.score(self.multiplied_once(score), first, -float("inf"))),
+            (scale, self.bend(score, first), self.score(self.multiplied_once(score), first, -float("inf"))),
             self.row_part(statements, [top, total]),
             self.weight(gates),
         )
@@ -259,6 +259,27 @@ class _Matcher:
         elif factor < 0:
             inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
         return scale.times(factor) if score.op == "mul" else scale.over(factor), inner
+
+    def bend(self, score: Node, first: Node) -> Bend | None:
+        """What scores are tangents of; None if they are not."""
+        signs: list[str] = []
+        above: list[float | str] = []
+        below: list[float | str] = []
+        while score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == -math.inf:
+            score = score.args[1]
+        while score.op == "mul" and score.args[1].op == "sign" and self.is_static(score.args[1].args[0]):
+            signs.append(str(score.args[1].args[0].attr))
+            score = score.args[0]
+        if score.op != "tanh" or self.spec.math == "precise":
+            return None
+        (value,) = score.args
+        while value is not first:
+            if (found := self.scaled(value)) is None:
+                return None
+            factor = float(str(found[1].attr)) if found[1].is_const else str(found[1].attr)
+            (above if value.op == "mul" else below).append(factor)
+            value = found[0]
+        return Bend(tuple(above), tuple(below), tuple(signs))
 
     def multiplied_once(self, score: Node) -> Node:
         """The scores with one product instead of products and quotients by static numbers in sequence: x * a / b is x * (a / b)."""

@@ -92,6 +92,16 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Bend:
+    """Scores that are hyperbolic tangents of products times a number, which rise with the products: the numbers and static parameters
+    that multiply and divide the products, and the parameters by whose signs the tangents are multiplied."""
+
+    above: tuple[float | str, ...] = ()
+    below: tuple[float | str, ...] = ()
+    signs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class AttentionPlan(Unreduced):
     """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
     by itself."""
@@ -217,6 +227,7 @@ class Attention(AttentionPlan):
 
     o: Array
     scale: Scale  # by which the kernel multiplies what the part `scores` gives, when it takes its exponential
+    bend: Bend | None  # the scores where the mask holds, if they are tangents
     unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     rows_part: Part | None  # the function of rows; None for weights without one
     weight: Part | None  # the weights from the exponentials, as of dropout; None where they are the same

@@ -9,7 +9,7 @@ from codegen.graph import emit
 from codegen.graph.nodes import Node
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import Attention, AttentionBackward, Part, Scale
+from codegen.plan.attention import Attention, AttentionBackward, Bend, Part, Scale
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context
@@ -124,7 +124,7 @@ class AttentionContext(TiledContext):
             pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
-            scale=self.scale(plan.scale),
+            scale=self.scale(plan.scale) + self.bend(plan.bend),
         )  # fmt: skip
 
     def walked(self, array: Array) -> str:
@@ -145,6 +145,14 @@ class AttentionContext(TiledContext):
             above.insert(0, emit.literal(scale.number))
         text = " / ".join([" * ".join(above), *(f"abs({names[n]})" for n in scale.below)])
         return f", scale={text}" if text else ""
+
+    def bend(self, bend: Bend | None) -> str:
+        """The text of the argument that says what scores are tangents of, after other arguments; nothing if they are not."""
+        if bend is None:
+            return ""
+        names = {p.name: p.constant for p in self.spec.params}
+        texts = [[names[x] if isinstance(x, str) else emit.literal(x) for x in side] for side in vars(bend).values()]
+        return f", bend=attend.bend({', '.join(tuple_text(t) if t else '()' for t in texts)})"
 
 
 class AttentionBackwardContext(TiledContext):

@@ -1,6 +1,7 @@
 """Attention: the main loops, and what generated functions of scores and rows get."""
 
 from codegen.device.attention import bounds as bounds
+from codegen.device.attention.arguments import bend as bend
 from codegen.device.attention.entry import arranged as arranged
 from codegen.device.attention.entry import by_row as by_row
 from codegen.device.attention.entry import launch as launch

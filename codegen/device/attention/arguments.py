@@ -24,9 +24,14 @@ class Functions:
     row: Callable[..., Any] | None  # None where the scores are the weights
     base: float  # the logarithm to base 2 of the number whose powers are the weights
     weight: Callable[..., Any] | None = None  # None where the exponentials are
+    bend: float = (
+        0.0  # scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
+    )
 
     @classmethod
-    def scaled(cls, score: Callable[..., Any], tiles: Any, row: Any, scale: float, weight: Any = None) -> Functions:
+    def scaled(
+        cls, score: Callable[..., Any], tiles: Any, row: Any, scale: float, weight: Any = None, bend: float = 0.0
+    ) -> Functions:
         """The functions where scores are `scale` times what `score` gives, which is all zeros where `scale` is 0."""
         size = scale or 1.0
 
@@ -34,7 +39,15 @@ class Functions:
             assert row is not None
             return row(at, top * size, total, tensors)
 
-        return cls(score, tiles, of_scaled if row is not None else None, size * LOG2E, weight)
+        usual = 2.0**-20 < bend < 2.0**10 and size < 2.0**16
+        return cls(score, tiles, of_scaled if row is not None else None, size * LOG2E, weight, bend if usual else 0.0)
+
+
+def bend(above: tuple[float, ...], below: tuple[float, ...], signs: tuple[float, ...]) -> float:
+    """The product of some numbers, divided by others, with the signs of more; 0 where it is not positive, or not a number."""
+    divisor = math.prod(below)
+    found = math.prod(above) / divisor if divisor else 0.0
+    return max(found * math.prod(math.copysign(1.0, x) for x in signs), 0.0)
 
 
 @dataclass(frozen=True)

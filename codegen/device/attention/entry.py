@@ -44,6 +44,7 @@ def launch(
     pages: tuple = (),
     weight: cutlass.Constexpr[Callable[..., Any] | None] = None,
     scale: cutlass.Constexpr[float] = 1.0,
+    bend: cutlass.Constexpr[float] = 0.0,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -63,8 +64,9 @@ def launch(
         them, and S is N x `how.page`. () where k and v have their rows in order.
     weight: (at: Scores, e, tensors) -> the weights of exponentials e, 0 where e is 0; None where they are the same.
     scale: the scores are so many times what `score` gives, which is all zeros where this is zero.
+    bend: where it is positive, `score` gives tanh(bend * s) where the mask holds.
     """
-    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight), how, table, pages)
+    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight, bend), how, table, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)

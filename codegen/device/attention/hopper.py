@@ -74,7 +74,9 @@ def _list(
     last = [cutlass.min(own * n + n, size) - 1 for n, size in zip(how.spans, sizes, strict=True)]
     rows, columns = zip(first, last, strict=True)
     if sizes[1] > 0:
-        tiles(Tile(places_of(index // each, batches), rows, columns, sizes, table=Table(words, how.spans, own)), tensors)
+        tiles(
+            Tile(places_of(index // each, batches), rows, columns, sizes, table=Table(words, how.spans, own)), tensors
+        )
 
 
 # Work

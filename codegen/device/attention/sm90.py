@@ -19,7 +19,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
@@ -32,8 +32,10 @@ from codegen.device.attention.fragments import multiplied
 from codegen.device.attention.scores import Row, Scores, powers
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
+from codegen.device.math.elementary import SMALL, tanh_small
 from codegen.shared import HELD, AttentionLaunch
 
+NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 
 
@@ -300,48 +302,131 @@ def _weigh(
 ):  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
-    score, statistics = functions.score, functions.row
+    bent = cutlass.const_expr(functions.bend > 0 and functions.row is not None)
+    near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
+    if cutlass.const_expr(bent):
+        near = _is_near(s, largest, state, plain, functions)
+    if near:
+        for r in cutlass.range_constexpr(2):
+            _small_exponentials(s, r, state, largest, functions)
+    else:
+        _score_all(s, place, plain, sizes, tensors, functions)
+        if cutlass.const_expr(functions.row is not None):
+            for r in cutlass.range_constexpr(2):
+                _exponentials(s, r, state, functions.base)
+    if cutlass.const_expr(functions.row is not None and functions.weight is not None):
+        for r in cutlass.range_constexpr(2):
+            _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
+
+
+@cute.jit
+def _score_all(
+    s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
+    functions: cutlass.Constexpr[Functions],
+):  # fmt: skip
+    """Replace products with scores; with those of no column past the last one."""
+    score, count = functions.score, cute.size(s, mode=[2])
     if plain:
         for r in cutlass.range_constexpr(2):
             _score(s, r, place, sizes, tensors, score, False)
     else:
-        outside = Float32(0.0 if cutlass.const_expr(statistics is None) else -math.inf)
-        last = sizes[1] - place[2]
         for r in cutlass.range_constexpr(2):
             _score(s, r, place, sizes, tensors, score, True)
-            for j in cutlass.range_constexpr(cute.size(s, mode=[2])):
-                for c in cutlass.range_constexpr(2):
-                    s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
-    if cutlass.const_expr(statistics is not None):
-        for r in cutlass.range_constexpr(2):
-            _exponentials(s, r, state, functions.base)
-            if cutlass.const_expr(functions.weight is not None):
-                _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
+        last = sizes[1] - place[2]
+        if cute.arch.vote_any_sync(last <= 8 * count - 7):
+            outside = Float32(0.0 if cutlass.const_expr(functions.row is None) else -math.inf)
+            for r in cutlass.range_constexpr(2):
+                for j in cutlass.range_constexpr(count):
+                    for c in cutlass.range_constexpr(2):
+                        s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
 
 
 @cute.jit
 def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]):
     """Replace a row's scores with exponentials, and update its state."""
-    top, total, factor = state
-    count = 2 * cute.size(s, mode=[2])
-    largest = [Float32(top[r])] + [Float32(-math.inf)] * 3
-    for i in cutlass.range_constexpr(count):
+    now = _largest(s, r, Float32(state[0][r]))
+    by, start = powers(now, base)
+    _raise(s, r, state, now, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
+
+
+@cute.jit
+def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32):
+    """The largest number of a row, of all lanes that have its columns, or `least`."""
+    largest = [least] + [Float32(-math.inf)] * 3
+    for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
         largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2], nan=True)
     halves = [cute.arch.fmax(largest[i], largest[i + 1], nan=True) for i in (0, 2)]
-    now = cute.arch.fmax(halves[0], halves[1], nan=True)
+    found = cute.arch.fmax(halves[0], halves[1], nan=True)
     for other in cutlass.range_constexpr(1, 3):
-        now = cute.arch.fmax(now, cute.arch.shuffle_sync_bfly(now, offset=other), nan=True)
-    by, start = powers(now, base)
+        found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=other), nan=True)
+    return found
+
+
+@cute.jit
+def _raise(
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, now: cutlass.Float32, powers: tuple,
+    exponents: cutlass.Constexpr[Callable[..., Any]],
+):  # fmt: skip
+    """Replace a row's numbers with powers of 2, whose `exponents` are relative to the row's maximum, which is `now`."""
+    top, total, factor = state
+    by, start = powers
     fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), by, cute.full((1,), start, Float32))
     factor[r] = cute.math.exp2(fallen, fastmath=True)[0]
     top[r] = now
     sums = [total[r] * factor[r]] + [Float32(0.0)] * 3
     part = hopper.row_of(s, r)
-    part.store(cute.math.exp2(device.fma(part.load(), by, cute.full((count,), start, Float32)), fastmath=True))
+    part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
     hopper.put_row(part, s, r)
-    for i in cutlass.range_constexpr(count):
+    for i in cutlass.range_constexpr(cute.size(part)):
         sums[i % 4] += part[i]
     total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+# Scores that are tangents of products. Near 0 a polynomial is the tangent. It rises too, so that the largest product has the largest score;
+# and below, it falls without bound, where the tangent falls to -1. There a power is too small to count, if the largest score is large
+
+
+@cute.jit
+def _is_near(
+    s: cute.Tensor, largest: cute.Tensor, state: tuple, plain: cutlass.Boolean, functions: cutlass.Constexpr[Functions]
+):  # fmt: skip
+    """Whether in a warp's rows of a tile without a mask the polynomial gives all powers; and each row's largest product."""
+    bend, near, low = functions.bend, plain, Boolean(True)
+    for r in cutlass.range_constexpr(2):
+        largest[r] = _largest(s, r, Float32(-math.inf))
+        top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
+        near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
+    if not low:
+        size = [Float32(0.0)] * 4
+        for i in cutlass.range_constexpr(cute.size(s)):
+            size[i % 4] = cute.arch.fmax(size[i % 4], cute.math.abs(s[i % 2, i // 2 % 2, i // 4]), nan=True)
+        most = cute.arch.fmax(
+            cute.arch.fmax(size[0], size[1], nan=True), cute.arch.fmax(size[2], size[3], nan=True), nan=True
+        )
+        low = most * bend <= SMALL
+    return cute.arch.vote_all_sync(near & low)
+
+
+@cute.jit
+def _small_exponentials(
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, largest: cute.Tensor,
+    functions: cutlass.Constexpr[Functions],
+):  # fmt: skip
+    """Replace a row's products with exponentials by the polynomial, and update its state."""
+    base, bend = functions.base, functions.bend
+    now = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
+    start = now * -base
+
+    def exponents(x: Any) -> Any:
+        return device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32))
+
+    _raise(s, r, state, now, (Float32(base), start), exponents)
+
+
+def _tangent(product: Float32, bend: float) -> Float32:
+    """The score of a product, by the polynomial."""
+    one = cute.full((1,), product, Float32)
+    return (one * tanh_small(one, bend))[0]
 
 
 @cute.jit

@@ -162,6 +162,16 @@ def _store_tanh(found: cute.Tensor, x: cute.TensorSSA, near: cutlass.Boolean):
         found.store(_odd_quotient(x, 6.0, *_TANH))
 
 
+# The same for |x| <= 0.45, with one term less: relative error 2**-16.3. It rises with x everywhere
+_TANH_SMALL, SMALL = (0.11834735, -0.33222613, 0.99998769), 0.45
+
+
+def tanh_small(x: Vector, scale: float = 1.0, factor: float = 1.0) -> Vector:
+    """factor * tanh(scale * x) / x for |scale * x| <= `SMALL`, within 2**-16 of relative error, in three instructions."""
+    terms = (c * factor * scale**power for c, power in zip(_TANH_SMALL, (5, 3, 1), strict=True))
+    return polynomial(x * x, tuple(terms))
+
+
 def _with_sign_of(size: Float32, x: Float32) -> Float32:
     return cute.math.copysign(size, x)
 

@@ -100,8 +100,8 @@ def alibi_attention_launch(
     mV: cute.Tensor,  # (B, S, H, D) T
     mSlopes: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, Q, H, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -110,7 +110,7 @@ def alibi_attention_launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO,),
         functools.partial(alibi_attention_score, scale=scale), functools.partial(alibi_attention_tiles, scale=scale),
-        functools.partial(alibi_attention_row, scale=scale), mParts, mTable, how=how,
+        functools.partial(alibi_attention_row, scale=scale), wParts, wTable, how=how,
     )
 
 
@@ -191,8 +191,8 @@ def alibi_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, D) T
     mRowMax: cute.Tensor,  # (B, Q, H) float32
     mRowSum: cute.Tensor,  # (B, Q, H) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -202,7 +202,7 @@ def alibi_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO, mRowMax, mRowSum,),
         functools.partial(alibi_attention_forward_score, scale=scale),
         functools.partial(alibi_attention_forward_tiles, scale=scale),
-        functools.partial(alibi_attention_forward_row, scale=scale), mParts, mTable, how=how,
+        functools.partial(alibi_attention_forward_row, scale=scale), wParts, wTable, how=how,
     )
 
 
@@ -359,9 +359,9 @@ def alibi_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
     mSum1: cute.Tensor,  # (B, S, H) float32
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -383,7 +383,7 @@ def alibi_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mSlopes, mDq,),
         functools.partial(alibi_attention_backward_stage2_slope, scale=scale),
-        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(alibi_attention_backward_stage2_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

@@ -101,8 +101,8 @@ def causal_attention_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mLse: cute.Tensor,  # (B, H, G, Q) float32
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -111,7 +111,7 @@ def causal_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mLse,),
         functools.partial(causal_attention_score, scale=scale), functools.partial(causal_attention_tiles, scale=scale),
-        functools.partial(causal_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(causal_attention_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -196,8 +196,8 @@ def causal_attention_forward_launch(
     mLse: cute.Tensor,  # (B, H, G, Q) float32
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -207,7 +207,7 @@ def causal_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
         functools.partial(causal_attention_forward_tiles, scale=scale),
-        functools.partial(causal_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(causal_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -374,9 +374,9 @@ def causal_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -398,7 +398,7 @@ def causal_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(causal_attention_backward_stage2_slope, scale=scale),
-        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(causal_attention_backward_stage2_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

@@ -105,8 +105,8 @@ def dilated_attention_launch(
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, D) T
     mO: cute.Tensor,  # (B, Q, H, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -118,7 +118,7 @@ def dilated_attention_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO,),
         functools.partial(dilated_attention_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), mParts, mTable,
+        functools.partial(dilated_attention_row, scale=scale, step_=step_, window=window), wParts, wTable,
         scale=abs(scale), how=how,
     )
 
@@ -202,8 +202,8 @@ def dilated_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, D) T
     mRowMax: cute.Tensor,  # (B, Q, H) float32
     mRowSum: cute.Tensor,  # (B, Q, H) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -215,7 +215,7 @@ def dilated_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(dilated_attention_forward_score, scale=scale, step_=step_, window=window),
         functools.partial(dilated_attention_forward_tiles, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), mParts, mTable,
+        functools.partial(dilated_attention_forward_row, scale=scale, step_=step_, window=window), wParts, wTable,
         scale=abs(scale), how=how,
     )
 
@@ -370,9 +370,9 @@ def dilated_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     step_: cutlass.Constexpr[int],
     window: cutlass.Constexpr[int],
@@ -396,8 +396,8 @@ def dilated_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(dilated_attention_backward_stage2_slope, scale=scale, step_=step_, window=window),
-        functools.partial(dilated_attention_backward_stage2_tiles, scale=scale, step_=step_, window=window), mParts,
-        mTable, mTurns, how=how,
+        functools.partial(dilated_attention_backward_stage2_tiles, scale=scale, step_=step_, window=window), wParts,
+        wTable, wTurns, how=how,
     )
 
 

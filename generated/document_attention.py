@@ -112,8 +112,8 @@ def document_attention_launch(
     mQDocument: cute.Tensor,  # (B, Q) int32
     mKDocument: cute.Tensor,  # (B, S) int32
     mO: cute.Tensor,  # (B, Q, H, G, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -123,7 +123,7 @@ def document_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mQDocument, mKDocument, mO,), functools.partial(document_attention_score, scale=scale),
         functools.partial(document_attention_tiles, scale=scale),
-        functools.partial(document_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(document_attention_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -210,8 +210,8 @@ def document_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -222,7 +222,7 @@ def document_attention_forward_launch(
         (mQDocument, mKDocument, mO, mRowMax, mRowSum,),
         functools.partial(document_attention_forward_score, scale=scale),
         functools.partial(document_attention_forward_tiles, scale=scale),
-        functools.partial(document_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(document_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -381,9 +381,9 @@ def document_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -405,7 +405,7 @@ def document_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mQDocument, mKDocument, mDq,),
         functools.partial(document_attention_backward_stage2_slope, scale=scale),
-        functools.partial(document_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(document_attention_backward_stage2_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

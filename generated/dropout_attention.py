@@ -130,8 +130,8 @@ def dropout_attention_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mKey: cute.Tensor,  # (2) uint32
     mO: cute.Tensor,  # (B, Q, H, G, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     keep: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -142,7 +142,7 @@ def dropout_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mKey, mO,),
         functools.partial(dropout_attention_score, scale=scale, keep=keep),
         functools.partial(dropout_attention_tiles, scale=scale, keep=keep),
-        functools.partial(dropout_attention_row, scale=scale, keep=keep), mParts, mTable, scale=abs(scale),
+        functools.partial(dropout_attention_row, scale=scale, keep=keep), wParts, wTable, scale=abs(scale),
         weight=functools.partial(dropout_attention_weight, scale=scale, keep=keep), how=how,
     )
 
@@ -253,8 +253,8 @@ def dropout_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     keep: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -265,7 +265,7 @@ def dropout_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mKey, mO, mRowMax, mRowSum,), functools.partial(dropout_attention_forward_score, scale=scale, keep=keep),
         functools.partial(dropout_attention_forward_tiles, scale=scale, keep=keep),
-        functools.partial(dropout_attention_forward_row, scale=scale, keep=keep), mParts, mTable, scale=abs(scale),
+        functools.partial(dropout_attention_forward_row, scale=scale, keep=keep), wParts, wTable, scale=abs(scale),
         weight=functools.partial(dropout_attention_forward_weight, scale=scale, keep=keep), how=how,
     )
 
@@ -449,9 +449,9 @@ def dropout_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     keep: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
@@ -474,7 +474,7 @@ def dropout_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mKey, mDq,),
         functools.partial(dropout_attention_backward_stage2_slope, scale=scale, keep=keep),
-        functools.partial(dropout_attention_backward_stage2_tiles, scale=scale, keep=keep), mParts, mTable, mTurns,
+        functools.partial(dropout_attention_backward_stage2_tiles, scale=scale, keep=keep), wParts, wTable, wTurns,
         how=how,
     )
 

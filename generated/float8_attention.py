@@ -115,8 +115,8 @@ def float8_attention_launch(
     mKScale: cute.Tensor,  # (B, H) float32
     mVScale: cute.Tensor,  # (B, H) float32
     mO: cute.Tensor,  # (B, Q, H, G, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -126,7 +126,7 @@ def float8_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mQScale, mKScale, mVScale, mO,), functools.partial(float8_attention_score, scale=scale),
         functools.partial(float8_attention_tiles, scale=scale), functools.partial(float8_attention_row, scale=scale),
-        mParts, mTable, how=how,
+        wParts, wTable, how=how,
     )
 
 

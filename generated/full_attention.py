@@ -73,8 +73,8 @@ def full_attention_launch(
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, E) T
     mO: cute.Tensor,  # (B, Q, H, G, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -83,7 +83,7 @@ def full_attention_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(full_attention_score, scale=scale), None, functools.partial(full_attention_row, scale=scale),
-        mParts, mTable, scale=abs(scale), how=how,
+        wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -137,8 +137,8 @@ def full_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -147,7 +147,7 @@ def full_attention_forward_launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(full_attention_forward_score, scale=scale), None,
-        functools.partial(full_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(full_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -268,9 +268,9 @@ def full_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -291,7 +291,7 @@ def full_attention_backward_stage2_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
-        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, mParts, mTable, mTurns, how=how,
+        functools.partial(full_attention_backward_stage2_slope, scale=scale), None, wParts, wTable, wTurns, how=how,
     )
 
 

@@ -117,8 +117,8 @@ def paged_decoding_launch(
     mPages: cute.Tensor,  # (B, N) int32
     mPast: cute.Tensor,  # (B) int32
     mO: cute.Tensor,  # (B, Q, H, G, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -128,7 +128,7 @@ def paged_decoding_launch(
         attend.in_pages(mV, sizes, (None, 2, None), 0, 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
         (mPages, mPast, mO,), functools.partial(paged_decoding_score, scale=scale),
         functools.partial(paged_decoding_tiles, scale=scale), functools.partial(paged_decoding_row, scale=scale),
-        mParts, mTable, scale=abs(scale),
+        wParts, wTable, scale=abs(scale),
         pages=(attend.by_row(mPages, sizes, (None, None, 0), 1), attend.by_row(mPages, sizes, (None, None, 0), 1)),
         how=how,
     )

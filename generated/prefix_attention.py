@@ -104,8 +104,8 @@ def prefix_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mPrefix: cute.Tensor,  # (B) int32
     mO: cute.Tensor,  # (B, H, Q, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -114,7 +114,7 @@ def prefix_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO,),
         functools.partial(prefix_attention_score, scale=scale), functools.partial(prefix_attention_tiles, scale=scale),
-        functools.partial(prefix_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(prefix_attention_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -196,8 +196,8 @@ def prefix_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowMax: cute.Tensor,  # (B, H, Q) float32
     mRowSum: cute.Tensor,  # (B, H, Q) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -207,7 +207,7 @@ def prefix_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mPrefix, mO, mRowMax, mRowSum,),
         functools.partial(prefix_attention_forward_score, scale=scale),
         functools.partial(prefix_attention_forward_tiles, scale=scale),
-        functools.partial(prefix_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(prefix_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -361,9 +361,9 @@ def prefix_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, H, Q, D) T
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -385,7 +385,7 @@ def prefix_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mPrefix, mDq,),
         functools.partial(prefix_attention_backward_stage2_slope, scale=scale),
-        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(prefix_attention_backward_stage2_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

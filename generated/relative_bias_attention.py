@@ -71,15 +71,15 @@ def relative_bias_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mBias: cute.Tensor,  # (H, Q, S) T
     mO: cute.Tensor,  # (B, H, Q, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
     attend.launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mBias, mO,),
-        relative_bias_attention_score, None, relative_bias_attention_row, mParts, mTable, how=how,
+        relative_bias_attention_score, None, relative_bias_attention_row, wParts, wTable, how=how,
     )
 
 
@@ -136,15 +136,15 @@ def relative_bias_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowMax: cute.Tensor,  # (B, H, Q) float32
     mRowSum: cute.Tensor,  # (B, H, Q) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
     attend.launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mBias, mO, mRowMax, mRowSum,),
-        relative_bias_attention_forward_score, None, relative_bias_attention_forward_row, mParts, mTable, how=how,
+        relative_bias_attention_forward_score, None, relative_bias_attention_forward_row, wParts, wTable, how=how,
     )
 
 
@@ -275,9 +275,9 @@ def relative_bias_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
     mDbias: cute.Tensor,  # (H, Q, S) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     how: cutlass.Constexpr[AttentionLaunch],
 ):
     sizes = (mQ.shape[1], mQ.shape[0])  # H, B
@@ -297,7 +297,7 @@ def relative_bias_attention_backward_stage2_launch(
     )
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mBias, mDq,),
-        relative_bias_attention_backward_stage2_slope, None, mParts, mTable, mTurns, how=how,
+        relative_bias_attention_backward_stage2_slope, None, wParts, wTable, wTurns, how=how,
     )
 
 

@@ -87,8 +87,8 @@ def retention_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mLogDecay: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, Q, H, E) T
-    mParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -96,8 +96,8 @@ def retention_launch(
     attend.launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mLogDecay, mO,),
-        functools.partial(retention_score, scale=scale), functools.partial(retention_tiles, scale=scale), None, mParts,
-        mTable, how=how,
+        functools.partial(retention_score, scale=scale), functools.partial(retention_tiles, scale=scale), None, wParts,
+        wTable, how=how,
     )
 
 
@@ -170,9 +170,9 @@ def retention_backward_stage1_launch(
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, E) T
     mSum1: cute.Tensor,  # (B, S, H) float32
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -191,7 +191,7 @@ def retention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mLogDecay, mDq,),
         functools.partial(retention_backward_stage1_slope, scale=scale),
-        functools.partial(retention_backward_stage1_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(retention_backward_stage1_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

@@ -99,8 +99,8 @@ def sigmoid_attention_launch(
     mQDocument: cute.Tensor,  # (rows, Q) int32
     mKDocument: cute.Tensor,  # (rows, S) int32
     mO: cute.Tensor,  # (rows, Q, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -109,7 +109,7 @@ def sigmoid_attention_launch(
         stream, attend.arranged(mQ, sizes, (0,), 1), attend.arranged(mK, sizes, (0,), 1),
         attend.arranged(mV, sizes, (0,), 1), attend.arranged(mO, sizes, (0,), 1), (mBias, mQDocument, mKDocument, mO,),
         functools.partial(sigmoid_attention_score, scale=scale),
-        functools.partial(sigmoid_attention_tiles, scale=scale), None, mParts, mTable, how=how,
+        functools.partial(sigmoid_attention_tiles, scale=scale), None, wParts, wTable, how=how,
     )
 
 
@@ -188,9 +188,9 @@ def sigmoid_attention_backward_stage1_launch(
     mDk: cute.Tensor,  # (rows, S, D) T
     mDv: cute.Tensor,  # (rows, S, D) T
     mDbias: cute.Tensor,  # (Q, S) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -209,7 +209,7 @@ def sigmoid_attention_backward_stage1_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics,
         (mBias, mQDocument, mKDocument, mDq,), functools.partial(sigmoid_attention_backward_stage1_slope, scale=scale),
-        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(sigmoid_attention_backward_stage1_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

@@ -98,8 +98,8 @@ def sink_attention_launch(
     mV: cute.Tensor,  # (B, H, S, D) T
     mSink: cute.Tensor,  # (H) float32
     mO: cute.Tensor,  # (B, H, Q, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -108,7 +108,7 @@ def sink_attention_launch(
         stream, attend.arranged(mQ, sizes, (1, 0), 2), attend.arranged(mK, sizes, (1, 0), 2),
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO,),
         functools.partial(sink_attention_score, scale=scale), functools.partial(sink_attention_tiles, scale=scale),
-        functools.partial(sink_attention_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(sink_attention_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -184,8 +184,8 @@ def sink_attention_forward_launch(
     mO: cute.Tensor,  # (B, H, Q, D) T
     mRowAdd: cute.Tensor,  # (B, H, Q) float32
     mM: cute.Tensor,  # (B, H, Q) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -195,7 +195,7 @@ def sink_attention_forward_launch(
         attend.arranged(mV, sizes, (1, 0), 2), attend.arranged(mO, sizes, (1, 0), 2), (mSink, mO, mRowAdd, mM,),
         functools.partial(sink_attention_forward_score, scale=scale),
         functools.partial(sink_attention_forward_tiles, scale=scale),
-        functools.partial(sink_attention_forward_row, scale=scale), mParts, mTable, scale=abs(scale), how=how,
+        functools.partial(sink_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
 
 
@@ -371,9 +371,9 @@ def sink_attention_backward_stage2_launch(
     mDk: cute.Tensor,  # (B, H, S, D) T
     mDv: cute.Tensor,  # (B, H, S, D) T
     mSum1: cute.Tensor,  # (B, H, S) float32
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     how: cutlass.Constexpr[AttentionLaunch],
 ):
@@ -395,7 +395,7 @@ def sink_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sink_attention_backward_stage2_slope, scale=scale),
-        functools.partial(sink_attention_backward_stage2_tiles, scale=scale), mParts, mTable, mTurns, how=how,
+        functools.partial(sink_attention_backward_stage2_tiles, scale=scale), wParts, wTable, wTurns, how=how,
     )
 
 

@@ -103,8 +103,8 @@ def sliding_attention_launch(
     mK: cute.Tensor,  # (B, S, H, D) T
     mV: cute.Tensor,  # (B, S, H, D) T
     mO: cute.Tensor,  # (B, Q, H, G, D) T
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -116,7 +116,7 @@ def sliding_attention_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO,),
         functools.partial(sliding_attention_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), mParts, mTable, scale=abs(cap),
+        functools.partial(sliding_attention_row, scale=scale, cap=cap, window=window), wParts, wTable, scale=abs(cap),
         bend=attend.bend((scale,), (cap,), (cap,)), how=how,
     )
 
@@ -200,8 +200,8 @@ def sliding_attention_forward_launch(
     mO: cute.Tensor,  # (B, Q, H, G, D) T
     mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
-    mParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wParts: cute.Tensor,  # (splits, rows, D + 2) what blocks of a row have summed, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -213,7 +213,7 @@ def sliding_attention_forward_launch(
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1), (mO, mRowMax, mRowSum,),
         functools.partial(sliding_attention_forward_score, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_forward_tiles, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), mParts, mTable,
+        functools.partial(sliding_attention_forward_row, scale=scale, cap=cap, window=window), wParts, wTable,
         scale=abs(cap), bend=attend.bend((scale,), (cap,), (cap,)), how=how,
     )
 
@@ -366,9 +366,9 @@ def sliding_attention_backward_stage2_launch(
     mDq: cute.Tensor,  # (B, Q, H, G, D) T
     mDk: cute.Tensor,  # (B, S, H, D) T
     mDv: cute.Tensor,  # (B, S, H, D) T
-    mParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
-    mTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
-    mTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
+    wParts: cute.Tensor,  # sums of the gradient of q, tile by tile, or nothing
+    wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
+    wTurns: cute.Tensor,  # the turns in which blocks add to them, or nothing
     scale: cutlass.Constexpr[float],
     cap: cutlass.Constexpr[float],
     window: cutlass.Constexpr[int],
@@ -392,8 +392,8 @@ def sliding_attention_backward_stage2_launch(
     attend.launch_backward(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sliding_attention_backward_stage2_slope, scale=scale, cap=cap, window=window),
-        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), mParts, mTable,
-        mTurns, how=how,
+        functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), wParts, wTable,
+        wTurns, how=how,
     )
 
 

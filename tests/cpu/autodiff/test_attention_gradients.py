@@ -103,9 +103,9 @@ def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
     [
         ("table: float32[R, H]; at: int32[Q, S]", "take(table, at, axis=R)", "jnp.moveaxis(table[at], 2, 0)"),
         (
-            "table: T[H, R]",
-            "take(table, minimum(maximum(index(Q) - index(S), 0), 5), axis=R)",
-            'jnp.take(table, jnp.clip(jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2]), 0, 5), axis=1, mode="clip")',
+            "parts: T[H, R]",
+            "take(parts, minimum(maximum(index(Q) - index(S), 0), 5), axis=R)",
+            'jnp.take(parts, jnp.clip(jnp.arange(q.shape[2])[:, None] - jnp.arange(k.shape[2]), 0, 5), axis=1, mode="clip")',
         ),
     ],
     ids=["an array of places", "computed places"],

@@ -397,13 +397,12 @@ def _is_near(
         top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
         near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
     if not low:
-        size = [Float32(0.0)] * 4
-        for i in cutlass.range_constexpr(cute.size(s)):
-            size[i % 4] = cute.arch.fmax(size[i % 4], cute.math.abs(s[i % 2, i // 2 % 2, i // 4]), nan=True)
-        most = cute.arch.fmax(
-            cute.arch.fmax(size[0], size[1], nan=True), cute.arch.fmax(size[2], size[3], nan=True), nan=True
-        )
-        low = most * bend <= SMALL
+        most = [Float32(0.0)] * 4
+        for r in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
+                most[i % 4] = cute.arch.fmax(most[i % 4], cute.math.abs(s[i % 2, r, i // 2]), nan=True)
+        halves = [cute.arch.fmax(most[i], most[i + 1], nan=True) for i in (0, 2)]
+        low = cute.arch.fmax(halves[0], halves[1], nan=True) * bend <= SMALL
     return cute.arch.vote_all_sync(near & low)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.plan.attention import Scale
+from codegen.plan.attention import Bend, Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
@@ -281,3 +281,41 @@ def test_documents(d, tmp_path, monkeypatch):
     seen = sum(-(-last // how.tile_n) for last in (400, 270)) * how.tile_n  # of both sequences, the first documents
     assert reports[1].operands["k"].touched == seen * d * 2
     assert reports[1].operands["table"].loaded > 0
+
+
+CAPPED = """
+op: capped
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[Q, D]", k: "T[S, D]", v: "T[S, E]"}
+outputs: {o: "T[Q, E]", lse: "float32[Q]"}
+params: {scale: 0.25, cap: 50.0}
+chain: |
+  s = cap * tanh((q @ k) * scale / cap)
+  t = where(index(S) <= index(Q) + 300, s, -inf)
+  o = softmax(t, axis=S) @ v
+  lse = logsumexp(t, axis=S)
+reference: |
+  o = q
+  lse = q[:, 0]
+"""
+
+
+@pytest.mark.parametrize(("cap", "spread"), [(50.0, 1), (50.0, 3), (5.0, 0.5), (-50.0, 1)])
+def test_a_soft_cap(cap, spread, tmp_path, monkeypatch):
+    """Where products are small against the cap, a polynomial gives exponents in fewer instructions than the scores of a chain that is
+    no tangent. A negative cap has its sign twice."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, other = (make_op(tmp_path, x) for x in (CAPPED, CAPPED.replace("300, s, -inf", "300, s + 1e-9, -inf")))
+    q, k, v = (np.asarray(x[0].reshape(-1, 16) * spread, x.dtype) for x in draw(140, 400, 1, 16, 16, "bfloat16")[:3])
+
+    assert op.plan.bend == Bend(("scale",), ("cap",), ("cap",)) and other.plan.bend is None
+    o, lse = op(q, k, v, cap=cap, implementation="interpret")
+    issued = interpreted.last_reports()[0].instructions
+    s = cap * np.tanh(q.astype(np.float64) @ k.astype(np.float64).T * 0.25 / cap)
+    e = np.exp(np.where(np.arange(400) <= np.arange(140)[:, None] + 300, s, -np.inf))
+    np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=2.0**-16, atol=3e-4)
+    wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
+    np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2 * spread)
+    other(q, k, v, cap=cap, implementation="interpret")
+    assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)

@@ -149,10 +149,10 @@ OPS: dict[str, Operation] = {
     )
 }  # fmt: skip
 
-# Operations that cost many additions: it is cheaper to hold their results than to recompute them.
-COSTLY = frozenset(
-    name for name, op in OPS.items() if op.rule == "float" and ("math" in op.cute or "device" in op.cute)
-)
+# Operations that cost many additions: it is cheaper to hold their results, or floats that are made of them, than to recompute them.
+COSTLY = frozenset({
+    *(name for name, op in OPS.items() if op.rule == "float" and ("math" in op.cute or "device" in op.cute)), "_bits"
+})  # fmt: skip
 
 # Python operators of the language, by the name of their ast class.
 BINARY = {

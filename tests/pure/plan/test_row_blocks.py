@@ -107,3 +107,10 @@ def test_long_rows_are_read_in_one_pass_by_blocks_that_fill_all_sms(count, rows,
 def test_long_rows_that_elements_need_are_not_streamed():
     chain = f"sum({' + '.join(f'x{i}' for i in range(4))}, axis=N) * x0"
     assert launch(arrays(4), "float32[..., N]", chain, 8192, 2**13).holds_row
+
+
+def test_random_numbers_are_held_for_a_later_sweep():
+    """A draw takes some 80 instructions."""
+    chain = "(x + uniform(key, axes=(..., N))) / sum(x + uniform(key, axes=(..., N)), axis=N)"
+    plan = read("bfloat16[..., N]", chain, f'{X}, key: "uint32[2]"').plan
+    assert [c.node.op for c in plan.expensive] == ["add"]

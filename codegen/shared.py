@@ -23,6 +23,7 @@ class Launch:
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
+    rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
 
     @property
     def constants(self) -> dict[str, Launch]:
@@ -31,6 +32,8 @@ class Launch:
 
     def blocks(self, rows: int, columns: int) -> int:
         """The number of blocks: one more than are full, for the last vectors, or for arrays without elements."""
+        if self.rows > 1:
+            return (rows // self.rows + 1) * (columns * self.rows // (self.vec * self.threads))
         return rows * columns // (self.vec * self.threads * (self.vec if self.across else 1)) + 1
 
 

@@ -24,8 +24,16 @@ from codegen.shared import Launch
 def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
     """The grid and block of a launch for arrays of these sizes: one block more than are full, for the last vectors, or
     for arrays without elements."""
-    blocks = _size(extents) // (how.vec * how.threads) + 1
+    if how.rows > 1:
+        blocks = (_size(extents) // extents[-1] // how.rows + 1) * _blocks_across(how, extents)
+    else:
+        blocks = _size(extents) // (how.vec * how.threads) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
+
+
+def _blocks_across(how: Launch, extents: Sequence[Int32]) -> Int32:
+    """How many blocks have vectors of the same rows."""
+    return extents[-1] // (how.vec * how.threads // how.rows)
 
 
 def _size(extents: Sequence[Int32]) -> Int64:
@@ -255,8 +263,12 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
     if how.backwards:
         blocks, _, _ = cute.arch.grid_dim()
         bidx = blocks - 1 - bidx
-    size = _size(extents)
-    start = cute.assume((Int64(bidx) * how.threads + tidx) * how.vec, divby=how.vec)
+    size, vector_number = _size(extents), Int64(bidx) * how.threads + tidx
+    if how.rows > 1:
+        across, blocks = how.threads // how.rows, _blocks_across(how, extents)
+        row, column = bidx // blocks * how.rows + tidx // across, bidx % blocks * across + tidx % across
+        vector_number = Int64(row) * (extents[-1] // how.vec) + column
+    start = cute.assume(vector_number * how.vec, divby=how.vec)
     valid = size - start
     first: list[Int32] = []
     rest = start

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
@@ -43,6 +43,7 @@ SMALL = (
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
+ROWS_AT_ONCE = 8  # rows of a block, where a row reads others
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
 
 
@@ -149,7 +150,21 @@ class Elementwise(Unreduced):
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
-        return Launch(vec, ragged, threads, backwards=self.backwards)
+        how = Launch(vec, ragged, threads, backwards=self.backwards)
+        return replace(how, rows=_rows_at_once(how, extents)) if self.reads_rows else how
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a row of the innermost group reads elements of the rows before it or after it."""
+        moved = {axis for a in self.loads for axis, _ in a.back}
+        return len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
+
+
+def _rows_at_once(how: Launch, extents: Extents) -> int:
+    """How many neighbouring rows a block has vectors of: it finds in its cache what they read for each other."""
+    inner = extents.inner or 0
+    fits = how.threads >= ROWS_AT_ONCE and inner % (how.vec * how.threads // ROWS_AT_ONCE) == 0
+    return ROWS_AT_ONCE if inner and fits and not how.ragged else 1
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:

@@ -7,6 +7,7 @@ import pytest
 
 from codegen.autodiff.backward import Derived
 from codegen.checking import testing
+from codegen.runtime.call import arguments
 from tests.making import make_op, spec_text
 from tests.meshes import P, make_mesh, normal, put
 from tests.turns import some
@@ -90,3 +91,23 @@ def test_a_difference_and_its_gradient(tmp_path, kernels):
     for spec in (P("a", "b"), P(None, "a")):
         np.testing.assert_array_equal(jax.jit(op)(put(make_mesh(), x, spec)), expected)
     np.testing.assert_array_equal(jax.vmap(op)(x[:, None])[:, 0], expected)
+
+
+def test_a_block_has_vectors_of_rows_that_read_each_other(tmp_path):
+    """Where whole blocks of vectors fill a row; else a block has vectors that follow each other."""
+    text = spec_text(
+        "x: T[B, S, N]", "y: T[B, S, N]", "y = x - shift(x, axis=S, by=2)", types="{T: [float32, bfloat16]}"
+    )
+    op = make_op(tmp_path, text)
+    for batch, size, columns, rows in ((3, 7, 256, 8), (1, 16, 384, 8), (1, 1, 128, 8), (2, 5, 96, 1)):
+        x = normal(batch, size, columns).astype(jnp.float32)
+        how = op.launch_for(*op_call(op, x))
+        assert how.rows == rows
+        past = np.pad(x, ((0, 0), (2, 0), (0, 0)))[:, :size]
+        np.testing.assert_array_equal(op(x, implementation="interpret"), x - past)
+
+
+def op_call(op, x):
+    """The types and axes of a call with one array."""
+    key, operands = op.bind((x,), {})
+    return key.types, arguments.bind_axes(op.spec, op.arrays(key, operands))

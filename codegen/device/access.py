@@ -46,7 +46,7 @@ def registers_of(values: device.Vector | tuple[device.Vector, ...], tensor: cute
 
 
 @cute.jit
-def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor):
+def load_one(src: cute.Tensor, place: cute.Coord, there: cutlass.Boolean, dst: cute.Tensor) -> None:
     """A row's single value; zero where the row does not exist."""
     clear(dst)
     if there:
@@ -66,7 +66,7 @@ def load_row(
     aligned: cutlass.Constexpr[bool],
     once: cutlass.Constexpr[bool],
     last: cutlass.Constexpr[int] = 0,
-):
+) -> None:
     """Load a thread's vectors of a row that begins at element `start` of a compact tensor into dst (vec, vectors), or (parts, vec,
     vectors) where each column has several adjacent parts. Elements outside the tensor are zeros; elements outside the row may have
     any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned in memory.
@@ -131,7 +131,7 @@ def meeting_place(threads: int, *registers: cute.Tensor) -> cute.Pointer:
 
 
 @cute.jit
-def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cute.Pointer):
+def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cute.Pointer) -> None:
     """Load neighbouring whole rows of a compact tensor, from `row` on, into dst (..., rows): together they are vectors in memory.
     Zeros past the last row. A warp loads its lanes' rows together, neighbouring vectors by neighbouring lanes, and
     redistributes them in its part of shared memory."""
@@ -153,7 +153,7 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
 
 
 @cute.jit
-def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cute.Pointer):
+def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cute.Pointer) -> None:
     """Store neighbouring whole rows as `load_rows` loads them."""
     src, dst = bytes_of(src), bytes_of(dst)
     start, left, vec = _neighbours(dst, row, src)
@@ -235,7 +235,7 @@ def fetch_row(
     columns: cutlass.Int32,
     dst: cute.Tensor,
     parts: cutlass.Constexpr[int],
-):
+) -> None:
     """Start asynchronous copies of a thread's vectors of a row, as `load_row` reads them, to its part of shared memory: dst
     (count, vectors)."""
     count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
@@ -255,7 +255,7 @@ def take_row(
     step: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     dst: cute.Tensor,
-):
+) -> None:
     """Load the vectors that `fetch_row` copied into registers; zeros outside the row."""
     count, vectors = cute.size(src, mode=[0]), cute.size(src, mode=[1])
     clear(dst)
@@ -291,7 +291,7 @@ def gather_row(
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[tuple[int, ...]] = (),
-):
+) -> None:
     """Load a row of a tensor that has only some of the axes. `place` are the row's coordinates, `extents` the sizes of the axes
     that make a column, and `modes` the axis of each mode of the tensor. With `back` it loads neighbours, so many places back along
     each mode; one that lies outside is any element. Where the columns of a vector are adjacent in the tensor,
@@ -333,7 +333,7 @@ def pick_row(
     columns: cutlass.Int32,
     dst: cute.Tensor,
     ragged: cutlass.Constexpr[bool],
-):
+) -> None:
     """`gather_row` with a separate place for each column along one mode of the tensor, from an `index`, which is accessed like
     the tensor."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
@@ -418,7 +418,7 @@ def store_row(
     aligned: cutlass.Constexpr[bool],
     per_row: cutlass.Constexpr[int],
     certain: cutlass.Constexpr[bool],
-):
+) -> None:
     """Store one vector of a row, from column + offset on, as `load_row` loads it. Neighbouring threads of a row have neighbouring
     vectors. All lanes of a warp take part. `certain`: it has neither the row's first nor its last column."""
     count = cute.size(src)
@@ -457,7 +457,7 @@ def scatter_row(
     src: cute.Tensor, dst: cute.Tensor, place: cute.Coord, modes: cutlass.Constexpr[tuple[int | None, ...]],
     extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, columns: cutlass.Int32, width: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Store one vector of a row as `gather_row` loads it: as one where its columns are adjacent in the tensor, else element by element.
     Of `width` columns that share a value, the first is stored."""
     vec = cute.size(src)

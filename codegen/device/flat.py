@@ -322,13 +322,15 @@ def _load_elements_at_places(own: Flat, rest: list[tuple[Read | Axis, cute.Tenso
 @cute.jit
 def _load_element(
     own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], i: cutlass.Constexpr[int], at: tuple[Int32, ...]
-):
+) -> None:
     if i < own.valid:
         _load_elements(rest, i, at)
 
 
 @cute.jit
-def _load_of_rows(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
+def _load_of_rows(
+    own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]
+) -> None:
     """What is the same for all elements of a row: where rows are not shorter than vectors, a vector has elements of two rows at
     most."""
     vec, left = own.how.vec, own.extents[-1] - own.first[-1]
@@ -348,7 +350,7 @@ def _load_two_rows(
     after: tuple[Int32, ...],
     left: Int32,
     valid: Int64,
-):
+) -> None:
     """A row's value for the `left` elements of a vector that are in the row `at`, and that of the row `after` for the others."""
     if cutlass.const_expr(isinstance(read, Axis)):
         for i in cutlass.range_constexpr(cute.size(dst)):
@@ -363,7 +365,9 @@ def _load_two_rows(
 
 
 @cute.jit
-def _load_ragged(own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]):
+def _load_ragged(
+    own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]
+) -> None:
     """Vectors that may cross the end of a row. Where they do not, wide loads read them, wherever they start. Else every element is
     read at its own place, which depends on the axes from the `outermost` on."""
     whole = own.valid >= own.how.vec if len(own.extents) <= 1 else own.first[-1] + own.how.vec <= own.extents[-1]
@@ -388,7 +392,9 @@ def _stored_wide(own: Flat, written: tuple[tuple[cute.Tensor, cute.Tensor, Place
 
 
 @cute.jit
-def _store_element(rest: cutlass.Uint32, i: cutlass.Constexpr[int], src: cute.Tensor, dst: cute.Tensor, where: tuple):
+def _store_element(
+    rest: cutlass.Uint32, i: cutlass.Constexpr[int], src: cute.Tensor, dst: cute.Tensor, where: tuple
+) -> None:
     if device.bit(rest, i):
         dst[where] = src[i]
 
@@ -399,7 +405,9 @@ def _store_elements(rests: list[cutlass.Uint32], written: tuple, i: int, at: tup
 
 
 @cute.jit
-def _store_ragged(own: cutlass.Constexpr[Flat], written: cutlass.Constexpr[tuple], outermost: cutlass.Constexpr[int]):
+def _store_ragged(
+    own: cutlass.Constexpr[Flat], written: cutlass.Constexpr[tuple], outermost: cutlass.Constexpr[int]
+) -> None:
     rests = _stored_wide(own, written)
     every = rests[0]
     for k in cutlass.range_constexpr(1, len(rests)):
@@ -437,7 +445,7 @@ def _where_put(tensor: cute.Tensor, place: Place, at: tuple[Int32, ...]) -> tupl
 
 
 @cute.jit
-def _put_vector(src: cute.Tensor, dst: cute.Tensor, there: cutlass.Boolean):
+def _put_vector(src: cute.Tensor, dst: cute.Tensor, there: cutlass.Boolean) -> None:
     if there:
         cute.autovec_copy(src, dst)
 
@@ -451,7 +459,7 @@ def _put_element(
     place: cutlass.Constexpr[Place],
     at: tuple[Int32, ...],
     how: cutlass.Constexpr[str],
-):
+) -> None:
     if i < own.valid:
         where, there = _where_put(dst, place, at)
         if there:

@@ -7,7 +7,7 @@ Error bounds are in ulp of the exact result, float32, measured over every float3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import cutlass
@@ -485,7 +485,7 @@ def limits(dtype: type[Numeric]) -> tuple[int, int]:
     return 0, 2**dtype.width - 1
 
 
-def each(function, *vectors: Vector) -> Vector:
+def each(function: Callable[..., Any], *vectors: Vector) -> Vector:
     """A scalar function, element by element."""
     # A vector keeps the layout that its first element is found by. If that was in a loop, it could not be read after the loop
     vectors = tuple(cute.TensorSSA(v.ir_value(), v.shape, v.dtype) for v in vectors)

@@ -43,7 +43,7 @@ def store_parts(
     per_row: cutlass.Constexpr[int],
     ragged: cutlass.Constexpr[bool],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
+) -> None:
     """Reduce a block's rows in the order of its threads, and write the partial results to `parts` (parts, columns). Each vector of
     columns is reduced by one thread, in registers. Where not `ragged`, it is written at once."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -122,7 +122,7 @@ def _store_vector(
     column: cutlass.Int32,
     columns: cutlass.Int32,
     ragged: cutlass.Constexpr[bool],
-):
+) -> None:
     """Write a vector of columns into a row of `parts` (parts, columns), as far as there are columns."""
     vec = cute.size(own)
     if cutlass.const_expr(ragged):
@@ -148,14 +148,14 @@ def finishing_grid(blocks: Int32, stream: Any) -> dict[str, Any]:
 
 
 @cute.jit
-def begin_next():
+def begin_next() -> None:
     """Allow the launch of the next kernel, once all blocks run."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
-def await_last():
+def await_last() -> None:
     """Wait for the writes of the previous kernel."""
     if cutlass.const_expr(overlaps()):
         cute.arch.griddepcontrol_wait()
@@ -173,7 +173,7 @@ PAUSE = 600  # nanoseconds
 
 
 @cute.kernel
-def begin(counter: cute.Tensor):
+def begin(counter: cute.Tensor) -> None:
     """Reset the counter before a kernel whose blocks keep pace with each other."""
     begin_next()
     tidx, _, _ = cute.arch.thread_idx()
@@ -182,7 +182,7 @@ def begin(counter: cute.Tensor):
 
 
 @cute.jit
-def rows_seen(at_once: cutlass.Constexpr[int]):
+def rows_seen(at_once: cutlass.Constexpr[int]) -> cute.Tensor:
     """Shared memory for the number of rows that all blocks had finished when this block started its last rows:
     (COUNTER, at_once), of which the first word counts."""
     seen = SmemAllocator().allocate_tensor(Int32, cute.make_layout((COUNTER, at_once)), 16)
@@ -193,7 +193,7 @@ def rows_seen(at_once: cutlass.Constexpr[int]):
 
 
 @cute.jit
-def keep_pace(counter: cute.Tensor, done: cutlass.Int32, seen: cute.Tensor, apart: cutlass.Constexpr[bool]):
+def keep_pace(counter: cute.Tensor, done: cutlass.Int32, seen: cute.Tensor, apart: cutlass.Constexpr[bool]) -> None:
     """Called where a block starts a row. Its first thread pauses if the block was ahead when it had `done` rows and all blocks the
     rows that it has `seen` (COUNTER,). Then it counts this row in the `counter` (COUNTER,), and starts a copy of the counter, which
     completes with the copies that the thread commits next. `apart`: the block's threads do not wait for each other in a row.
@@ -227,7 +227,7 @@ def fold_every(
     end: cutlass.Int32,
     step: cutlass.Constexpr[int],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
+) -> None:
     """Reduce the values that `read` returns for `first`, `first + step`, ... before `end` into `held`, for each
     statistic, in this order."""
     for start in cutlass.range(first, end, step * AT_ONCE):
@@ -292,9 +292,9 @@ def over_parts(
     ops: cutlass.Constexpr[tuple[str, ...]],
     column: cutlass.Int32,
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
-    """Reduce all partial results of a column, for each statistic, in a fixed order: by one thread, or by the 8 warps of a block,
-    where the first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
+) -> list[Numeric]:
+    """Reduce all partial results of a column, for each statistic, in a fixed order. One thread does so, or the 8 warps of a block,
+    whose first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
     warp, held, buffers = tidx // WARP, _nothing(parts, ops), _for_warps(parts)
     if parts[0].shape[0] <= FEW:
@@ -384,7 +384,7 @@ def over_parts_of(
     extents: tuple[cutlass.Int32, ...],
     kept: cutlass.Constexpr[tuple[bool, ...]],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
+) -> list[Numeric]:
     """Reduce all partial results of all columns with the same `place` along some axes, for each statistic. One thread does so, or
     the warps of a block for neighbouring places, or a block of 256 threads (`_ways`). Each of `parts` is (parts, columns),
     `extents` are the sizes of the axes of a column, and `kept` says which of them make a place."""
@@ -419,7 +419,7 @@ def over_all_parts(
     parts: list[cute.Tensor],
     ops: cutlass.Constexpr[tuple[str, ...]],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
+) -> list[Numeric]:
     """Reduce all partial results, for each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256

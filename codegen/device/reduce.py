@@ -100,7 +100,9 @@ def _inside_row(value: Vector, op: str, first: cutlass.Int32, columns: cutlass.I
 
 
 @cute.jit
-def _replace_outside(held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32):
+def _replace_outside(
+    held: cute.Tensor, op: cutlass.Constexpr[str], first: cutlass.Int32, columns: cutlass.Int32
+) -> None:
     vec = cute.size(held)
     if (first < 0) | (first + vec > columns):  # true for few vectors: for the others a branch costs less than masks
         nothing = held.element_type(identity(op, held.element_type))
@@ -234,7 +236,7 @@ def shared(
 
 
 @cute.jit
-def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]):
+def meet(buffers: list[cute.Tensor], cluster: cutlass.Constexpr[int]) -> None:
     """Before the first reduction: wait until all blocks of a cluster run and the barriers of their stages are initialised.
     `buffers` is the shared memory of all stages."""
     if cutlass.const_expr(cluster > 1):
@@ -280,7 +282,7 @@ def over_group(value: Vector, op: str, columns: int) -> Vector:
 
 
 @cute.jit
-def _meet_row(row: cutlass.Int32, rows: cutlass.Constexpr[int], per_row: cutlass.Constexpr[int]):
+def _meet_row(row: cutlass.Int32, rows: cutlass.Constexpr[int], per_row: cutlass.Constexpr[int]) -> None:
     """The threads of a row wait for each other, but not for the block's other rows. Each row's barrier is a constant: for unknown
     numbers the assembler reserves all 16 for a block, and an SM has too few for many blocks."""
     if cutlass.const_expr(1 < rows < 16):
@@ -300,7 +302,7 @@ def over_row(
     cluster: cutlass.Constexpr[int],
     turn: cutlass.Int32 = 0,
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
-):
+) -> list[Numeric]:
     """Each row's statistics, from all its threads' running values; every thread gets them. Rows that a block reduces one after the
     other have the turns 0, 1, 2, ..."""
     values = [[over_vector(r, op)] for r, op in zip(running, ops, strict=True)]
@@ -355,7 +357,16 @@ def all_over_lanes(
 
 
 @cute.jit
-def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, lane, cluster: cutlass.Constexpr[int]):
+def _send(
+    values: list[Vector],
+    buffers: list[cute.Tensor],
+    barrier: cute.Pointer,
+    slot: cutlass.Int32,
+    row: cutlass.Int32,
+    warp: cutlass.Int32,
+    lane: cutlass.Int32,
+    cluster: cutlass.Constexpr[int],
+) -> None:
     """Send a warp's values to every block of the cluster, whose barrier counts the bytes."""
     tidx, _, _ = cute.arch.thread_idx()
     own = cute.arch.block_idx_in_cluster() * (cute.size(buffers[0], mode=[2]) // cluster) + warp
@@ -374,7 +385,7 @@ def _send(values: list, buffers: list[cute.Tensor], barrier, slot, row, warp, la
             cute.arch.store_async_dsmem(place, sent, barrier, lane)
 
 
-def _of_warps(buffer: cute.Tensor, slot, row, lane, lanes: int) -> list[Vector]:
+def _of_warps(buffer: cute.Tensor, slot: Int32, row: Int32, lane: Int32, lanes: int) -> list[Vector]:
     """The values of a row's warps, in every block of the cluster, that one of `lanes` lanes reduces first: a power of two of them."""
     count = cute.size(buffer, mode=[2])
     if lanes > 1:

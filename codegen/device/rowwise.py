@@ -204,7 +204,9 @@ class Row:
         aligned = src is not None and self.in_one_run and isinstance(start_of(src, place), int)
         self._load(src, place, self.column if self.c is None else self.c, dst, parts, aligned, False)
 
-    def _load(self, src, place, column, dst, parts: int, aligned: bool, once: bool) -> None:
+    def _load(
+        self, src: cute.Tensor | None, place: cute.Coord, column: Int32, dst: cute.Tensor, parts: int, aligned: bool, once: bool
+    ) -> None:  # fmt: skip
         if src is not None:
             # The first of a thread's vectors that may have the row's end
             last = self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
@@ -368,8 +370,8 @@ class Row:
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 
     def counts(self) -> Boolean | bool:
-        """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain
-        need not give 0; where vectors need no mask, nothing else would leave it out."""
+        """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain need not
+        give 0. Where vectors need no mask, nothing else would leave it out."""
         return self.there if self.how.exact else True
 
     def inside_once(self) -> reduce.Inside:
@@ -471,8 +473,8 @@ def forget(*arrays: tuple[cute.Tensor | None, cute.Tensor]) -> None:
 
 
 def meeting_place(how: RowLaunch, *registers: cute.Tensor) -> cute.Pointer | None:
-    """Shared memory in which lanes exchange what they read and write of neighbouring rows (`access.meeting_place`);
-    None if a thread has one row, or if rows are not accessed together."""
+    """Shared memory in which lanes exchange what they read and write of neighbouring rows (`access.meeting_place`). None if a
+    thread has one row, or if rows are not accessed together."""
     return access.meeting_place(how.threads, *registers) if how.at_once > 1 else None
 
 

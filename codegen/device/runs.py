@@ -86,7 +86,7 @@ def _run(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, p
 
 
 @cute.jit
-def _clear_if(empty: cutlass.Boolean, memory: cute.Tensor, threads: cutlass.Constexpr[int]):
+def _clear_if(empty: cutlass.Boolean, memory: cute.Tensor, threads: cutlass.Constexpr[int]) -> None:
     """Fill the memory of a block without rows: its threads read zeros."""
     if empty:
         tidx, _, _ = cute.arch.thread_idx()
@@ -105,7 +105,7 @@ def _copy_in(
     vec: cutlass.Constexpr[int],
     kept: cutlass.Constexpr[bool],
     fills: cutlass.Constexpr[bool],
-):
+) -> None:
     """Start the copies of the elements from `start` to `end` after it, of which this is the `own` of so many threads. `kept`: by way
     of the L1 cache. `fills`: with zeros in the rest of the memory."""
     left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
@@ -146,7 +146,7 @@ def _copy_out(
     own: cutlass.Int32,
     threads: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
-):
+) -> None:
     """Write the elements from `skip` to `end` after `start`, of which this is the `own` of so many threads."""
     for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
         at = (own + i * threads) * vec
@@ -229,7 +229,7 @@ def take_row(
     columns: cutlass.Int32,
     dst: cute.Tensor,
     parts: cutlass.Constexpr[int],
-):
+) -> None:
     """As `take`, of a row of its own; zeros if there is none."""
     dst.fill(0)
     if first < columns:
@@ -306,7 +306,7 @@ def _take_shifted(
     first: cutlass.Int32,
     step: cutlass.Constexpr[int],
     dst: cute.Tensor,
-):
+) -> None:
     """Load the vectors that begin with elements skip + first, skip + first + step, ... of shared memory into dst (elements,
     vectors). `skip` is equal for all threads, and all else is aligned."""
     count, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
@@ -360,9 +360,9 @@ def _shift_out(
     own: cutlass.Int32,
     threads: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
-):
-    """Write a row of so many elements, of which the first is the first in `memory`, and the `skip`-th of a vector in the array, where
-    it is element `start`. This is the `own` of so many threads."""
+) -> None:
+    """Write a row of so many elements. The first is the first in `memory`, element `start` of the array, and the `skip`-th of a
+    vector there. This is the `own` of so many threads."""
     width = memory.element_type.width
     head = device.misalignment(vec - skip, vec)  # elements before the row's first aligned vector
     for word in cutlass.range_constexpr(vec * width // 32):
@@ -405,9 +405,9 @@ def gather(
     step: cutlass.Constexpr[int],
     columns: cutlass.Int32,
     dst: cute.Tensor,
-):
-    """As `access.gather_row`, single columns (1, vectors) of a row of which only the last vector may be outside: with one branch for
-    all, the row's position is computed once."""
+) -> None:
+    """As `access.gather_row`, single columns (1, vectors) of a row of which only the last vector may be outside. There is one
+    branch for all, so the row's position is computed once."""
     dst.fill(0)
     vectors = cute.size(dst)
     places = access.places_of(first, step, vectors, 1, 1, extents)
@@ -421,7 +421,7 @@ def gather(
 
 
 def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: access.Places) -> Int32:
-    """How far a column is from a row's first one, in a tensor that has some of the axes: less than 2**31 elements, so that no
+    """How far a column is from a row's first one, in a tensor that has some of the axes. It is less than 2**31 elements, so no
     column needs products of 64 bits."""
     found = Int32(0)
     for mode, m in enumerate(modes):
@@ -452,7 +452,7 @@ def _put(
     column: cutlass.Int32,
     length: cutlass.Int32,
     certain: cutlass.Constexpr[bool],
-):
+) -> None:
     if cutlass.const_expr(certain) or column < length:
         for part in cutlass.range_constexpr(cute.size(src)):
             memory[at + part] = src[part]

@@ -64,13 +64,15 @@ class Step(Flat):
 
 
 @cute.jit
-def _write(inside: Boolean, src: cute.Tensor, dst: cute.Tensor):
+def _write(inside: Boolean, src: cute.Tensor, dst: cute.Tensor) -> None:
     if inside:
         cute.autovec_copy(src, dst)
 
 
 @cute.jit
-def _write_at(step: cutlass.Constexpr[Step], src: cute.Tensor, dst: cute.Tensor, place: cutlass.Constexpr[tuple]):
+def _write_at(
+    step: cutlass.Constexpr[Step], src: cute.Tensor, dst: cute.Tensor, place: cutlass.Constexpr[tuple]
+) -> None:
     if step.inside:
         Flat.store_at(step, src, dst, place)
 
@@ -407,7 +409,9 @@ def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element,
 
 
 @cute.jit
-def _tell(tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, warp: Int32, half: Int32):
+def _tell(
+    tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, warp: Int32, half: Int32
+) -> None:
     """Write a warp's partial result where the others read it."""
     if tells:
         for w in cutlass.range_constexpr(len(totals)):
@@ -418,7 +422,7 @@ def _tell(tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], 
 @cute.jit
 def _tell_blocks(
     tells: Boolean, shared: cute.Tensor, totals: cutlass.Constexpr[list], slot: Int32, walk: cutlass.Constexpr[Walk], half: Int32
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Write a block's partial result where another block of the cluster reads it: each of the first warps to one of them."""
     if tells:
         there = cute.make_tensor(cute.arch.map_dsmem_ptr(shared.iterator, walk.warp), shared.layout)

@@ -59,7 +59,7 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
 
 
 @cute.jit
-def meet(per_row: cutlass.Constexpr[int]):
+def meet(per_row: cutlass.Constexpr[int]) -> None:
     """Wait for the other threads of the row."""
     if cutlass.const_expr(per_row > WARP):
         cute.arch.sync_threads()
@@ -68,7 +68,7 @@ def meet(per_row: cutlass.Constexpr[int]):
 
 
 @cute.jit
-def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
+def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]) -> Int32:
     """The sum of a row's threads' numbers; the turns 0, 1, 2, ... use the memory in turn."""
     total = cute.arch.warp_redux_sync(own, "add")
     if cutlass.const_expr(per_row > WARP):
@@ -83,7 +83,7 @@ def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexp
 
 
 @cute.jit
-def _before(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
+def _before(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]) -> Int32:
     """The sum of the numbers of a row's threads before this one."""
     tidx, _, _ = cute.arch.thread_idx()
     lane = tidx % WARP
@@ -137,7 +137,7 @@ def value_of(key: Uint32, element: type[cutlass.Numeric]) -> device.Vector:
 def top_k(
     src: cute.Tensor, row: Int32, rows: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch],
     shared: list[cute.Tensor],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
     shared memory. All lanes of a warp take part; past the last row they read that again."""
     if cutlass.const_expr(how.in_turn):
@@ -180,7 +180,7 @@ def _largest_of_lanes(value: cutlass.Numeric, number: type[cutlass.Numeric], lan
 @cute.jit
 def _take_in_turn(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
-):
+) -> None:
     """`top_k` of a row that its threads hold, in order. An element is one number: above, its key, and below, how far it is from the
     row's end: no two are equal, and of equal keys the first comes first. 0 is no element."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -218,7 +218,7 @@ def _take_in_turn(
 @cute.jit
 def _by_pieces(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
-):
+) -> None:
     """`top_k`, in no order, of a row that may be longer than its threads hold."""
     tidx, _, _ = cute.arch.thread_idx()
     chosen_keys, chosen_places = shared[0], shared[1]
@@ -261,7 +261,7 @@ def _by_pieces(
 def _choose_from_few(
     keys: cute.Tensor, far: cute.Tensor, spare: cutlass.Constexpr[int], most: Int32, columns: Int32,
     how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
-):  # fmt: skip
+) -> Int32:  # fmt: skip
     """As `_choose`, from the elements that reach a key which the largest ones of `count` threads reach, if they are few. The next
     turn."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -303,7 +303,7 @@ def _choose_from_few(
 def _choose(
     keys: cute.Tensor, far: cute.Tensor, spare: cutlass.Constexpr[int], most: Int32, columns: Int32,
     how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
-):  # fmt: skip
+) -> Int32:  # fmt: skip
     """Write the largest of a row's elements to shared memory, in no order. The next turn."""
     chosen_keys, chosen_places, counts = shared[0], shared[1], shared[2]
     least, exact, turn = _least(keys, spare, how, counts, turn)
@@ -332,7 +332,7 @@ def _least(
     how: cutlass.Constexpr[SelectLaunch],
     counts: cute.Tensor,
     turn: Int32,
-):
+) -> tuple[Uint32, Int32, Int32]:
     """The largest key that at least `count` of a row's keys reach, bit by bit; 1 if exactly so many do, else 0; and the next turn."""
     least, bit, exact = Uint32(0), Uint32(SIGN >> spare), Int32(0)
     while bit > Uint32(0):
@@ -351,7 +351,7 @@ def _least(
 def _last(
     keys: cute.Tensor, far: cute.Tensor, least: Uint32, most: Int32, how: cutlass.Constexpr[SelectLaunch],
     counts: cute.Tensor, turn: Int32,
-):  # fmt: skip
+) -> tuple[Int32, Int32]:  # fmt: skip
     """How far from the row's end the last selected element with the key `least` is, of a row that is shorter than 2 * `most`; and the
     next turn."""
     own_count = Int32(0)
@@ -372,7 +372,7 @@ def _last(
 
 
 @cute.jit
-def rank(shared: list[cute.Tensor], slot: Int32, how: cutlass.Constexpr[SelectLaunch]):
+def rank(shared: list[cute.Tensor], slot: Int32, how: cutlass.Constexpr[SelectLaunch]) -> Int32:
     """The number of a row's selected elements that come before the one in a slot."""
     keys, places = shared[0], shared[1]
     found = slot
@@ -385,7 +385,7 @@ def rank(shared: list[cute.Tensor], slot: Int32, how: cutlass.Constexpr[SelectLa
 
 
 @cute.jit
-def clear(dst: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch]):
+def clear(dst: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch]) -> None:
     """Write zeros to this thread's elements of a row of `columns` elements of a compact tensor (rows, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
     zeros = cute.make_rmem_tensor((how.vec,), dst.element_type)
@@ -408,7 +408,7 @@ def write_placed(
     places: list[Int32],
     values: list[device.Vector],
     how: cutlass.Constexpr[SelectLaunch],
-):
+) -> None:
     """Write values (1,) at different places, and zeros elsewhere, to this thread's elements of a row of `columns` elements of a compact
     tensor (rows, columns)."""
     tidx, _, _ = cute.arch.thread_idx()

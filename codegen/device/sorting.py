@@ -35,7 +35,7 @@ def _least(one: Uint64, other: Uint64, flipped: Boolean) -> Boolean:
 
 
 @cute.jit
-def _exchange(held: cute.Tensor, apart: cutlass.Constexpr[int], down: Boolean):
+def _exchange(held: cute.Tensor, apart: cutlass.Constexpr[int], down: Boolean) -> None:
     """Order each two elements of a thread that are so far apart: the smaller one first, or last where `down`."""
     for i in cutlass.range_constexpr(cute.size(held)):
         if cutlass.const_expr(i & apart == 0):
@@ -46,7 +46,7 @@ def _exchange(held: cute.Tensor, apart: cutlass.Constexpr[int], down: Boolean):
 
 
 @cute.jit
-def _within(held: cute.Tensor, down: Boolean):
+def _within(held: cute.Tensor, down: Boolean) -> None:
     """The last steps of a merge: those within threads."""
     steps = cute.size(held).bit_length() - 1
     for step in cutlass.range_constexpr(steps):
@@ -60,7 +60,7 @@ def _from_lane(value: Uint64, apart: Int32) -> Uint64:
 
 
 @cute.jit
-def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Constexpr[SelectLaunch]):
+def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Constexpr[SelectLaunch]) -> None:
     """Merge every two sorted runs of `run` threads' elements, up and down in turn, into runs of twice as many."""
     tidx, _, _ = cute.arch.thread_idx()
     own, each = tidx % how.per_row, cute.size(held)
@@ -86,7 +86,9 @@ def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Cons
 
 
 @cute.jit
-def sort(src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: cute.Tensor):
+def sort(
+    src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: cute.Tensor
+) -> None:
     """Write a row of at most `how.count` elements, of a compact tensor (rows, columns), to the row's shared memory,
     smallest first. The remaining slots have no elements. NaN comes after all numbers, and -0.0 equals 0.0."""
     tidx, _, _ = cute.arch.thread_idx()

@@ -36,7 +36,7 @@ def _number(bits: Int32) -> Float32:
 def _load(
     src: cute.Tensor, row: Int32, columns: Int32, begin: Int32, raw: cute.Tensor, values: cute.Tensor,
     how: cutlass.Constexpr[SelectLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Bring this thread's elements of a piece of a row to registers, as floats; past the row's end these are 0."""
     tidx, _, _ = cute.arch.thread_idx()
     step = how.per_row * how.vec
@@ -50,7 +50,7 @@ def _load(
 
 
 @cute.jit
-def _add(values: cute.Tensor, tried: cute.Tensor, sums: cute.Tensor):
+def _add(values: cute.Tensor, tried: cute.Tensor, sums: cute.Tensor) -> None:
     """Add to each sum the values that reach its number."""
     for i in cutlass.range_constexpr(cute.size(values)):
         for k in cutlass.range_constexpr(TRIED):
@@ -58,7 +58,7 @@ def _add(values: cute.Tensor, tried: cute.Tensor, sums: cute.Tensor):
 
 
 @cute.jit
-def _meet(sums: cute.Tensor, shared: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]):
+def _meet(sums: cute.Tensor, shared: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]) -> None:
     """The sums of all threads of a row; the turns 0, 1, 2, ... use the memory in turn."""
     tidx, _, _ = cute.arch.thread_idx()
     for k in cutlass.range_constexpr(TRIED):
@@ -84,7 +84,7 @@ def nucleus(
     mass: Float32,
     how: cutlass.Constexpr[SelectLaunch],
     shared: cute.Tensor,
-):
+) -> Float32:
     """The number for a row of `columns` elements of a compact tensor (rows, columns), in float32."""
     piece = how.per_row * how.vec * how.vectors
     raw = cute.make_rmem_tensor((how.vec, how.vectors), src.element_type)

@@ -1,8 +1,8 @@
 """Device functions of element-wise kernels of which some arrays have their axes in another order than the others.
 
 Such a kernel has an axis along which those arrays lie, the *turned* axis, besides the innermost one. A thread has a tile: `how.vec`
-rows of `how.vec` elements. It reads and writes an array along whichever of the two axes its elements lie next to each other, in
-whole vectors, and the tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
+rows of `how.vec` elements. It reads and writes each array in whole vectors, along that one of the two axes along which its elements
+are neighbours. The tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
 turned one, so that their vectors fill whole sectors of memory on both sides. No shared memory is needed, and no thread waits.
 
 Where a size is not a multiple of the vector width (`how.ragged`), vectors are read and written at any alignment
@@ -227,6 +227,8 @@ def _stepped(at: Sequence[Int32], axis: int, step: int) -> tuple[Int32, ...]:
 
 
 @cute.jit
-def _store_where(src: cute.Tensor, own: cutlass.Constexpr[tuple], dst: cute.Tensor, where: tuple, there: Boolean):
+def _store_where(
+    src: cute.Tensor, own: cutlass.Constexpr[tuple], dst: cute.Tensor, where: tuple, there: Boolean
+) -> None:
     if there:
         dst[where] = src[own]

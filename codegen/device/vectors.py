@@ -1,7 +1,7 @@
 """Predicated accesses of vectors in global memory, without a branch, so that later instructions can move before them.
 
-A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory;
-an instruction under a predicate does not.
+A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory. An
+instruction under a predicate does not.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def accesses(words: int) -> list[tuple[int, int]]:
 
 
 @cute.jit
-def _load_some(src: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32, dst: cute.Tensor):
+def _load_some(src: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32, dst: cute.Tensor) -> None:
     if valid > 0:
         gX = cute.make_tensor(src.iterator + place, cute.make_layout((cute.size(dst),)))
         device.copy_whole_or_part(gX, dst, Int64(valid))
 
 
 @cute.jit
-def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32):
+def _store_some(src: cute.Tensor, dst: cute.Tensor, place: cutlass.Int64, valid: cutlass.Int32) -> None:
     if valid > 0:
         gX = cute.make_tensor(dst.iterator + place, cute.make_layout((cute.size(src),)))
         device.copy_whole_or_part(src, gX, Int64(valid))

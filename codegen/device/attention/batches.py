@@ -91,7 +91,9 @@ def block(number: Int32, sizes: tuple, batches: tuple, lacking: tuple[bool, ...]
 
 
 @cute.jit
-def store_sum(value: cutlass.Float32, target: cute.Tensor, places: tuple, row: cutlass.Int32, count: cutlass.Int32):
+def store_sum(
+    value: cutlass.Float32, target: cute.Tensor, places: tuple, row: cutlass.Int32, count: cutlass.Int32
+) -> None:
     """Store the sum of four lanes' values to a row."""
     for apart in cutlass.range_constexpr(2):
         value = value + cute.arch.shuffle_sync_bfly(value, 1 << apart)

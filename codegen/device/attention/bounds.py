@@ -32,7 +32,7 @@ def over(src: cute.Tensor, place: Callable[[Int32], Any], positions: Bounds) -> 
 @cute.jit
 def _over(
     src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], first: Int32, last: Int32, low: Any, high: Any
-):
+) -> tuple[Any, Any]:
     lane = cute.arch.lane_idx()
     for start in cutlass.range(first + WARP, last + 1, WARP):
         value = src[place(cutlass.min(start + lane, last))]
@@ -44,7 +44,7 @@ def _over(
 
 
 @cute.jit
-def alone(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], positions: tuple):
+def alone(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], positions: tuple) -> tuple[Any, Any]:
     """The elements of an array at consecutive positions of this lane."""
     first, last = positions
     low = high = src[place(first)]
@@ -55,7 +55,7 @@ def alone(src: cute.Tensor, place: cutlass.Constexpr[Callable[..., Any]], positi
 
 
 @cute.jit
-def listed(words: cute.Tensor, first: Int32, last: Int32, dtype: cutlass.Constexpr[Any]):
+def listed(words: cute.Tensor, first: Int32, last: Int32, dtype: cutlass.Constexpr[Any]) -> tuple[Any, Any]:
     """The elements of some blocks of positions, of which a table (2, blocks) has the bounds."""
     low, high = dtype(words[0, first]), dtype(words[1, first])
     for block in cutlass.range(first + 1, last + 1):
@@ -64,7 +64,7 @@ def listed(words: cute.Tensor, first: Int32, last: Int32, dtype: cutlass.Constex
 
 
 @cute.jit
-def put(words: cute.Tensor, block: Int32, found: tuple, there: cutlass.Boolean):
+def put(words: cute.Tensor, block: Int32, found: tuple, there: cutlass.Boolean) -> None:
     """List the bounds of a block, if it is there."""
     if there & (cute.arch.lane_idx() == 0):
         words[0, block] = Int32(found[0])

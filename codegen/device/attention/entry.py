@@ -47,7 +47,7 @@ def launch(
     bend: cutlass.Constexpr[float] = 0.0,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     """o = weights(q @ k) @ v, for each element of the batch.
 
     q: (L, Q, D), k: (L, S, D), v: (L, S, E), o: (L, Q, E), as `arranged` makes them. q, k and v are of one 16-bit type; with
@@ -94,7 +94,7 @@ def launch_backward(
     turns: cute.Tensor,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     """Compute the gradients of q, k and v from do, that of o, for each element of the batch.
 
     q, do, dq: (L, Q, D or E), k, v, dk, dv: (L, S, D or E), as `arranged` makes them, of one 16-bit type. Axes of the batch that

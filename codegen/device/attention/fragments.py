@@ -67,7 +67,7 @@ def load_rows(
 
 
 @cute.jit
-def _loaded(address: Int64, there: Boolean):
+def _loaded(address: Int64, there: Boolean) -> cute.Tensor:
     """Eight bytes of global memory as two words: zeros unless they are there."""
     words = cute.make_rmem_tensor((2,), Uint32)
     words.fill(0)
@@ -94,7 +94,7 @@ def store_rows(
     shared: Int32,
     panels: cutlass.Constexpr[Panels],
     columns: cutlass.Constexpr[int],
-):
+) -> None:
     """A warp's 16 rows of o, through its own rows of shared memory, which hold q until then."""
     lane = cute.arch.lane_idx()
     rounded = cute.make_rmem_tensor((cute.size(acc),), o.element_type)
@@ -131,7 +131,7 @@ def store_packed(
     there: cutlass.Boolean,
     half: cutlass.Constexpr[int],
     columns: cutlass.Constexpr[int],
-):
+) -> None:
     """A lane's part of a row of o."""
     column = 2 * (cute.arch.lane_idx() % 4)
     for j in cutlass.range_constexpr(-(-columns // 8)):
@@ -151,7 +151,7 @@ def store_part(
     there: cutlass.Boolean,
     half: cutlass.Constexpr[int],
     columns: cutlass.Constexpr[int],
-):
+) -> None:
     """A lane's part of what a block has summed for a row."""
     column = 2 * (cute.arch.lane_idx() % 4)
     if there:

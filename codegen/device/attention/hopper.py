@@ -65,7 +65,7 @@ def _list(
     blocks: cutlass.Int32,  # of rows, or of columns, whichever are more
     tiles: cutlass.Constexpr[Callable[..., Any]],
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     """List the bounds of a mask's arrays. A warp has a block of rows, and one of columns."""
     tensors = tuple(vectors.compacted(t) for t in tensors)
     index, each = Int32(cute.arch.block_idx()[0]), cute.ceil_div(blocks, WARPS)
@@ -94,7 +94,7 @@ def _look(
     group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[bool],
-):  # fmt: skip
+) -> tuple[Uint32, Uint32]:  # fmt: skip
     """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask. `operands` are the tensors
     of `tiles`, and the table of their bounds (`listed`)."""
     count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
@@ -120,7 +120,7 @@ def step(
     walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
     turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False,
-):  # fmt: skip
+) -> tuple[Int32, Uint32, Uint32, Int32]:  # fmt: skip
     """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A
     walk has the number of a group of 32 tiles, the bits of the tiles that are left in it, the bits of those without a mask, and the
     tile. After the last tile, this is negative. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts
@@ -188,7 +188,9 @@ def rings(allocator: SmemAllocator, stages: tuple[int, ...]) -> tuple[Ring, ...]
 
 
 @cute.jit
-def start(found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]]):
+def start(
+    found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]]
+) -> None:
     """Initialise the barriers of rings, each of which takes some arrivals until a stage is full."""
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         with cute.arch.elect_one():
@@ -203,7 +205,7 @@ def start(found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cu
 @cute.jit
 def fill(
     boxes: tuple, ring: tuple, filled: cutlass.Uint32, stages: cutlass.Constexpr[int], size: cutlass.Constexpr[int]
-):
+) -> None:
     """Load boxes, together of so many bytes, into the next stage of a ring as soon as it is free. A box is TMA's copy, its partition,
     and the coordinates of the box."""
     full, empty = ring
@@ -236,7 +238,9 @@ def weighted(dtype: Any, columns: int) -> cute.TiledMma:
 
 
 @cute.jit
-def multiply(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, adds: cutlass.Boolean | bool):
+def multiply(
+    mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, adds: cutlass.Boolean | bool
+) -> None:
     """Start the products of a tile, as a group. They are added to `acc`, or replace it."""
     for block in cutlass.range_constexpr(cute.size(a, mode=[2])):
         atom = cute.make_mma_atom(mma.op)
@@ -259,15 +263,15 @@ def first_element() -> tuple[Int32, Int32]:
 
 
 def factor(columns: int, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:
-    """Registers with two adjacent columns in a word: (2 rows, columns / 8), and the same as WGMMA takes a factor: 16 columns are two
-    groups of 8."""
+    """Registers with two adjacent columns in a word, (2 rows, columns / 8); and the same as WGMMA takes a factor, in which 16
+    columns are two groups of 8."""
     words = cute.make_rmem_tensor((2, columns // 8), Uint32)
     layout = cute.make_layout(((2, 2, 2), 1, columns // 16), stride=((1, 2, 4), 0, 8))
     return words, cute.make_tensor(cute.recast_tensor(words, dtype).iterator, layout)
 
 
 @cute.jit
-def rounded(values: cute.Tensor, words: cute.Tensor, dtype: cutlass.Constexpr[Any]):
+def rounded(values: cute.Tensor, words: cute.Tensor, dtype: cutlass.Constexpr[Any]) -> None:
     """Round accumulators to a factor."""
     for j in cutlass.range_constexpr(cute.size(words, mode=[1])):
         for r in cutlass.range_constexpr(2):
@@ -298,7 +302,7 @@ def columns_of(column: Int32, count: int) -> tuple[Int32, ...]:
 
 @cute.jit
 def store(values: cute.Tensor, target: cute.Tensor, batch: Any, row: cutlass.Int32, column: cutlass.Int32, there: cutlass.Boolean,
-          r: cutlass.Constexpr[int]):  # fmt: skip
+          r: cutlass.Constexpr[int]) -> None:  # fmt: skip
     """Store one of a thread's two rows to (batch, rows, columns)."""
     if there:
         line = target.iterator + cute.crd2idx((batch, row, column), target.layout)

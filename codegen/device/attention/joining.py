@@ -27,7 +27,7 @@ def join(
     lacking: cutlass.Constexpr[tuple[bool, ...]],
     sizes: tuple,
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     """Add up what the blocks of a row have summed, in their order. A warp has a row."""
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()

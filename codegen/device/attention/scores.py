@@ -184,6 +184,6 @@ class Row:
 
 
 @cute.jit
-def _store(src: cute.Tensor, dst: cute.Tensor, place: tuple, there: cutlass.Boolean):
+def _store(src: cute.Tensor, dst: cute.Tensor, place: tuple, there: cutlass.Boolean) -> None:
     if there:
         dst[place] = src[0]

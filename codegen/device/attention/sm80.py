@@ -1,9 +1,9 @@
 """Attention's main loop for every architecture since Ampere: cp.async, ldmatrix, mma.sync.
 
-A block has `tile_m` rows of q, each warp 16 of them; where there are few, they may be of all heads that share k and v. Tiles of k and
-v pass through shared memory; tiles for which the mask holds nowhere are skipped. Blocks may share a row's tiles: each writes what it has
-summed, and another kernel adds that up in a fixed order. A lane holds of a row's scores the columns 8j + 2(lane % 4) + {0, 1}, for its rows lane // 4 + {0, 8}
-of the warp's. The weights stay in registers: as a product leaves them, the next one takes them.
+A block has `tile_m` rows of q, each warp 16 of them; where there are few, they may be of all heads that share k and v. Tiles of k
+and v pass through shared memory; tiles for which the mask holds nowhere are skipped. Blocks may share a row's tiles: each writes
+what it has summed, and another kernel adds that up in a fixed order. A lane holds the scores of two of the warp's rows, lane // 4 +
+{0, 8}, at the columns 8j + 2(lane % 4) + {0, 1}. The weights stay in registers: as a product leaves them, the next one takes them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _kernel(
     batches: tuple,  # sizes of the batch's axes
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which of them a block's rows are of
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()
     index, _, _ = cute.arch.block_idx()
@@ -181,7 +181,7 @@ def _tiles_of(
 @cute.jit
 def _seen(
     count: Int32, block: cutlass.Constexpr[batches_of.Block], tensors: tuple, tiles: cutlass.Constexpr[Callable[..., Any]]
-):  # fmt: skip
+) -> tuple[Int32, Int32]:  # fmt: skip
     """Of so many tiles, the first one for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
     how, lane = block.how, cute.arch.lane_idx()
     first, end = count, Int32(0)
@@ -331,7 +331,7 @@ def _next(
     sizes: tuple,
     tensors: tuple,
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> Int32:
     """The first tile from `tile` on for which the mask holds somewhere; `count` if there is none."""
     if cutlass.const_expr(tiles is not None):
         looking = tile < count
@@ -352,7 +352,7 @@ def _columns(column: Int32, count: int) -> tuple[Int32, ...]:
 def _scores(
     acc: cute.Tensor, halves: tuple, places: tuple, rows: tuple, column: Int32, sizes: tuple, tensors: tuple,
     functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """`_score` of a tile from `column` on: without the mask where it holds in the whole tile."""
     every = column + how.tile_n <= sizes[1]
     if cutlass.const_expr(functions.tiles is not None):

@@ -77,7 +77,7 @@ def _kernel(
     work: tuple,  # tiles of q, and the divisor in `_place`
     functions: cutlass.Constexpr[Functions],
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     types = mmas[0].op.a_dtype, mmas[0].op.a_dtype, mmas[1].op.a_dtype
@@ -109,7 +109,7 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
 def _produce(
     loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
     to_q, to_k, to_v = (
@@ -145,7 +145,7 @@ def _produce(
 def _consume(
     shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block."""
     (q_ring, k_ring, v_ring), tensors, tiles = rings, memory[1], functions.tiles
     signals = cute.arch.lane_idx() == 0
@@ -269,7 +269,7 @@ def _last_values(
 
 
 @cute.jit
-def _shrink(o: cute.Tensor, factors: cute.Tensor):
+def _shrink(o: cute.Tensor, factors: cute.Tensor) -> None:
     """Rescale sums to the last maximum. A branch that skips this where no row of the warp has a new maximum costs a sixth of the
     speed on an H100, since accumulators of products in flight are copied there."""
     for r in cutlass.range_constexpr(2):
@@ -299,7 +299,7 @@ def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callab
 def _weigh(
     s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
     functions: cutlass.Constexpr[Functions],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
     bent = cutlass.const_expr(functions.bend > 0 and functions.row is not None)
@@ -323,7 +323,7 @@ def _weigh(
 def _score_all(
     s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
     functions: cutlass.Constexpr[Functions],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace products with scores; with those of no column past the last one."""
     score, count = functions.score, cute.size(s, mode=[2])
     if plain:
@@ -342,7 +342,7 @@ def _score_all(
 
 
 @cute.jit
-def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]):
+def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]) -> None:
     """Replace a row's scores with exponentials, and update its state."""
     now = _largest(s, r, Float32(state[0][r]))
     by, start = powers(now, base)
@@ -350,7 +350,7 @@ def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base:
 
 
 @cute.jit
-def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32):
+def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32) -> Float32:
     """The largest number of a row, of all lanes that have its columns, or `least`."""
     largest = [least] + [Float32(-math.inf)] * 3
     for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
@@ -366,7 +366,7 @@ def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32):
 def _raise(
     s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, now: cutlass.Float32, powers: tuple,
     exponents: cutlass.Constexpr[Callable[..., Any]],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace a row's numbers with powers of 2, whose `exponents` are relative to the row's maximum, which is `now`."""
     top, total, factor = state
     by, start = powers
@@ -389,7 +389,7 @@ def _raise(
 @cute.jit
 def _is_near(
     s: cute.Tensor, largest: cute.Tensor, state: tuple, plain: cutlass.Boolean, functions: cutlass.Constexpr[Functions]
-):  # fmt: skip
+) -> Boolean:  # fmt: skip
     """Whether in a warp's rows of a tile without a mask the polynomial gives all powers; and each row's largest product."""
     bend, near, low = functions.bend, plain, Boolean(True)
     for r in cutlass.range_constexpr(2):
@@ -410,7 +410,7 @@ def _is_near(
 def _small_exponentials(
     s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, largest: cute.Tensor,
     functions: cutlass.Constexpr[Functions],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace a row's products with exponentials by the polynomial, and update its state."""
     base, bend = functions.base, functions.bend
     now = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
@@ -431,7 +431,7 @@ def _tangent(product: Float32, bend: float) -> Float32:
 @cute.jit
 def _finish(
     o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr[Functions]
-):
+) -> None:
     """Store rows of o, and what else the rows give."""
     target, tensors, _ = memory
     places, row, column = place

@@ -112,7 +112,7 @@ def _loaded(src: cute.Tensor, place: Int64, there: Boolean, how: SumLaunch) -> c
 
 
 @cute.jit
-def _load_if(there: Boolean, src: cute.Tensor, place: Int64, dst: cute.Tensor):
+def _load_if(there: Boolean, src: cute.Tensor, place: Int64, dst: cute.Tensor) -> None:
     if there:
         cute.autovec_copy(cute.make_tensor(src.iterator + place, cute.make_layout((cute.size(dst),))), dst)
 
@@ -129,7 +129,7 @@ def _add(sums: cute.Tensor, rows: Rows, first: Int32, end: Int32, how: SumLaunch
 
 
 @cute.jit
-def add_range(sums: cute.Tensor, rows: cutlass.Constexpr, first: Int32, end: Int32, how: cutlass.Constexpr):
+def add_range(sums: cute.Tensor, rows: cutlass.Constexpr, first: Int32, end: Int32, how: cutlass.Constexpr) -> None:
     for at in cutlass.range(first, end, how.at_once):
         _add(sums, rows, at, end, how)
 
@@ -143,7 +143,7 @@ def add_levels(
     first: Int32,
     end: Int32,
     how: cutlass.Constexpr,
-):
+) -> None:
     """Add the rows of a level from `first` to `end`, those of whole chunks by their sums."""
     rows = levels.rows(level, own, how)
     if cutlass.const_expr(level == how.levels):

@@ -71,7 +71,7 @@ def in_order(mOrder: Any, mKeys: cute.Tensor, mWork: Any, mValues: cute.Tensor, 
 
 
 @cute.jit
-def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: cute.Tensor):
+def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: cute.Tensor) -> None:
     """Count the smaller ones of some vectors of four."""
     for v in cutlass.range(first, end, unroll=4):
         four = cute.make_rmem_tensor((4,), Int32)
@@ -81,7 +81,7 @@ def _smaller(packed: cute.Tensor, own: Int32, first: Int32, end: Int32, found: c
 
 
 @cute.jit
-def _place(tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32):
+def _place(tidx: Int32, rows: cutlass.Constexpr, packed: cute.Tensor, counts: cute.Tensor, row: Int32) -> None:
     """Write a row, if this is the first warp, where all warps have counted that it is."""
     if tidx < WARP and row < rows.rows:
         place = Int32(0)
@@ -97,7 +97,7 @@ def order_kernel(
     mWork: cute.Tensor,
     mValues: cute.Tensor,
     mY: cute.Tensor,
-):
+) -> None:
     """Each lane has a row, and each warp counts those before it among a part of the rows."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
@@ -117,7 +117,7 @@ def order_kernel(
 
 
 @cute.jit
-def _find_start(key: Int32, keys: cute.Tensor, starts: cute.Tensor):
+def _find_start(key: Int32, keys: cute.Tensor, starts: cute.Tensor) -> None:
     """The number of smaller keys, bit by bit."""
     if key < cute.size(starts):
         count, found = Int32(cute.size(keys)), Int32(0)
@@ -137,7 +137,7 @@ def starts_kernel(
     mValues: cute.Tensor,
     mY: cute.Tensor,
     how: cutlass.Constexpr[SumLaunch],
-):
+) -> None:
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
@@ -151,7 +151,7 @@ def _sum_of_chunk(
     levels: cutlass.Constexpr,
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr,
-):
+) -> None:
     """Sum a chunk of a level; zeros if its rows have several keys."""
     chunk = own.first
     if chunk < own.rows:
@@ -171,7 +171,7 @@ def chunks_kernel(
     mParts: cute.Tensor,  # (outer, chunks of all levels, C)
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr[SumLaunch],
-):
+) -> None:
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
     levels = Levels(mValues, rows.numbers, mParts, rows.rows)
     own = vectors_of(mParts, levels.chunks(level, how), 1, how)
@@ -181,7 +181,7 @@ def chunks_kernel(
 @cute.jit
 def _zeros(
     own: cutlass.Constexpr, step: cutlass.Constexpr[int], starts: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr
-):
+) -> None:
     """Write zeros where a key has no rows."""
     row = own.row(step)
     if row < own.rows:
@@ -197,7 +197,7 @@ def _sum_of_key(
     mY: cute.Tensor,
     levels: cutlass.Constexpr,
     how: cutlass.Constexpr,
-):
+) -> None:
     if row < own.rows:
         first, end = starts[row], starts[row + 1]
         if first < end:
@@ -215,7 +215,7 @@ def keys_kernel(
     mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor | None,  # (outer, chunks of all levels, C)
     how: cutlass.Constexpr[SumLaunch],
-):
+) -> None:
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
     levels, starts = Levels(mValues, rows.numbers, mParts, rows.rows), rows.starts
     own = vectors_of(mY, rows.keys, how.steps, how)
@@ -235,7 +235,7 @@ def sum_by_index_launch(
     mWork: cute.Tensor,
     mParts: cute.Tensor | None = None,  # where there are levels
     how: cutlass.Constexpr[SumLaunch] = XLA_SORTED,
-):
+) -> None:
     """Sum the values by their keys, chunks first."""
     block = {"block": (how.threads, 1, 1), "stream": stream}
     rows = in_order(mOrder, mKeys, mWork, mValues, mY).rows

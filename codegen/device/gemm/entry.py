@@ -39,7 +39,7 @@ def launch(
     scales: tuple[cute.Tensor, ...] = (),
     loading: cutlass.Constexpr[Loading | None] = None,
     segments: cutlass.Constexpr[Segments | None] = None,
-):
+) -> None:
     """acc = a @ b, and the epilogue over its tiles.
 
     mA: (M, K), with `batched` (L, M, K). mBs: (K, N), or (N, K) where `b_is_nk`, with `batched` a leading L: one of them, or

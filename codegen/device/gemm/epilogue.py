@@ -38,7 +38,7 @@ def finish(
     form: cutlass.Constexpr[Form],
     operands: tuple | None = None,
     first: tuple | None = None,
-):
+) -> None:
     """Run an epilogue on a warp's part of a tile; all its lanes take part. If `staged`, `begin` must be called before.
 
     acc: (2, 2, J, I) registers, float32 or int32: in the i-th slab a lane holds columns 8j + 2*(lane%4) + {0, 1} of rows
@@ -82,7 +82,7 @@ def finish(
 def _in_loops(
     acc: cute.Tensor, shared: cutlass.Int32, walk: cutlass.Constexpr[Pieces], tensors: tuple, rRows: list, rColumns: list,
     rSegments: list, form: cutlass.Constexpr[Form], operands: tuple | None, first: tuple | None,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The epilogue of each piece in a loop over its vectors, so that its code is executed more often than it is fetched. Each vector
     and its prefetched operands in shared memory are loaded to registers while the previous vector is computed."""
     order, lane = walk.order, cute.arch.lane_idx()
@@ -150,8 +150,8 @@ def _places(lane: Int32, before: tuple[Int32, Int32] | None, walk: Pieces, form:
 
 
 def _following(first: tuple[Int32, ...], i: int, step: Int32 | int, walk: Pieces, form: Form) -> tuple[Int32, ...]:
-    """The spot of the vector after the one of this step of the i-th piece: in the same piece or, past its end, the first of the next
-    one. After the last piece it is not used."""
+    """The spot of the vector after the one of this step of the i-th piece. Past the piece's end, it is the first of the next piece.
+    After the last piece it is not used."""
     after = _spot(min(i + 1, len(walk.order) - 1), 0, walk, form)
     if isinstance(step, int):
         return _moved(first, _spot(i, step + 1, walk, form) if step + 1 < walk.steps else after)
@@ -192,7 +192,7 @@ def _unrolled(
     rColumns: list,
     rSegments: list,
     form: cutlass.Constexpr[Form],
-):
+) -> None:
     """The epilogue of each piece, vector by vector, unrolled; its operands are prefetched into registers some pieces before."""
     order, lane = walk.order, cute.arch.lane_idx()
     read: list[Any] = [None]  # the operands of the next pieces
@@ -296,7 +296,7 @@ def begin(
     extents: tuple[cutlass.Int32, cutlass.Int32],
     form: cutlass.Constexpr[Form],
     operands: tuple,
-):
+) -> None:
     """Before the products of a tile, where `form.staged`: start the copies of its first pieces' operands. `finish` must follow,
     with the same arguments. operands: a warp's `staged` bytes of shared memory for each of `ahead` pieces, aligned to
     `staging.ALIGNED`, and two barriers for each, of one arrival; the number of tiles that it began before; the index of

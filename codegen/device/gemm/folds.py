@@ -23,8 +23,8 @@ HIGH = 8  # rows from one of a lane's two rows in a slab to the other
 def fold(
     found: tuple, column: Int32, limit: Int32, at: int, turn: int, rRows: list, rColumns: list, form: Form
 ) -> None:
-    """Reduce the epilogue's results for one vector, which begins at a `column` of a row of `limit` columns (0 where the row does
-    not exist), into the statistics of its row and its columns."""
+    """Reduce the epilogue's results for one vector into the statistics of its row and its columns. The vector begins at a `column`
+    of a row of `limit` columns, 0 where the row does not exist."""
     inside = reduce.inside(column, limit, form.vec, form.ragged, False)
     ops = form.row_ops + form.column_ops
     assert len(found) == len(ops), f"an epilogue returned {len(found)} vectors to be folded by {ops}"
@@ -66,7 +66,7 @@ def store_rows(
     piece: cutlass.Int32,
     row_parts: tuple,
     form: cutlass.Constexpr[Form],
-):
+) -> None:
     """Reduce the rows' statistics over the lanes that share a row, and store them."""
     count = cute.size(rRows[0])
     for at in cutlass.range_constexpr(count):
@@ -89,7 +89,7 @@ def store_columns(
     piece: cutlass.Int32,
     column_parts: tuple,
     form: cutlass.Constexpr[Form],
-):
+) -> None:
     """Reduce the columns' statistics over a warp's rows, then, in shared memory, over its peers', and store them."""
     words = [cute.recast_ptr(stage.iterator, dtype=p.element_type) for p in column_parts]
     vec, turns, per_row, column = form.vec, cute.size(rColumns[0], mode=[1]), walk.per_row, walk.column
@@ -127,7 +127,7 @@ def _over_rows(value: Numeric, op: str, per_row: int) -> Numeric:
     return total[0]
 
 
-def _over_peers(first, op: str, dtype: type[Numeric], form: Form) -> Numeric:
+def _over_peers(first: cute.Pointer, op: str, dtype: type[Numeric], form: Form) -> Numeric:
     """The reduction over the warps that share a column, in their order."""
     total = cute.full((1,), reduce.identity(op, dtype), dtype)
     for p in range(form.warps):
@@ -184,7 +184,7 @@ def _accumulators(acc: cute.Tensor, half: int, slab: int, first: int, form: Form
     return found
 
 
-def _over_vector(value, op: str) -> cute.TensorSSA:
+def _over_vector(value: cute.TensorSSA, op: str) -> cute.TensorSSA:
     running = cute.make_rmem_tensor((cute.size(value.shape),), Float32)
     running.store(value.to(Float32))
     return reduce.over_vector(running, op)

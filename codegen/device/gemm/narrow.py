@@ -163,7 +163,7 @@ def scales_of(tensors: tuple[cute.Tensor, ...], columns: int, tile_k: int, threa
 
 
 @cute.jit
-def _copy(target: cutlass.Int32, source: cutlass.Int64, size: cutlass.Int32, there: cutlass.Boolean):
+def _copy(target: cutlass.Int32, source: cutlass.Int64, size: cutlass.Int32, there: cutlass.Boolean) -> None:
     if there:
         tensorcore.copy_async(target, source, 4, size)
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Uint32
+from cutlass import Int32, Numeric, Uint32
 
 from codegen.device import vectors
 from codegen.device.gemm import staging, tensorcore
@@ -182,8 +182,8 @@ def own_column(column: Int32, firsts: tuple, which: int) -> tuple[Int32, cutlass
 
 @dataclass(frozen=True)
 class Pieces:
-    """The order in which a lane handles its warp's accumulators: piece by piece, each `rows` rows of a slab and `width` columns,
-    and in each piece vector by vector. All pieces of the same columns are consecutive."""
+    """The order in which a lane handles its warp's accumulators: piece by piece, and in each piece vector by vector. A piece is
+    `rows` rows of a slab and `width` columns. All pieces of the same columns are consecutive."""
 
     row: Int32  # of the output, where the warp's accumulators begin, as `column` and `batch`
     column: Int32
@@ -311,7 +311,7 @@ def read_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
     return lane // walk.per_row * 16 + column // 8 * (form.halves * walk.block) + column % 8 * 2
 
 
-def read(memory: Int32, walk: Pieces, dtype, form: Form) -> tuple[cute.Tensor, ...]:
+def read(memory: Int32, walk: Pieces, dtype: type[Numeric], form: Form) -> tuple[cute.Tensor, ...]:
     """Read a lane's vector of each accumulator, from the address `memory` on: (vec,) registers."""
     count = walk.vec * (2 if form.paired == "interleaved" else 1)  # accumulators side by side
     found: list[list[list[Uint32]]] = [[[], []] for _ in range(form.halves)]  # of even columns, of odd ones

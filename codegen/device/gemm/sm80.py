@@ -93,7 +93,7 @@ def _kernel(
     tiles: cutlass.Constexpr[AmpereTiles],
     forms: cutlass.Constexpr[tuple],
     how: cutlass.Constexpr[Loading],
-):
+) -> None:
     mBs, form = every[0], forms[0]
     parts, tile_n = len(mBs), tiles.tile_n // len(mBs)  # columns of each b
     warp_rows, warp_columns = tiles.tile_m // tiles.warps_m, tile_n // tiles.warps_n
@@ -149,7 +149,7 @@ def _kernel(
 def _products(
     acc: cute.Tensor, shared: Int32, operands: Operands, scaling: tuple, own: tuple, K: Int32,
     fours: cutlass.Constexpr[bool], tiles: cutlass.Constexpr[AmpereTiles],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The main loop: add all products of a tile to a warp's accumulators (4, I, J). Nothing is in flight afterwards.
 
     scaling: the scales in a stage, their tensors, the tile's first column, and whether there is anything to load.
@@ -344,7 +344,7 @@ def _load_stage(turn: Int32, stage: Int32, operands: Operands, tidx: Int32) -> N
 @cute.jit
 def _load(
     source: tuple, turn: cutlass.Int32, target: cutlass.Int32, tidx: cutlass.Int32, chunks: cutlass.Constexpr[Chunks]
-):
+) -> None:
     """Copy a thread's chunks of the tile of this turn; zeros outside the operand."""
     first, end, stride, row, column, rows, columns = source
     down, right = chunks.along_k
@@ -372,7 +372,7 @@ def _load(
 
 
 @cute.jit
-def _around(there: cutlass.Boolean, place: cutlass.Int64, end: cutlass.Int64):
+def _around(there: cutlass.Boolean, place: cutlass.Int64, end: cutlass.Int64) -> cute.Tensor:
     """The two aligned vectors that contain a chunk, (8,) words; zeros where it does not exist, or where they cross the operand's
     end. They may begin before the operand: arrays begin at multiples of 16 bytes."""
     words = cute.make_rmem_tensor((8,), Uint32)
@@ -394,7 +394,7 @@ def _found(
     end: cutlass.Int64,
     left: cutlass.Int32,
     size: cutlass.Constexpr[int],
-):
+) -> cute.Tensor:
     """The elements of a chunk, as unsigned integers of their size. They are shifted out of the vectors that contain them. Near the
     end of a row or of the operand they are loaded one by one."""
     dtype, vec = Uint16 if size == 2 else Uint8, 16 // size

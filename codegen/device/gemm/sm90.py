@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -118,9 +119,10 @@ def _fetched(
 
 @cute.jit
 def _launch(
-    stream, load_a, tA, load_bs, tBs, memories, fetchers, clusters, extents, tiled_mma, a_layout, b_layout,
-    tiles: cutlass.Constexpr, forms: cutlass.Constexpr,
-):  # fmt: skip
+    stream: Any, load_a: cute.CopyAtom, tA: cute.Tensor, load_bs: tuple, tBs: tuple, memories: tuple, fetchers: tuple,
+    clusters: tuple, extents: tuple, tiled_mma: cute.TiledMma, a_layout: Any, b_layout: Any, tiles: cutlass.Constexpr[Tiles],
+    forms: cutlass.Constexpr,
+) -> None:  # fmt: skip
     """Launch the kernel, unless there is nothing to do."""
     high, wide, batches, firsts = clusters
     count = high * wide * batches
@@ -153,7 +155,7 @@ def _kernel(
     b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
     tiles: cutlass.Constexpr,
     forms: cutlass.Constexpr,
-):
+) -> None:
     form = forms[0]  # the shared memory of all is the same
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
@@ -229,7 +231,7 @@ def _produce(
     rank: cutlass.Int32,
     k_tiles: cutlass.Int32,
     tiles: cutlass.Constexpr,
-):
+) -> None:
     """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     cpasync.prefetch_descriptor(load_a)
     stages, part_n, firsts = tiles.stages, tiles.tile_n // len(tBs[0]), clusters[4]
@@ -300,7 +302,7 @@ def _multiply(
     tCrB: cute.Tensor,
     at: cutlass.Int32,
     adds: cutlass.Boolean | bool,
-):
+) -> None:
     """Start the products of the stage at a place. They are added to `acc`, or replace it."""
     warpgroup.fence()
     for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
@@ -320,7 +322,7 @@ def _products(
     consumer: cutlass.Int32,
     tiles: cutlass.Constexpr,
     anew: cutlass.Constexpr[bool],
-):
+) -> None:
     """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the warpgroup waits
     for the next one, issues it, and releases the previous one.
 
@@ -357,7 +359,7 @@ def _tile_products(
     consumer: cutlass.Int32,
     tiles: cutlass.Constexpr,
     rolled: cutlass.Constexpr[bool],
-):
+) -> None:
     """`_products`, also where K is 0. Before a `rolled` epilogue the accumulators' registers are free."""
     if cutlass.const_expr(not rolled):
         _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
@@ -388,7 +390,7 @@ def _own_operands(operands: tuple, warp: Int32, form: Form) -> tuple:
 
 
 @cute.jit
-def _begin(consumer: Int32, k_tiles: Int32, tiles: cutlass.Constexpr[Tiles]):
+def _begin(consumer: Int32, k_tiles: Int32, tiles: cutlass.Constexpr[Tiles]) -> tuple[Int32, Int32, Uint32]:
     """The first cluster of a consumer's tiles, the number of clusters to the next, and the stages so far, by both consumers."""
     step = cute.arch.grid_dim()[0] // tiles.cluster
     index = cute.arch.block_idx()[0] // tiles.cluster
@@ -419,7 +421,7 @@ def _share(
 def _finish(
     acc: cute.Tensor, way: tuple, extents: tuple, memories: tuple, tiles: cutlass.Constexpr, forms: cutlass.Constexpr,
     sent: tuple | None, first: tuple | None,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Run the epilogue of the product that has a tile.
 
     way: shared memory, this warp, its number among those of its tile, the block's rank; the tile's row, column and batch.
@@ -450,7 +452,7 @@ def _consume(
     tiled_mma: cute.TiledMma,
     tiles: cutlass.Constexpr,
     forms: cutlass.Constexpr,
-):
+) -> None:
     """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs its product's epilogue on it."""
     (sA, sB, stage), (clusters, rank, k_tiles, (M, columns, _)) = shared, work
     N, form, memory, firsts = columns[0], forms[0], memories[0], clusters[4]  # of the first product

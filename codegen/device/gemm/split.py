@@ -27,7 +27,7 @@ def add_up(
     thread: cutlass.Int32,
     threads: cutlass.Constexpr[int],
     barrier: cutlass.Int32,
-):
+) -> None:
     """Sum the accumulators of a cluster's blocks. All threads that have some take part; they must wait for the cluster
     (`cluster_wait`) before they exit, as others may be reading.
 
@@ -90,7 +90,7 @@ def add_up_groups(
     group: cutlass.Int32,
     thread: cutlass.Int32,
     tiles: cutlass.Constexpr[AmpereTiles],
-):
+) -> None:
     """Add the accumulators of the other groups of a block to those of the first one. All threads of the block take part.
 
     words: shared memory for the accumulators of all groups but one, which nothing else uses; `thread` is one of its group.

@@ -118,13 +118,15 @@ def _copy_one(
     dst: cute.Tensor,
     i: cutlass.Constexpr[int],
     there: cutlass.Boolean,
-):
+) -> None:
     """Copy an element, if there is one: only then is its place read, which may be that of an array of indices."""
     if there:
         dst[i] = src[place(column)]
 
 
 @cute.jit
-def _store_one(src: cute.Tensor, i: cutlass.Constexpr[int], dst: cute.Tensor, place: tuple, there: cutlass.Boolean):
+def _store_one(
+    src: cute.Tensor, i: cutlass.Constexpr[int], dst: cute.Tensor, place: tuple, there: cutlass.Boolean
+) -> None:
     if there:
         dst[place] = src[i]

@@ -155,7 +155,7 @@ def tanh_term(x: Vector, approx: bool) -> Vector:
 
 
 @cute.jit
-def _store_tanh(found: cute.Tensor, x: cute.TensorSSA, near: cutlass.Boolean):
+def _store_tanh(found: cute.Tensor, x: cute.TensorSSA, near: cutlass.Boolean) -> None:
     if near:
         found.store(x * polynomial(x * x, _TANH_NEAR))
     else:

@@ -6,6 +6,8 @@ shifts by a negative amount or by a type's width or more.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass._mlir.dialects import arith, math
@@ -93,7 +95,7 @@ def popcount(x: Vector) -> Vector:
     return _vector(math.ctpop(x.ir_value()), x)
 
 
-def _vector(made, like: Vector) -> Vector:
+def _vector(made: Any, like: Vector) -> Vector:
     return cute.TensorSSA(made, like.shape, like.dtype)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Uint32
+from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 
 from codegen.device import access, reduce, vectors
 from codegen.device.functions import Vector, unseen, vector
@@ -144,7 +144,14 @@ def store_parts(
 
 
 @cute.jit
-def _store_part(value, whole, part, v: cutlass.Constexpr[int], length, how: cutlass.Constexpr[MiddleLaunch]):
+def _store_part(
+    value: Numeric,
+    whole: cute.Tensor,
+    part: cutlass.Int32,
+    v: cutlass.Constexpr[int],
+    length: cutlass.Int32,
+    how: cutlass.Constexpr[MiddleLaunch],
+) -> None:
     tidx, _, _ = cute.arch.thread_idx()
     element = tidx // how.lanes + v * how.per_row
     if (tidx % how.lanes == 0) & (element < length):
@@ -181,7 +188,7 @@ def arrive(how: MiddleLaunch) -> None:
 
 
 @cute.jit
-def _fetch(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor):
+def _fetch(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> None:
     count = cute.size(dst)
     bits = count * src.element_type.width
     if cutlass.const_expr(bits not in (32, 64, 128)):
@@ -196,14 +203,14 @@ def _fetch(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor):
 
 
 @cute.jit
-def _take(src: cute.Tensor, there: Boolean, dst: cute.Tensor):
+def _take(src: cute.Tensor, there: Boolean, dst: cute.Tensor) -> None:
     dst.fill(0)
     if there:
         cute.autovec_copy(src, dst)
 
 
 @cute.jit
-def _load_narrow(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor):
+def _load_narrow(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> None:
     dst.fill(0)
     if there:
         for i in cutlass.range_constexpr(cute.size(dst)):
@@ -211,7 +218,7 @@ def _load_narrow(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tenso
 
 
 @cute.jit
-def _store(held: cute.Tensor, dst: cute.Tensor, place: Int64, there: Boolean):
+def _store(held: cute.Tensor, dst: cute.Tensor, place: Int64, there: Boolean) -> None:
     if there:
         count = cute.size(held)
         whole = cute.make_tensor(dst.iterator + cute.assume(place, divby=count), cute.make_layout((count,)))

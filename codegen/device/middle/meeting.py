@@ -60,7 +60,7 @@ def over_lanes(value: Vector, op: str, nearest: int, count: int) -> Vector:
 
 
 @cute.jit
-def _put(value: Vector, buffer: cute.Tensor, how: cutlass.Constexpr[MiddleLaunch]):
+def _put(value: Vector, buffer: cute.Tensor, how: cutlass.Constexpr[MiddleLaunch]) -> None:
     """A partial result, to shared memory: of the first of a warp's lanes that share rows."""
     tidx, _, _ = cute.arch.thread_idx()
     part, lane = tidx // max(how.lanes, WARP), tidx % how.lanes
@@ -77,7 +77,7 @@ def _place(buffer: cute.Tensor, part: Int32 | int, lane: Int32, how: MiddleLaunc
 
 
 @cute.jit
-def _join(op: cutlass.Constexpr[str], buffer: cute.Tensor, how: cutlass.Constexpr[MiddleLaunch]):
+def _join(op: cutlass.Constexpr[str], buffer: cute.Tensor, how: cutlass.Constexpr[MiddleLaunch]) -> None:
     """The parts of each row are reduced by one thread, which replaces the first part by the result."""
     tidx, _, _ = cute.arch.thread_idx()
     for i in cutlass.range_constexpr(-(-how.rows_a_block // how.threads)):

@@ -114,7 +114,7 @@ def _kernel(
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
     functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
@@ -151,7 +151,7 @@ def _kernel(
 def _add(
     sums: cute.Tensor, ring: tuple, room: tuple, operands: tuple, at: tuple, sizes: tuple, batches: tuple,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A warp that adds dq: every `ADDERS`th tile, each in its turn."""
     tile, own, adder = at
     wide, size = how.tile_m, how.tile_m * how.d
@@ -200,7 +200,7 @@ def _consume(
     shared: tuple, sums: cute.Tensor, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, at: tuple, sizes: tuple,
     batches: tuple, consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
     how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A consumer warpgroup."""
     tiles, (k, ds), wide = shared[:6], shared[6:], how.tile_m
     own = keys.Consumer.of(tiles, mmas[:3], consumer, len(memory[0][2]), how)
@@ -258,8 +258,8 @@ def _spread(ds: cute.Tensor, row: Int32, lane: Int32, wide: int) -> None:
 def _hand_over(
     dq: cute.Tensor, target: Int32, consumer: Int32, ring: tuple, used: Uint32, how: AttentionLaunch
 ) -> None:  # fmt: skip
-    """Store a thread's accumulators for the adders, once a place is free: four of 8 columns are neighbours, those of all threads of a
-    warpgroup follow each other. Columns that both consumers have, the first one stores."""
+    """Store a thread's accumulators for the adders, once a place is free. The four of 8 columns are neighbours, and those of a
+    warpgroup's threads follow each other. Columns that both consumers have, the first one stores."""
     places, twice = _waiting(how), 0 if how.tile_m == HELD else 2 * _columns(how) - how.d
     stage, phase = place_in_ring(used - places, ADDERS)  # of the tile that was there; a wait for none returns at once
     cute.arch.mbarrier_wait(ring[0] + stage, phase)
@@ -273,7 +273,7 @@ def _hand_over(
 
 
 @cute.jit
-def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean | bool):
+def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean | bool) -> None:
     if there:
         tensorcore.store_words(place, [words[i % 2, i // 2] for i in range(4)])
 
@@ -282,7 +282,7 @@ def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean
 def _round(
     words: cute.Tensor, sums: cute.Tensor, target: cute.Tensor, batches: tuple, tiles: cutlass.Int32,
     how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Round the sums of a tile of dq; those to which no block has added are zeros."""
     number, thread = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
     places, tile = batches_of.places_of(number // tiles, batches), number % tiles

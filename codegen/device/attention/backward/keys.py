@@ -67,7 +67,7 @@ def produce_tile(
     loads: tuple, to: tuple, shared: tuple, rings: tuple, memory: tuple, at: tuple, sizes: tuple, batches: tuple,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, back: cutlass.Constexpr[bool],
     how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> Uint32:  # fmt: skip
     """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch,
     and how many tiles of k and how many of q this block has loaded before. Gives the number of tiles of q after it."""
     size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how))
@@ -201,7 +201,7 @@ def release(rings: tuple, stage: Int32) -> None:
 def _slopes(
     s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
     memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
     if plain:
         for j in cutlass.range_constexpr(how.tile_m // 8):

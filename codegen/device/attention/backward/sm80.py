@@ -146,7 +146,7 @@ def _kernel(
     tensors: tuple,
     batches: tuple,  # sizes of the batch's axes
     loop: cutlass.Constexpr[Loop],
-):
+) -> None:
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
@@ -200,7 +200,7 @@ def _kernel(
 def _slopes(
     s: cute.Tensor, dp: cute.Tensor, into: tuple, places: tuple, rows: tuple, row: Int32, begin: Int32, sizes: tuple, statistics: tuple,
     tensors: tuple, loop: cutlass.Constexpr[Loop],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """`_slope` of a tile that begins at `begin`: without the mask where it holds in the whole tile."""
     keys, functions, wide = loop.keys, loop.functions, loop.how.tile_n
     every = begin + wide <= sizes[0 if keys else 1]
@@ -294,7 +294,7 @@ def _pairs(
     batches: tuple,  # sizes of the batch's axes
     tiles: tuple,  # along Q and S
     loop: cutlass.Constexpr[Loop],
-):
+) -> None:
     """A block has a tile of the target, and walks over the elements of the batch that share it."""
     tensors = tuple(vectors.compacted(t) for t in tensors)
     tidx, _, _ = cute.arch.thread_idx()
@@ -362,7 +362,7 @@ def _add_terms(
 @cute.jit
 def _store_pair(
     value: cutlass.Float32, target: cute.Tensor, places: tuple, row: cutlass.Int32, column: cutlass.Int32, sizes: tuple
-):
+) -> None:
     if (row < sizes[0]) & (column < sizes[1]):
         target[places, row, column] = value.to(target.element_type)
 
@@ -384,7 +384,7 @@ def _next(
     tensors: tuple,
     keys: cutlass.Constexpr[bool],
     wide: cutlass.Constexpr[int],
-):
+) -> Int32:
     """The first passing tile from `tile` on for which the mask holds somewhere; `count` if there is none."""
     if cutlass.const_expr(tiles is not None):
         looking = tile < count

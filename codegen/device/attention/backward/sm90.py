@@ -91,7 +91,7 @@ def _keys(
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
     functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
@@ -114,7 +114,7 @@ def _keys(
 def _produce_keys(
     loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
     to = keys.partitions(loads, shared[:4], how.tile_m, how)
     filled, turn = Uint32(0), Int32(0)
@@ -133,7 +133,7 @@ def _consume_keys(
     shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
     consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
     how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A consumer warpgroup: 64 rows of dk and dv of each tile of this block."""
     own = keys.Consumer.of(shared, mmas, consumer, len(memory[0][2]), how)
     signals = cute.arch.lane_idx() == 0
@@ -177,7 +177,7 @@ def _queries(
     work: tuple,  # tiles of q, and the divisor in `_place`
     functions: cutlass.Constexpr,  # slope, tiles
     how: cutlass.Constexpr[AttentionLaunch],
-):
+) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
     memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
@@ -205,7 +205,7 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
 def _produce_queries(
     loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """The producer warp: loads the tiles of this block."""
     to, (held_ring, k_ring, v_ring) = keys.partitions(loads, shared, how.tile_n, how), rings
     size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in keys.boxes_of(how.tile_n, how))
@@ -231,7 +231,7 @@ def _produce_queries(
 def _consume_queries(
     shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     consumer: cutlass.Int32, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-):  # fmt: skip
+) -> None:  # fmt: skip
     """A consumer warpgroup: 64 rows of dq of each tile of this block."""
     (sQ, sDo, sK, sV, tK, _), (held_ring, k_ring, v_ring), dtype = shared, rings, shared[0].element_type
     first, of_q = mmas
@@ -290,7 +290,7 @@ def _consume_queries(
 def _slope_queries(
     s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple,
     memory: tuple, functions: cutlass.Constexpr,
-):  # fmt: skip
+) -> None:  # fmt: skip
     """Replace the weights' gradients with those of the products."""
     if plain:
         for r in cutlass.range_constexpr(2):

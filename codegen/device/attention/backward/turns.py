@@ -34,7 +34,7 @@ def number(places: tuple, tile: Int32, batches: tuple, tiles: Int32) -> Int32:
 
 
 @cute.jit
-def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer):
+def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer) -> Int32:
     """The number of this block among those that have started, of so many tiles of q. All threads take part."""
     if cute.arch.thread_idx()[0] == 0:
         held = cute.make_tensor(shared, cute.make_layout((1,)))
@@ -47,7 +47,7 @@ def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer):
 def before(
     tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None],
-):  # fmt: skip
+) -> Int32:  # fmt: skip
     """The word of a turn before a tile of k, for rows of q from the first to the last. It is one more than the last tile of k
     before this one whose mask holds somewhere in these rows, or 0. A warp looks at 32 tiles at once."""
     found = tile
@@ -66,7 +66,7 @@ def before(
 
 
 @cute.jit
-def wait(word: cute.Pointer, value: cutlass.Int32):
+def wait(word: cute.Pointer, value: cutlass.Int32) -> None:
     """Wait until a turn has a value."""
     seen = cute.arch.load(word.llvm_ptr, Int32, sem="acquire", scope="gpu")
     while seen != value:
@@ -76,7 +76,7 @@ def wait(word: cute.Pointer, value: cutlass.Int32):
 
 
 @cute.jit
-def send(target: cutlass.Int64, source: cutlass.Int32, size: cutlass.Constexpr[int], adds: cutlass.Boolean):
+def send(target: cutlass.Int64, source: cutlass.Int32, size: cutlass.Constexpr[int], adds: cutlass.Boolean) -> None:
     """Start to add a tile of so many bytes in shared memory to sums, or to store it there, as a group. One thread does so."""
     operands = [target.ir_value(), source.ir_value()]
     name, how = "async.bulk.global.shared::cta.bulk_group", f"[$0], [$1], {size};"
@@ -88,14 +88,14 @@ def send(target: cutlass.Int64, source: cutlass.Int32, size: cutlass.Constexpr[i
 
 
 @cute.jit
-def end(word: cute.Pointer, value: cutlass.Int32):
+def end(word: cute.Pointer, value: cutlass.Int32) -> None:
     """Set a turn, once this thread's tiles have been added, and so are visible to it."""
     cute.arch.cp_async_bulk_wait_group(0)
     cute.arch.store(word.llvm_ptr, value, sem="release", scope="gpu")
 
 
 @cute.kernel
-def begin(words: cute.Tensor):
+def begin(words: cute.Tensor) -> None:
     """Clear the turns."""
     at = Int32(cute.arch.block_idx()[0]) * cute.arch.block_dim()[0] + cute.arch.thread_idx()[0]
     if at < words.shape[0]:

@@ -150,8 +150,9 @@ def _of_some(
 
 
 def _planned(how: Backward) -> tuple[Op, Backward]:
-    """The op of a backward, without outputs that equal another output or a cotangent, such as the gradients of a sum's terms: those
-    are in `how.same`, and in `how.passed` if they are added by index. Raises `SpecError` or `UserError` if no kernel can compute it."""
+    """The op of a backward. It lacks outputs that equal another output or a cotangent, such as the gradients of a sum's terms.
+    These are in `how.same`, and in `how.passed` if they are added by index. Raises `SpecError` or `UserError` if no kernel can
+    compute it."""
     spec = how.spec
 
     def key(array: Array, values: Iterable[Leaf | int]) -> tuple[Any, ...]:

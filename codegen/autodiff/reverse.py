@@ -209,9 +209,9 @@ class Reverse(Adjoints):
     def outputs(
         self, found: Mapping[tuple[str, int | None], Node]
     ) -> tuple[list[tuple[str, Array, Taken | None]], list[Statement]]:
-        """The outputs of the backward, and the statements that assign them: one for the gradient of each input and parameter, unless
-        that is zero, and one for each `take` from an input. Each output has the name of the input or parameter. Computed indices are
-        assigned to further outputs, `places`."""
+        """The outputs of the backward, and the statements that assign them. There is one for the gradient of each input and
+        parameter, unless that is zero, and one for each `take` from an input. Each output has the name of the input or parameter.
+        Computed indices are assigned to further outputs, `places`."""
         outputs: list[tuple[str, Array, Taken | None]] = []
         assigned = []
         params = [Array(p.name, self.spec.compute, ()) for p in self.spec.params if (p.name, None) in found]
@@ -402,8 +402,8 @@ class Reverse(Adjoints):
 
     def coarse(self, name: str, value: Node, assigned: list[Statement], fewer: bool) -> bool:
         """Whether an output is stored in too few bits to replace its value. This holds for statistics and float8 outputs that are
-        narrower than the compute type. It holds for other outputs unless they make the arrays that are read `fewer`, or are
-        only used as factors: a product has the relative error of its factor, but an exponential multiplies the error."""
+        narrower than the compute type. It holds for other outputs unless they make the arrays that are read `fewer`, or are only
+        used as factors. A product has the relative error of its factor, but an exponential multiplies the error."""
         array = self.spec.array(name)
         size = min(DTYPES[dtype].size for dtype in self.spec.dtypes(array))
         if (size >= 4 and self.spec.doubles <= {array.dtype}) or self.exact(name, value):

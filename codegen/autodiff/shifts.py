@@ -1,4 +1,4 @@
-"""Values on which a chain's results do not depend although it uses them: the largest score of a row, which is
+"""Values on which a chain's results do not depend although it uses them. An example is the largest score of a row, which is
 subtracted from all scores so that no exponential overflows. They need no derivative."""
 
 from __future__ import annotations

@@ -441,9 +441,9 @@ class AttentionBackward(AttentionPlan):
         return self.jointly(found) or found
 
     def jointly(self, how: AttentionLaunch) -> AttentionLaunch | None:
-        """The launch of one kernel of all gradients: of q's gradient, each of its two consumers has 64 rows, or some of the columns if a
-        tile has no more rows. Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they do not
-        fit, or values are summed along rows."""
+        """The launch of one kernel of all gradients. Each of its two consumers has 64 rows of q's gradient, or some of the columns
+        if a tile has no more rows. Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they
+        do not fit, or values are summed along rows."""
         d, e = how.d, how.e
 
         def fits(rows: int) -> bool:

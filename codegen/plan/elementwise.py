@@ -10,7 +10,7 @@ access says how an array is reached from an element's position:
   gather     it has the innermost group, but not consecutively: element by element
   index      no array: the coordinate itself
 
-If the innermost size is not a multiple of the vector width (a ragged call), accesses stay wide: a vector that is in one row is put
+If the innermost size is not a multiple of the vector width (a ragged call), accesses stay wide. A vector that is in one row is put
 together from the aligned vectors that contain it. A vector that crosses into the next row is accessed element by element.
 
 Where arrays with every group end with the turned one, a thread has several rows along it: a tile (`device/turned.py`).
@@ -115,8 +115,8 @@ class Elementwise(Unreduced):
 
     @property
     def full(self) -> tuple[tuple[Array, int], ...]:
-        """The arrays with every group, and how many of their elements one access takes at a position: one access takes
-        interleaved pairs and quadruples, other counts of parts need several."""
+        """The arrays with every group, and how many of their elements one access takes at a position. One access takes interleaved
+        pairs and quadruples; other counts of parts need several."""
         found = {}
         for access in (*self.loads, *self.stores):
             if access.array is not None and access.mode in ("flat", "tile", "turned"):

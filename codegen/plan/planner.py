@@ -55,8 +55,8 @@ class Planner:
         return tuple(axis for axis in self.spec.axes if axis in set(axes))
 
     def are_last(self, columns: Iterable[str]) -> bool:
-        """Whether these axes are the last ones of every array, in one order, as a row's columns must be; its position is found by the
-        coordinates of the other axes, which are in any order."""
+        """Whether these axes are the last ones of every array, in one order, as a row's columns must be. A row's position is found
+        by the coordinates of the other axes, which are in any order."""
         own = {a: self.in_order({*columns} & {*a.axes}) for a in self.spec.arrays}
         return all(a.axes[len(a.axes) - len(axes) :] == axes for a, axes in own.items())
 

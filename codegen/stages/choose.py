@@ -64,8 +64,8 @@ def _written_once(spec: Spec) -> Staged | None:
 
 
 def _spread(spec: Spec) -> KernelPlan | Gemm | Staged | None:
-    """The plan of a chain that reduces one row as kernels that share it among all SMs; None if there are none, or if the spec has keys
-    that ask for the one kernel."""
+    """The plan of a chain that reduces one row, as kernels that share the row among all SMs. None if there are none, or if the spec
+    has keys that ask for the one kernel."""
     if spec.aliases or spec.schedule:
         return None
     with contextlib.suppress(SpecError):
@@ -230,9 +230,9 @@ def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
 
 
 def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
-    """The plan of some stages around products, or of those of another form, which writes less: products are multiplied by what
-    scales their factors (`scaling`), and kernels convert factors in elements of a byte. The other form must not have more kernels,
-    nor more products without tiles."""
+    """The plan of some stages around products, or of the stages of another form that writes less. In it, products are multiplied by
+    what scales their factors (`scaling`), and kernels convert factors in elements of a byte. The other form must not have more
+    kernels, nor more products without tiles."""
     how = moved(spec)
     own, before, scaled = spec, tuple[Node, ...](), () if how is None else how.scaled
     if any(isinstance(op.plan, AttentionPlan) for op in stages.ops):

@@ -1,10 +1,9 @@
 """Cuts an op with matrix products that no single kernel computes: products of computed values, or several in sequence.
 
-The factors of a product must be in memory before the product is computed. So the graph is cut at each computed factor,
-which an earlier stage writes in the product's type; the values computed from a product are its stage's epilogue. A
-value computed from a product that a later stage needs too is also written, so no product is computed twice. Where no
-kernel computes an epilogue, the product is a stage of its own, and the remaining graph is cut at its reductions
-(`cut.py`).
+The factors of a product must be in memory before the product is computed. So the graph is cut at each computed factor, which an
+earlier stage writes in the product's type. The values computed from a product are its stage's epilogue. A value computed from a
+product that a later stage needs too is also written, so no product is computed twice. Where no kernel computes an epilogue, the
+product is a stage of its own, and the remaining graph is cut at its reductions (`cut.py`).
 """
 
 from __future__ import annotations
@@ -176,8 +175,8 @@ class _Around(Cutting):
         return any(item.name == a.name for op in self.made for a in op.spec.outputs)
 
     def stage_groups(self, ready: Sequence[Item]) -> list[list[Item]]:
-        """The ready items in as few kernels as possible. Items of the same products share a kernel where there is one; an item
-        of fewer of them, or of none, joins a kernel that computes it in its tiles too."""
+        """The ready items in as few kernels as possible. Items of the same products share a kernel where there is one. An item of
+        fewer of these products, or of none, joins a kernel that computes it in its tiles too."""
         groups: list[list[Item]] = []
         for item in sorted(ready, key=lambda i: not self.unknown_products(i)):
             own = self.unknown_products(item)

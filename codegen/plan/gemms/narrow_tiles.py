@@ -19,9 +19,9 @@ IN_FLIGHT = 99_840  # bytes of shared memory that a block has on every architect
 COPY = 4000  # cycles that a kernel before the product takes besides its bytes
 SOURCES = {"int8"} | FLOAT8
 # Rows up to which XLA, which converts bytes in its own product, is faster. On an H100, for int8 weights of 4096 x 14336, it took
-# 29, 49 and 70 us for 16, 128 and 256 rows; of 8192 rows it took 1394, and these kernels 1280. On an H200 it took 25, 30, 37, 70
-# and 239 us for 16, 32, 64, 256 and 1024 rows, where these kernels took 20, 27, 46, 133 and 523. For 16 rows times 4096 x 4096 it
-# took 9, and these kernels 7. For 16 rows times 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17; for float8 XLA
+# 29, 49 and 70 us for 16, 128 and 256 rows. For 8192 rows it took 1394 us, and these kernels 1280. On an H200 it took 25, 30, 37,
+# 70 and 239 us for 16, 32, 64, 256 and 1024 rows, where these kernels took 20, 27, 46, 133 and 523. For 16 rows times 4096 x 4096
+# it took 9, and these kernels 7. For 16 rows times 4096 x 14336 in 4 bits, which XLA cannot multiply, they took 17; for float8 XLA
 # took 21, and they 20.
 FEW_ROWS = 1024
 FEWEST_ROWS = 32  # up to which it is not faster

@@ -105,8 +105,8 @@ class Tile:
         arch: str,
         tuned: Tuned | None = None,
     ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes: L, M, N, K;
-        with the tiles that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
+        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes L, M, N, K. It has the tiles
+        that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
         factor = dtypes["a"]
         if self.loaded is not None and dtypes["b"] != factor:
             return self.loading(self.loaded, dtypes, extents, precise, arch, tuned)

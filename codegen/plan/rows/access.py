@@ -187,8 +187,8 @@ class Reads:
 
     @functools.cached_property
     def by_runs(self) -> bool:
-        """Whether there is a kernel whose rows are loaded and stored through shared memory: all arrays that are accessed along rows of their own
-        are so at the row's own position."""
+        """Whether there is a kernel whose rows are loaded and stored through shared memory. All arrays with rows of their own must
+        be accessed at the row's own position."""
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         own = [a for a in self.along_own_rows if a not in late]
         plain = self.leading > 0 and not self.inner and not self.collapsed
@@ -204,8 +204,8 @@ class Reads:
         )
 
     def of_row(self, access: Access) -> bool:
-        """Whether registers hold values of its own for each row, of an array that is read in vectors; otherwise all rows that are
-        reduced together share them, or columns do."""
+        """Whether registers hold values of its own for each row, of an array that is read in vectors. Otherwise all rows that are
+        reduced together share these values, or columns do."""
         return self.varies(access) and not self.is_shared_by_columns(access)
 
     def is_shared_by_columns(self, access: Access) -> bool:
@@ -307,8 +307,8 @@ class Reads:
         return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
 
     def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
-        """A narrower vector that divides the row, so that no vector crosses into the next row: of at least 4 bytes, or
-        of one element if rows are shorter than two vectors."""
+        """A narrower vector that divides the row, so that no vector crosses into the next row. It has at least 4 bytes, or one
+        element if rows are shorter than two vectors."""
         narrow = inner & -inner
         return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
 

@@ -433,9 +433,9 @@ class Reduction(Reads):
     def _read_again(
         self, vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1
     ) -> RowLaunch:
-        """The launch for a row that registers cannot hold. Two blocks of a cluster are resident on an SM: so few rows
-        at a time stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads
-        would not suffice: small blocks, of which some compute while others wait for their clusters."""
+        """The launch for a row that registers cannot hold. Two blocks of a cluster are resident on an SM: so few rows at a time
+        stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads would not
+        suffice. Blocks are small then, so some compute while others wait for their clusters."""
         cluster = schedule.get("cluster", cluster)
         threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else MAX_THREADS)
         return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)

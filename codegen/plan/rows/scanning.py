@@ -37,8 +37,9 @@ STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost
 STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
 MOST_REGISTERS = 255  # of a thread with these: where they would take more, it has fewer steps
 BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
-# Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element: it
-# took an H100 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 with two; for one sequence 387, and 921
+# Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element. An
+# H100 took 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 us with two elements a thread. For one sequence it took
+# 387 and 921 us
 COLUMN_BYTES = 4
 MOST_STATES = 64  # of an element, in a thread
 UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each

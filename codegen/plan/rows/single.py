@@ -1,4 +1,4 @@
-"""The plan of ops whose arrays are one row, of which a statistic is needed for each element: a vector that is divided by its length, or a
+"""The plan of ops whose arrays are one row, and whose elements need a statistic of it: a vector that is divided by its length, or a
 matrix by its largest element.
 
 It is the plan of a row kernel. One block, or a cluster, holds the row in registers. Calls with a longer row run the op's stages, whose

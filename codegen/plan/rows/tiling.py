@@ -85,8 +85,8 @@ def tiles_in_runs(
     vec: int, needs: Needs, written: int, waves: int, columns: int, rows: int | None, apart: int, schedule: dict[str, int],
     arch: str | None,
 ) -> WalkLaunch | None:  # fmt: skip
-    """As `tiles`, of ragged rows: a warp, or less if rows are short, loads and stores its piece of a row through shared memory, where
-    its next ones arrive. `written` are the bytes of a vector's results. None without room."""
+    """As `tiles`, of ragged rows. A warp, or fewer threads if rows are short, loads and stores its piece of a row through shared
+    memory, in which its next pieces arrive. `written` are the bytes of a vector's results. None without room."""
     threads, count = schedule.get("threads", THREADS), -(-columns // vec)
     per_row = 1
     while per_row < WARP and per_row < count:

@@ -1,10 +1,9 @@
 """The launches of kernels that loop over rows: the number of threads, the values that they hold, and where they hold
 them.
 
-If a row has its own statistics, a block or a cluster of blocks holds all of a row; each block of a cluster has some of
-its columns. The columns' partial results stay in the block, and the row is read once. Otherwise a block has only some
-columns of the rows. So it does where rows are too long for a cluster; an earlier kernel then writes their statistics
-(`Walk.first`).
+If a row has its own statistics, a block or a cluster of blocks holds all of the row. Each block of a cluster has some of its
+columns. The columns' partial results stay in the block, and the row is read once. Otherwise a block has only some columns of the
+rows. So it does where rows are too long for a cluster; an earlier kernel then writes their statistics (`Walk.first`).
 
 A thread holds the row that it reduces, and the prefetched next row, in registers or in shared memory.
 """
@@ -232,8 +231,8 @@ class _WholeRows:
         return launch, filled(full * apart, slots)
 
     def may_pace(self, threads: int, per_row: int) -> bool:
-        """Whether blocks may keep pace. Warps that have whole rows do not wait for each other otherwise: pacing them took an H200 up to
-        as much time as the rest of the kernel."""
+        """Whether blocks may keep pace. Warps that have whole rows do not wait for each other otherwise. To pace them took an H200
+        up to as much time as the rest of the kernel."""
         return (
             features(self.arch).uneven
             and per_row > WARP
@@ -367,8 +366,8 @@ def held(
 
 
 def shares(pieces: int, slots: int, waves: int) -> int:
-    """The number of parts of rows, each for all `pieces` of columns, that fill the `slots` of resident blocks so many
-    times or more: the smallest number that leaves almost no slot idle."""
+    """The number of parts of rows, each for all `pieces` of columns, that fill the `slots` of resident blocks so many times or
+    more. It is the smallest number that leaves almost no slot idle."""
     least = max(1, waves * slots // pieces)
     found = range(least, max(least, 4 * waves * slots // pieces) + 1)
     good = (parts for parts in found if filled(parts * pieces, slots) > 0.95)

@@ -103,6 +103,8 @@ def test_the_way_of_a_user(wheel, tmp_path):
     run("codegen", "export", "scaled", "--arch", "sm_90a", *shape, "--types", "T=float32", "--out", "scaled.jax")
     assert (home / "scaled.jax").stat().st_size > 1000
     assert "2 passed" in run("python", "-m", "pytest", "tests/generated")
+    run("codegen", "init")
+    assert "2 passed" in run("python", "-P", "-m", "pytest", "tests/generated")  # as `pytest`
     (home / "use.py").unlink()
     assert "Success" in run("python", "-m", "mypy", "generated")
     assert "All checks passed" in run("python", "-m", "ruff", "check")

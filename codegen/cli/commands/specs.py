@@ -104,12 +104,12 @@ def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> N
 
     files: dict[Path, str] = {}
     project = Project().at(specs, package, tests)
-    _import_name(project.package)
+    root = project.package.parents[_import_name(project.package).count(".")]
     with usage():
         if scaffold.has_section(Path("pyproject.toml")):
             project = find_project().at(specs, package, tests)
         else:
-            files[Path("pyproject.toml")] = scaffold.with_section(Path("pyproject.toml"), project)
+            files[Path("pyproject.toml")] = scaffold.with_section(Path("pyproject.toml"), project, root)
         hooks = Path(".pre-commit-config.yaml")
         files[hooks] = scaffold.with_hook(hooks)
     if not any(project.specs.glob("*.yaml")):

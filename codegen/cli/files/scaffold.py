@@ -75,13 +75,15 @@ def has_section(pyproject: Path) -> bool:
     return isinstance(tool, dict) and "cutefuse" in tool
 
 
-def with_section(pyproject: Path, project: Project) -> str:
-    """The text of a pyproject.toml with a section for the project's folders added at its end. Raises `UserError`."""
+def with_section(pyproject: Path, project: Project, root: Path) -> str:
+    """The text of a pyproject.toml with a section for the project's folders added at its end. A new one also says from which folder
+    tests import the package: `pytest` does not import from the folder that it runs in. Raises `UserError`."""
     before = _read(pyproject)
     tests = "" if project.tests == Path() else project.tests.as_posix()
     folders = {"specs": project.specs.as_posix(), "package": project.package.as_posix(), "tests": tests}
     section = "\n".join(["[tool.cutefuse]", *(f"{key} = {json.dumps(value)}" for key, value in folders.items()), ""])
-    text = f"{before.rstrip()}\n\n{section}" if before.strip() else section
+    tested = f"\n[tool.pytest.ini_options]\npythonpath = [{json.dumps(root.as_posix())}]\n"
+    text = f"{before.rstrip()}\n\n{section}" if before.strip() else section + tested
     _toml(pyproject, text, f"add this to it:\n{section}")
     return text
 

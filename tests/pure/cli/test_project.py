@@ -132,6 +132,7 @@ def test_init_makes_a_project(run, tmp_path):
     )
     assert (tmp_path / "pyproject.toml").read_text() == (
         '[tool.cutefuse]\nspecs = "ops"\npackage = "src/mine"\ntests = "src/tests/mine"\n'
+        '\n[tool.pytest.ini_options]\npythonpath = ["src"]\n'
     )
     hooks = yaml.safe_load((tmp_path / ".pre-commit-config.yaml").read_text())
     assert [hook["entry"] for hook in hooks["repos"][0]["hooks"]] == ["codegen check"]

@@ -167,14 +167,19 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
 
 
 def product_times(op: Any, shape: dict[str, int]) -> dict[str, float]:
-    """The microseconds that the tensor cores take for an op's products, where the GPU's rate is known."""
+    """The microseconds that the tensor cores take for an op's products, where the GPU's rate is known. In the backward of an op that
+    contracts, each factor's gradient is a product of as much work; only one of the two is not shared by all rows."""
     import jax
 
     from codegen.graph.nodes import topological
     from codegen.measuring.compiled.limits import this_gpu
     from codegen.runtime.compiled.platform import current_arch
+    from codegen.runtime.ops.backward import GemmBackwardOp
 
     nodes = [n for n in topological(s.value for s in op.statements) if n.op == "contract"]
+    if isinstance(op, GemmBackwardOp):
+        nodes = [n for n in topological(s.value for s in op.origin.statements) if n.op == "contract"]
+        nodes *= 1 if op.spec.op.endswith("_frozen") else 2
     arch = current_arch()
     gpu = this_gpu(arch, jax.devices()[0].device_kind) if arch and nodes else None
     flops = sum(2 * math.prod(shape[a] for a in {*n.args[0].dims, *n.args[1].dims}) for n in nodes)

@@ -8,6 +8,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import any as benchmark
+from codegen.measuring.compiled import limits
+from codegen.runtime.compiled import platform
+from codegen.runtime.ops.backward import backward_ops
+from codegen.targets import GPUS
+from tests.making import make_op, spec_text
 from tests.random_specs.newer import LAYOUTS_OF, newer_spec
 from tests.random_specs.trial import Effort, try_spec
 from tests.random_specs.usual import BACK, LAYOUTS, usual_spec
@@ -117,3 +122,16 @@ def test_the_limit_of_a_row_is_what_takes_longest():
     found = benchmark.numbers(times, {"issue": 1.5, "special": 0.5})
     assert (found["limit"], found["of_limit"], found["over_xla"]) == ("issue", 0.75, 1.5)
     assert benchmark.numbers(times, {})["limit"] == "bytes"
+
+
+def test_the_limit_counts_the_products_of_gradients(tmp_path, monkeypatch):
+    text = spec_text(
+        "x: T[M, K]; w: T[K, N]; b: T[N]", "y: T[M, N]", "y = tanh(x @ w) + b", "y = jnp.tanh(x @ w) + b",
+        types="{T: [bfloat16]}",
+    )  # fmt: skip
+    op, shape = make_op(tmp_path, text), {"M": 512, "N": 256, "K": 128}
+    monkeypatch.setattr(platform, "current_arch", lambda: "sm_90a")
+    monkeypatch.setattr(limits, "this_gpu", lambda *_: GPUS[0])
+    forward, frozen, backward = (benchmark.product_times(o, shape)["products"] for o in (op, *backward_ops(op)))
+    assert forward == pytest.approx(2 * 512 * 256 * 128 / GPUS[0].tensor_cores * 1e6)
+    assert (frozen, backward) == (forward, 2 * forward)

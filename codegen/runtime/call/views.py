@@ -191,7 +191,7 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
         return []
     extents = group_extents(plan, axes)
     apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.leading :])
-    blocks, kept = how.spans(0, columns) * apart, apart * columns // (how.each or 1)
+    blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
     return [
         ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)

@@ -110,7 +110,7 @@ def _refused(folder: Path) -> bool:
 
 
 def load(kernel: str, key: str) -> dict[str, bytes] | None:
-    """What was stored under this name and key, if the entry exists and is intact. `key` is text of any length."""
+    """The parts that were stored under this name and key, if the entry exists and is intact. `key` is text of any length."""
     folder = location()
     if folder is None or _refused(folder):
         return None
@@ -273,5 +273,5 @@ def _unpack(data: bytes, key: str) -> dict[str, bytes] | None:
 
 
 def _checksum(body: bytes, key: str) -> bytes:
-    """Of the key too: an entry under another's name is a bad one."""
+    """A digest, of the key too: an entry under another's name is a bad one."""
     return hashlib.sha256(key.encode() + b"\0" + body).digest()

@@ -1,4 +1,4 @@
-"""What a package of generated ops is: a module whose attributes are its ops."""
+"""A package of generated ops: a module whose attributes are its ops."""
 
 from __future__ import annotations
 

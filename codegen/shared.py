@@ -1,5 +1,5 @@
-"""What plans and device code both use: launches, which plans make and kernels read; sizes of memory that both compute
-with; and exponents that have a kernel function of their own."""
+"""The definitions that plans and device code both use: launches, which plans make and kernels read; sizes of memory that both
+compute with; and exponents that have a kernel function of their own."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def family(arch: str) -> str:
 
 @dataclass(frozen=True)
 class Features:
-    """What plans must know of a family of architectures."""
+    """The facts about a family of architectures that plans need."""
 
     processors: int  # the SMs of its largest GPU
     shared: int  # KiB of shared memory that the blocks on one SM may take

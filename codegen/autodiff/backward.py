@@ -228,7 +228,7 @@ def row_backward(op: Op) -> Derived:
 
 
 def _ways(op: Op) -> tuple[str | None, ...]:
-    """What the forward may save besides what the spec says, from the least on."""
+    """The choices of values that the forward may save besides those of the spec, from the fewest on."""
     if "contract" in op.spec.read.ops:
         return "products", "products and held"
     return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")

@@ -352,7 +352,7 @@ class Reverse(Adjoints):
         return held if held is not None and held.op == "cast" else None
 
     def held_statistics(self, assigned: list[Statement], saved: Mapping[str, Node]) -> dict[str, Node]:
-        """What the forward's stages write anyway, and the backward takes."""
+        """The values that the forward's stages write anyway, and the backward takes."""
         leaves = {id(v) for v in saved.values()} | {id(v) for v in self.held.values()}
         nodes = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
         compared = {id(a) for a in _compared(nodes)}

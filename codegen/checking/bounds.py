@@ -1,4 +1,5 @@
-"""What running error analysis (`errorbound.py`) keeps of a value, a matrix product and a comparison; the errors that it allows."""
+"""The records that running error analysis (`errorbound.py`) keeps of a value, a matrix product and a comparison; the errors that it
+allows."""
 
 from __future__ import annotations
 

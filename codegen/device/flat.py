@@ -331,8 +331,8 @@ def _load_element(
 def _load_of_rows(
     own: cutlass.Constexpr[Flat], rest: cutlass.Constexpr[list], outermost: cutlass.Constexpr[int]
 ) -> None:
-    """What is the same for all elements of a row: where rows are not shorter than vectors, a vector has elements of two rows at
-    most."""
+    """Load values that are the same for all elements of a row. Where rows are not shorter than vectors, a vector has elements of
+    two rows at most."""
     vec, left = own.how.vec, own.extents[-1] - own.first[-1]
     if own.extents[-1] >= vec:
         after = _next((*own.first[:-1], own.extents[-1] - 1), own, outermost)

@@ -251,7 +251,7 @@ class Row:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
 
     def send(self, dst: cute.Tensor, place: cute.Coord, slots: Slots | None, parts: int = 1) -> None:
-        """What was stored in the run of this row, to memory."""
+        """Copy to memory what was stored in the run of this row."""
         if slots is not None:
             run = slots.of(0, start_of(dst, place) + self.chunk * parts)
             runs.send_row(run, dst, self.end(run, parts), self.how)

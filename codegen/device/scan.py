@@ -202,7 +202,7 @@ def _combine(op: str, first: Element, second: Element) -> Element:
 
 
 def _base(top: Any) -> Any:
-    """What exponents are relative to: 0 instead of an infinity."""
+    """The number that exponents are relative to: 0 instead of an infinity."""
     return _pick((top == float("inf")) | (top == -float("inf")), type(top)(0.0), top)
 
 
@@ -228,9 +228,9 @@ def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
 
 @dataclass(frozen=True)
 class Carried:
-    """What is carried from tile to tile along the axis: registers (numbers, scans of a thread), for h = a h + b only h.
-    Where several warps share the axis, also shared memory for their elements in two exchanges (exchange, warp, slot,
-    scan, number), and for those of the blocks that share it (exchange, block, slot, scan, number)."""
+    """The values that are carried from tile to tile along the axis: registers (numbers, scans of a thread), for h = a h + b only h.
+    Where several warps share the axis, also shared memory for their elements in two exchanges (exchange, warp, slot, scan, number),
+    and for those of the blocks that share it (exchange, block, slot, scan, number)."""
 
     held: cute.Tensor
     shared: cute.Tensor | None

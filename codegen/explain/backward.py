@@ -37,8 +37,8 @@ def backward(op: Op, shape: Shape) -> dict[str, Any] | None:
 
 
 def _by_index(op: Op, found: Derived, shape: Shape) -> list[dict[str, Any]]:
-    """What is added to the gradients of tables by index: a cotangent or an output of the backward. Also why XLA adds it in a call
-    of such a shape with the first of the types, or ""."""
+    """The cotangents and the outputs of the backward that are added to the gradients of tables by index. Also why XLA adds it in a
+    call of such a shape with the first of the types, or ""."""
     passed, binding = dict(found.how.passed), next(iter(bindings(op.spec)))
     written = {a.name: a for a in found.op.spec.outputs}
     places = [written.get(s.index) or op.spec.array(s.index) for s in found.how.scattered]

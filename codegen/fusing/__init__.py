@@ -1,1 +1,2 @@
-"""What of a model is one op: chains of its steps that are one kernel, ranked by the time they save, and put in their place."""
+"""Parts of a model that are one op: chains of its steps that one kernel computes, ranked by the time they save, and put in their
+place."""

@@ -308,7 +308,7 @@ class _Growing:
         return len(shapes) == 1 and not names & (REDUCING | PARTS) and not any(self.graph.steps[p].inner for p in whole)
 
     def least(self, places: frozenset[int]) -> int:
-        """What a part saves at least: not what XLA would not write either."""
+        """The least that a part saves: values that XLA would not write either don't count."""
         if places not in self._least:
             own = min(self.cost(places).saved, part_of(self.graph, places, places).cost.saved)
             self._least[places] = max(own, 0)

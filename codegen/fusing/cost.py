@@ -1,4 +1,4 @@
-"""What steps cost in memory traffic, as XLA compiles them and as one op.
+"""The memory traffic of steps, as XLA compiles them and as one op.
 
 The model of XLA: an element-wise step is computed within the kernels that use it. The results of reductions and products are
 written to memory before others use them. Kernels that read a common array, none of them another's result, are one. A product is a
@@ -121,7 +121,7 @@ def _kernels(graph: StepGraph, reads: dict[Value, set[Value]]) -> list[list[Valu
 
 
 def _read(graph: StepGraph, value: Value, inside: set[int], ends: set[Value]) -> set[Value]:
-    """What a kernel that computes a value reads."""
+    """The values that a kernel which computes a value reads."""
     found: set[Value] = set()
     left = _operands(graph, value)
     while left:
@@ -139,7 +139,7 @@ def _read(graph: StepGraph, value: Value, inside: set[int], ends: set[Value]) ->
 
 
 def _operands(graph: StepGraph, value: Value) -> list[Atom]:
-    """What a step reads in full. A gather reads as many elements of its table as it gives."""
+    """The values that a step reads in full. A gather reads as many elements of its table as it gives."""
     step = graph.steps[graph.maker[value]]
     return list(step.inputs[1:] if step.name == "gather" else step.inputs)
 

@@ -284,7 +284,7 @@ class StepGraph:
         return found
 
     def needed(self, places: Set[int], results: Iterable[Value]) -> frozenset[int]:
-        """Those of some steps that compute these results."""
+        """The steps that compute these results."""
         found: set[int] = set()
         left = [self.maker[v] for v in results]
         while left:

@@ -148,7 +148,7 @@ def _is(term: Term, value: float) -> bool:
 
 @dataclass(frozen=True)
 class _Bound:
-    """What names of the library's op stand for in the chain."""
+    """The names of the chain that names of the library's op stand for."""
 
     inputs: dict[str, str]
     axes: dict[str, str]
@@ -156,7 +156,7 @@ class _Bound:
 
 
 def _matched(own: Sequence[Term], chain: Sequence[Term], bound: _Bound) -> _Bound | None:
-    """What makes the library's terms equal to the chain's."""
+    """The names with which the library's terms are equal to the chain's."""
     if not own:
         return bound
     for first in _ways(own[0], chain[0], bound):

@@ -115,7 +115,7 @@ def bound(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any]) ->
 
 @functools.cache
 def _no_source() -> Any:
-    """What a jaxpr without a source says of itself."""
+    """The source information of a jaxpr that has none."""
     return jax.make_jaxpr(lambda: ())().jaxpr.debug_info
 
 

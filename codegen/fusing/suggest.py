@@ -1,4 +1,4 @@
-"""What of a function is worth an op: its chains, equal ones together, ranked by the memory traffic that they save."""
+"""The parts of a function that are worth an op: its chains, equal ones together, ranked by the memory traffic that they save."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def ends(program: Program) -> list[End]:
 
 
 def _lacking(graph: StepGraph, place: int) -> UserError | None:
-    """What the language lacks of a step; None where it can be part of a chain, costs nothing or is of numbers alone."""
+    """The part of a step that the language lacks; None where it can be part of a chain, costs nothing or is of numbers alone."""
     step = graph.steps[place]
     values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
     if graph.is_free(place) or step.equation is None or all(elements(v.shape) == 1 for v in values):

@@ -75,7 +75,7 @@ class BoundTypes(Protocol):
 
 
 class Plan(Protocol):
-    """What plans of every kind have."""
+    """The part of a plan that every kind has."""
 
     @property
     def kind(self) -> str: ...

@@ -261,7 +261,7 @@ class _Matcher:
         return scale.times(factor) if score.op == "mul" else scale.over(factor), inner
 
     def bend(self, score: Node, first: Node) -> Bend | None:
-        """What scores are tangents of; None if they are not."""
+        """The soft cap of the scores; None if they have none."""
         signs: list[str] = []
         above: list[float | str] = []
         below: list[float | str] = []

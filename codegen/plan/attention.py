@@ -103,8 +103,8 @@ class Bend:
 
 @dataclass(frozen=True)
 class AttentionPlan(Unreduced):
-    """What the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's arrays, each axis
-    by itself."""
+    """The part that the plans of attention and of its backward share. `groups`, `views`, `loads` and `stores` reach the op's
+    arrays, each axis by itself."""
 
     products: tuple[Product, ...]
     contracted: str  # D, the axis of the first product

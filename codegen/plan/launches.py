@@ -26,7 +26,7 @@ IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that 
 
 @dataclass(frozen=True)
 class GemmLaunch(Contraction):
-    """What a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
+    """The settings that a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
     why: str = ""  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
     copied: str = (
@@ -49,7 +49,7 @@ AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | G
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `codegen tune` measured for a kernel's calls of these dtypes and sizes on an architecture."""
+    """A measurement of `codegen tune`, for a kernel's calls of these dtypes and sizes on an architecture."""
 
     kernel: str
     arch: str

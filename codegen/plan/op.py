@@ -153,7 +153,8 @@ class Gemm:
         return tile.launch(dtypes, extents, precise, arch, find(extents))
 
     def joint_call(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> joint.Call:
-        """What decides a launch of the single kernel with others. Raises `UserError` where there is no single kernel."""
+        """The facts that decide whether the single kernel is launched with others. Raises `UserError` where there is no single
+        kernel."""
         alone = self.in_one_kernel(types, count, arch)
         assert isinstance(self.tile, Tile)
         return joint.Call(self.tile, *self.given(types, count), alone)

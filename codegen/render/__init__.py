@@ -133,7 +133,7 @@ def kind_of(op: Op) -> str:
 
 
 def derived_kernel(name: str, op: Op) -> DerivedKernel:
-    """What a module shows of an op under this name. The jnp form of one kernel for several stages is that of the stages."""
+    """The part of a module for an op under this name. The jnp form of one kernel for several stages is that of the stages."""
     context = context_of(op)
     xla = None if name.endswith(JOINED) else context.xla()
     return DerivedKernel(op.spec.op, kernel_text(context), xla, kind_of(op))

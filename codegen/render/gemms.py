@@ -60,7 +60,7 @@ class GemmContext(Context):
 
 
 class TileContext(ElementwiseContext):
-    """What the GEMM template shows: the epilogue of a vector of one row of the products, and the launcher.
+    """The values that the GEMM template shows: the epilogue of a vector of one row of the products, and the launcher.
 
     `chain` is the name of a chain that is written already; without one, the op's own is."""
 
@@ -197,7 +197,7 @@ class TileContext(ElementwiseContext):
         )
 
     def segments(self) -> SegmentChain | None:
-        """What is reduced of each segment of a row."""
+        """The reductions of each segment of a row."""
         found = self.tile_plan.segments
         if found is None:
             return None

@@ -26,7 +26,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a build writes for one op, and the warnings about its spec."""
+    """The text that a build writes for one op, and the warnings about its spec."""
 
     op: str
     module: str

@@ -79,7 +79,7 @@ class ResultClass:
 
 @dataclass(frozen=True)
 class Head:
-    """What every kernel has: its op's name, arrays and parameters."""
+    """The values that every kernel has: its op's name, arrays and parameters."""
 
     op: str
     tensors: list[Tensor]
@@ -89,7 +89,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Described(Head):
-    """What every op has besides: its jnp form, its reference, its function for JAX."""
+    """The values that every op has besides: its jnp form, its reference, its function for JAX."""
 
     path: str
     template: str
@@ -126,7 +126,7 @@ class Module(Described):
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel's template shows besides the values that every op has."""
+    """The values that a kernel's template shows besides those of every op."""
 
 
 # Element-wise kernels, and epilogues of products

@@ -120,7 +120,7 @@ def _with_params(request: Request, before: Translator) -> Translator:
 
 @dataclass(frozen=True)
 class _Writing:
-    """What the text of a spec is made of: arrays, and the formulas of outputs, as a chain has them and as steps were."""
+    """The parts of a spec's text: arrays, and the formulas of outputs, as a chain has them and as steps were."""
 
     request: Request
     layout: Layout

@@ -1,4 +1,4 @@
-"""What a build makes of each spec, kept on disk (`codegen.cache`): a repeated build renders only the specs that changed.
+"""Keeps on disk (`codegen.cache`) what a build makes of each spec: a repeated build renders only the specs that changed.
 
 The key of an entry is everything that a spec's part of a build depends on: the spec's path and content, the measured launches next
 to it, all files of this program, and the versions of Python and of the libraries for specs and templates. A spec with errors or

@@ -1,4 +1,4 @@
-"""What the main loops of attention and of its gradients get."""
+"""The arguments of the main loops of attention and of its gradients."""
 
 from __future__ import annotations
 

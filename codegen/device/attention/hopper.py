@@ -1,5 +1,5 @@
-"""What Hopper's kernels of attention share: tiles that TMA loads into rings, the walk over the tiles that a mask leaves, and
-WGMMA's products, whose accumulators and one factor stay in registers.
+"""The parts that Hopper's kernels of attention share: tiles that TMA loads into rings, the walk over the tiles that a mask leaves,
+and WGMMA's products, whose accumulators and one factor stay in registers.
 
 The producer of a block (`warpgroups`) loads tiles that stay, and fills two rings of stages in shared memory with the tiles that
 pass. Each of the two consumers has 64 rows of the tiles that stay.
@@ -95,8 +95,8 @@ def _look(
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
     back: cutlass.Constexpr[bool],
 ) -> tuple[Uint32, Uint32]:  # fmt: skip
-    """Of a group of 32 passing tiles, as bits: which are to be computed, and which of them without the mask. `operands` are the tensors
-    of `tiles`, and the table of their bounds (`listed`)."""
+    """Which of a group of 32 passing tiles are to be computed, and which of them without the mask, as bits. `operands` are the
+    tensors of `tiles`, and the table of their bounds (`listed`)."""
     count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
     number = group * WARP + cute.arch.lane_idx()
     some = Boolean(number * wide < count)

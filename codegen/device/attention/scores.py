@@ -1,4 +1,4 @@
-"""What a generated function of attention's scores, or of its rows, gets: positions, and loads of the chain's other arrays."""
+"""The arguments of a generated function of attention's scores, or of its rows: positions, and loads of the chain's other arrays."""
 
 from __future__ import annotations
 

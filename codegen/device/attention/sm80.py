@@ -182,7 +182,7 @@ def _tiles_of(
 def _seen(
     count: Int32, block: cutlass.Constexpr[batches_of.Block], tensors: tuple, tiles: cutlass.Constexpr[Callable[..., Any]]
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Of so many tiles, the first one for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
+    """The first of so many tiles for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
     how, lane = block.how, cute.arch.lane_idx()
     first, end = count, Int32(0)
     for start in cutlass.range(0, count, WARP):

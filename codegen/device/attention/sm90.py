@@ -204,7 +204,7 @@ def _consume(
 
 @dataclass(frozen=True)
 class Factors:
-    """What a consumer multiplies: tiles of q, k and v in shared memory, and weights in registers."""
+    """The factors of a consumer: tiles of q, k and v in shared memory, and weights in registers."""
 
     of_scores: cute.TiledMma
     of_values: cute.TiledMma

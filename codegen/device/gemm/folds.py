@@ -168,7 +168,7 @@ def reduced_segments(acc: cute.Tensor, walk: Pieces, form: Form) -> list[cute.Te
 
 
 def _accumulators(acc: cute.Tensor, half: int, slab: int, first: int, form: Form) -> list[cute.Tensor]:
-    """What a lane holds of a row's segment, which begins at a block of 8 columns: a vector for each accumulator."""
+    """The part of a row's segment that a lane holds, a vector for each accumulator. The segment begins at a block of 8 columns."""
     blocks, parts = form.segment * form.accumulators // 8, form.accumulators
     places = [(j, e) for j in range(blocks) for e in range(2)]
     if form.paired == "interleaved":

@@ -39,7 +39,7 @@ PIECE = 64  # the most columns that pass through shared memory at once
 
 @dataclass(frozen=True)
 class Segments:
-    """What is reduced of each segment of a row before its epilogue: run(*accumulators) gives a vector for each of `ops`, a "mean" or
+    """The reductions of each segment of a row before its epilogue: run(*accumulators) gives a vector for each of `ops`, a "mean" or
     as in `reduce.combine`."""
 
     run: Callable[..., tuple]

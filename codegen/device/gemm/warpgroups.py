@@ -1,4 +1,5 @@
-"""What all Hopper kernels with WGMMA share: the warpgroups of a block, TMA's loads, and the ring of stages that they fill.
+"""The parts that all Hopper kernels with WGMMA share: the warpgroups of a block, TMA's loads, and the ring of stages that they
+fill.
 
 A block has three warpgroups. The first two are consumers, which multiply; one warp of the last is the producer, which loads.
 """

@@ -84,7 +84,7 @@ class Rows:
             _load(src, cute.crd2idx(place, src.layout), self.present, dst)
 
     def take(self, dst: cute.Tensor, memory: cute.Tensor | None) -> None:
-        """What `load` has copied to shared memory, to registers; they have it already if it has not."""
+        """Copy to registers what `load` has copied to shared memory. If it has copied nothing, they have it already."""
         if memory is not None:
             _take(memory[None, self.number], self.present, dst)
 

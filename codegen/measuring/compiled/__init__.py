@@ -1,1 +1,1 @@
-"""What a compiled kernel has: registers, spills, accesses, and the instructions of its machine code."""
+"""Properties of a compiled kernel: registers, spills, accesses, and the instructions of its machine code."""

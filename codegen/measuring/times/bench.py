@@ -188,7 +188,7 @@ def backward_calls(
 def saved_values(
     op: BackwardOp, key: Key, arrays: dict[str, Any], static: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[Any, ...]]:
-    """What a backward takes beside cotangents, by name, and the forward's outputs."""
+    """The values that a backward takes besides cotangents, by name, and the forward's outputs."""
     origin = op.origin
     _, operands = origin.bind((), {**arrays, **static})
     outputs, values = op.saved(key, origin._functions(key), operands)

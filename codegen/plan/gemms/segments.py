@@ -23,7 +23,7 @@ REDUCED = ("sum", "mean", "max", "min")
 
 @dataclass(frozen=True)
 class Segments:
-    """What is reduced along the segments of a row, before what follows."""
+    """The values that are reduced along the segments of a row, before the epilogue."""
 
     names: tuple[str, ...]  # the epilogue's inputs that hold the results
     ops: tuple[str, ...]

@@ -383,7 +383,7 @@ def _check_chain(statements: tuple[Statement, ...]) -> None:
 
 
 def _alike(product: Product) -> tuple[object, ...]:
-    """What the two products of a kernel share of how b is made."""
+    """The parts of how b is made that the two products of a kernel share."""
     assert product.loaded is not None
     scale = product.loaded.scale
     return product.loaded.how, product.loaded.along, scale and (scale.dims, scale.dtype)

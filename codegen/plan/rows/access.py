@@ -74,7 +74,7 @@ class Expensive:
 
 @dataclass(frozen=True)
 class Reads:
-    """What an op that reduces reads, writes and reduces. The first `leading` groups are a row's position, the others its columns."""
+    """The arrays and reductions of an op. The first `leading` groups are a row's position, the others its columns."""
 
     kind: str  # row, column or row+column
     groups: tuple[Group, ...]

@@ -9,7 +9,7 @@ from codegen.graph.ops import COSTLY
 
 
 class Sweeps:
-    """What each sweep computes: the roots of its values, along the axes of a row's columns."""
+    """The roots of the values that each sweep computes, along the axes of a row's columns."""
 
     def __init__(self, roots: Sequence[Sequence[Node]], along: set[str]):
         self.along = along

@@ -411,7 +411,7 @@ class Reduction(Reads):
         return tiling.tiles_in_runs(vec, needs, written, waves, columns, rows, apart, dict(schedule), arch)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
-        """What a thread that walks down whole rows holds of each vector; `each` neighbouring columns have one result."""
+        """The room that a thread needs to walk down whole rows; `each` neighbouring columns have one result."""
         own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
         sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
         wide = 8 if "float64" in dtypes.values() else 4

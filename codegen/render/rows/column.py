@@ -96,7 +96,7 @@ class WalkContext(FinishContext):
 
     @once
     def first(self) -> RowContext | None:
-        """What it shows."""
+        """The values that it shows."""
         plan = self.plan.first
         if plan is None:
             return None

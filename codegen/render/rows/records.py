@@ -62,7 +62,7 @@ class Run:
 
     @property
     def each(self) -> str:
-        """What multiplies the columns, and the next argument."""
+        """The factor of the columns, and the next argument."""
         return f" * {self.parts}, {self.parts}" if self.parts > 1 else ""
 
     @property
@@ -258,7 +258,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Walk:
-    """What a thread does with each vector of a row."""
+    """The code that a thread runs for each vector of a row."""
 
     function: Function
     arguments: list[str]

@@ -32,7 +32,7 @@ class ScanFunction(Function):
 
 @dataclass(frozen=True)
 class Reads:
-    """What is read for a vector."""
+    """The loads for a vector."""
 
     loads: list[str]
     loaded: str  # the registers' names
@@ -134,7 +134,7 @@ class ScanContext(ElementwiseContext):
         return {a.name for a in self.plan.loads if self.plan.is_of_states(a)}
 
     def reads(self, of_states: bool) -> Reads:
-        """What is read for an element, or for each of its states."""
+        """The loads for an element, or for each of its states."""
         found = [a for a in self.plan.loads if self.plan.is_of_states(a) == of_states]
         loads = {self.fragment(a): self.operand(a) for a in found if a.mode not in ("size", "table")}
         own, texts = self.of_states(), self.chain_arguments()

@@ -321,7 +321,7 @@ def jnp_value(
     compute: str,
     integer: str,
 ) -> jax.Array:
-    """What the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
+    """The values that the chain reads, in its compute type, shaped to broadcast by position: a dimension for each axis of the plan
     (any number for `...`), or a scalar."""
     if access.mode in ("index", "size"):
         axis = access.counted if access.group is None else plan.groups[access.group].axes[0]

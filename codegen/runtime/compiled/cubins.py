@@ -1,4 +1,4 @@
-"""What a kernel's machine code says of itself, read without a library: running an op needs it."""
+"""Reads what a kernel's machine code says of itself, without a library: running an op needs it."""
 
 from __future__ import annotations
 

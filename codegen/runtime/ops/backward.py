@@ -189,7 +189,7 @@ class BackwardOp(DerivedOp):
         return found
 
     def _taken(self, how: Scattered, there: dict[str, jax.Array]) -> Taken:
-        """What an output of the backward adds to a table's gradient."""
+        """The sum by index that adds an output of the backward to a table's gradient."""
         spec, own = self.derived.how.spec, self.origin.spec
         places = spec if any(a.name == how.index for a in spec.outputs) else own
         values = dict(self.derived.how.passed).get(how.output, how.output)

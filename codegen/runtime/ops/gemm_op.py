@@ -175,7 +175,8 @@ class GemmOp(Op[P, R]):
         return self.plan.in_one_kernel(types, _counter(axes), own, *([find] if known else []))
 
     def joint_call(self, types: Types, axes: Axes, arch: str) -> JointCall:
-        """What decides a launch of the single kernel with others. Raises `UserError` where there is no single kernel."""
+        """The facts that decide whether the single kernel is launched with others. Raises `UserError` where there is no single
+        kernel."""
         return self.plan.joint_call(types, _counter(axes), arch)
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:

@@ -108,7 +108,7 @@ class Op(Generic[P, R]):
 
     @property
     def tuning(self) -> tuple[Tuned, ...]:
-        """What was measured for the op and those generated with it."""
+        """The measured launches of the op and of those generated with it."""
         return self._tuning
 
     @property

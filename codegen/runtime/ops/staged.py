@@ -167,7 +167,7 @@ class InStages(Op[P, R]):
 
     @functools.cached_property
     def steps(self) -> tuple[Stage | Joint, ...]:
-        """What runs one after the other."""
+        """The ops that run one after the other."""
         return steps_of(self.stages)
 
     @property

@@ -99,7 +99,7 @@ def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
-    """What was taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
+    """The values that were taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
     names, sizes = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
     values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)

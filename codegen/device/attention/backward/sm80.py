@@ -75,7 +75,7 @@ def launch_pairs(stream: Any, given: Backward) -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """What a kernel is compiled for."""
+    """The constants of a kernel."""
 
     functions: Slope
     lacking: tuple[bool, ...]  # which axes of the batch the results lack: they are sums over them

@@ -10,11 +10,11 @@ from typing import Any
 
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
-from codegen.fusing.graph import COSTLY, REDUCING, StepGraph, elements, is_recomputed
+from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
 from codegen.fusing.staged import is_one_kernel
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
-from codegen.plan.op import Gemm
+from codegen.plan.op import Gemm, Staged
 from codegen.tracing.naming import unique
 from codegen.tracing.specs import Made, Request, spec_of
 from codegen.tracing.steps import Atom, Number, Step, Value
@@ -77,11 +77,19 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
     plan = made.planned.plan
     if {n.op for n in nodes_of(made.planned.statements)} <= MOVING:
         return None
+    if is_sequence(made):
+        return made
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
     if plan.kernels > 1 and any(elements(v.shape) == 1 for v in outputs):
         return None  # the sum of all rows, as a loss has it: what it is a sum of would need a second kernel too
     return made if is_one_kernel(made) else None
+
+
+def is_sequence(made: Made) -> bool:
+    """Whether an op is products one after the other, a kernel each."""
+    plan = made.planned.plan
+    return isinstance(plan, Staged) and all(isinstance(stage.plan, Gemm) for stage in plan.stages)
 
 
 def is_sum(made: Made) -> bool:
@@ -115,12 +123,15 @@ def key_of(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Val
     return tuple((v.shape, v.dtype) for v in inputs), formed, tuple(number[v] for v in outputs)
 
 
-def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
-    """The chains of a function that save memory traffic, in the order of their first steps."""
+def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) -> list[Chain]:
+    """The chains of a function that save memory traffic, in the order of their first steps. With `sequences`, a chain may end in
+    another product: its kernels move as many bytes, and its gradient fewer."""
     grown = _Growing(graph, expressing)
     grown.join()
     grown.take_attention()
     grown.take_products()
+    if sequences:
+        grown.take_next_products()
     found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
     chosen = []
     for part in worthwhile(graph, [g for g, made in found.items() if made is not None and not is_sum(made)]):
@@ -128,8 +139,15 @@ def chains(graph: StepGraph, expressing: Expressing) -> list[Chain]:
         if made is not None:
             free, _ = graph.sources(part.places)
             places = tuple(sorted({*part.places, *free}))
-            chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, part.cost, key))
+            own = replace(part.cost, fused=part.cost.fused + between(graph, part.places) * is_sequence(made))
+            chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, own, key))
     return chosen
+
+
+def between(graph: StepGraph, places: Set[int]) -> int:
+    """The bytes that kernels of a sequence of products write and read between them."""
+    taken = {v for p in places if graph.steps[p].name == "dot_general" for v in graph.steps[p].inputs}
+    return sum(2 * v.bytes for v in taken if isinstance(v, Value) and graph.maker.get(v) in places)
 
 
 @dataclass(frozen=True)
@@ -251,6 +269,24 @@ class _Growing:
         else:
             self.try_joined(frozenset([place]), users)
 
+    def take_next_products(self) -> None:
+        """Join a product's epilogue with the product that alone takes its result, as the two layers of an MLP. The gradient of what is
+        between them is then computed in the epilogue of a product too."""
+        for place in filter(self.is_product, sorted(self.group)):
+            for first in {self.group[m] for m in self.before[place] if m in self.group}:
+                if first is self.group[place] or not any(map(self.is_product, first)) or self.takers(first) != {place}:
+                    continue
+                whole = first | self.group[place]
+                made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
+                if made is not None and is_sequence(made):
+                    self.set(whole)
+
+    def takers(self, places: frozenset[int]) -> set[int]:
+        """The steps that take a chain's results; OTHER where the function returns one."""
+        results = self.graph.results_of(places)
+        found = {p for v in results for p in self.after.get(self.graph.maker[v], ())} - places
+        return found | ({OTHER} if self.graph.results.intersection(results) else set())
+
     def set(self, whole: frozenset[int]) -> None:
         for place in whole:
             self.group[place] = whole
@@ -299,7 +335,8 @@ class _Growing:
             return False
         if self.is_plain(whole):
             return True
-        return self.expressing.made(self.graph, sorted(whole))[0] is not None
+        made = self.expressing.made(self.graph, sorted(whole))[0]
+        return made is not None and not is_sequence(made)
 
     def is_plain(self, whole: frozenset[int]) -> bool:
         """Whether all steps are element-wise on one shape: a kernel computes any of these."""

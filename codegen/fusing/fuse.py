@@ -65,7 +65,7 @@ class Fused(Generic[P, R]):
             self.report = ()
             return self._function(*args, **kwargs)
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
-        program = program_of(closed, EXPRESSING)
+        program = program_of(closed, EXPRESSING, sequences=True)
         self.report = report_of(program, self._wanted)
         if not self.report:
             return self._function(*args, **kwargs)

@@ -50,8 +50,8 @@ class Program:
             yield from body.program.programs(times * body.times)
 
 
-def program_of(closed: Any, expressing: Expressing) -> Program:
-    """The program of a closed jaxpr."""
+def program_of(closed: Any, expressing: Expressing, sequences: bool = False) -> Program:
+    """The program of a closed jaxpr, with `sequences` of products as chains or without."""
     graph = StepGraph(prepared(flatten(closed, remat=False)))
     bodies = []
     for place, step in enumerate(graph.steps):
@@ -59,10 +59,10 @@ def program_of(closed: Any, expressing: Expressing) -> Program:
             found = step.params[param]
             for number, one in enumerate(found) if isinstance(found, tuple) else ((None, found),):
                 inner = one if isinstance(one, core.ClosedJaxpr) else core.ClosedJaxpr(one, ())
-                program = program_of(inner, expressing)
+                program = program_of(inner, expressing, sequences)
                 if program.chains or program.bodies:
                     bodies.append(Body(place, param, number, step.params.get("length", 1), program))
-    return Program(graph, tuple(chains(graph, expressing)), tuple(bodies))
+    return Program(graph, tuple(chains(graph, expressing, sequences)), tuple(bodies))
 
 
 Wanted = Callable[[Chain], Callable[..., tuple[Any, ...]] | None]

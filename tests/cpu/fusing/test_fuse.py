@@ -215,6 +215,43 @@ def test_a_product_whose_result_a_backward_takes_too_has_its_epilogue():
     assert "y = x0 @ x1; y2 = squared_relu(y)" in [r.chain for r in fused.report]
 
 
+def mlp(x, up, down):
+    return jnp.square(jax.nn.relu(x @ up)) @ down
+
+
+def gated(x, up, down):
+    gate, value = jnp.split(x @ up, 2, axis=-1)
+    return jax.nn.silu(gate) * value @ down[: len(down) // 2] + 1
+
+
+@pytest.mark.parametrize("function", [mlp, gated])
+def test_the_layers_of_an_mlp_are_one_chain(function):
+    """So its gradient computes what is between the products in the epilogue of one."""
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, UP, UP.T), jax.jit(function)(X, UP, UP.T))
+    gradients = functools.partial(jax.grad, argnums=(0, 1, 2))
+    close(jax.jit(gradients(total(fused)))(X, UP, UP.T), jax.jit(gradients(total(function)))(X, UP, UP.T))
+    (chain,) = fused.report
+    assert chain.chain.count("@") == (2 if function is mlp else 3)
+
+
+def test_the_bytes_between_two_products_are_counted():
+    fused = codegen.fuse(mlp)
+    jax.eval_shape(fused, X, UP, UP.T)
+    assert [r.fused for r in fused.report] == [2 * X.nbytes + 2 * UP.nbytes + 2 * 4 * 12 * 24]
+
+
+@pytest.mark.parametrize("taken", ["twice", "elsewhere"])
+def test_a_result_that_others_take_stays_between_two_chains(taken):
+    def function(x, up, down):
+        u = jnp.square(jax.nn.relu(x @ up))
+        return (u @ down, u @ -down) if taken == "twice" else (u @ down, u)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, UP, UP.T), jax.jit(function)(X, UP, UP.T))
+    assert all(r.chain.count("@") == 1 for r in fused.report)
+
+
 def test_log_probabilities_of_labels_are_one_chain():
     """The logarithm of a row's sum belongs to the row, though each element uses it, and the logits in float32 are not written."""
 

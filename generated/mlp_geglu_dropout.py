@@ -249,11 +249,10 @@ def mlp_geglu_dropout_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands:
     rKey0, rKey1 = operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
-    approx = device.narrow(mFactorOfRowsF)
     factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
         acc[0].load(), acc[1].load(), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
         rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-        device.full(at.vec, rate), approx, mFactorOfRowsF.element_type,
+        device.full(at.vec, rate), mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     at.store(product_saved.to(mProductSaved.element_type), mProductSaved, (row, iF))
@@ -283,11 +282,11 @@ def mlp_geglu_dropout_forward_stage1_launch(
     )
 
 
-def mlp_geglu_dropout_forward_stage1_epilogue_chain(t1, t2, key0, key1, index_rows, size_f, index_f, rate, approx, T):
+def mlp_geglu_dropout_forward_stage1_epilogue_chain(t1, t2, key0, key1, index_rows, size_f, index_f, rate, T):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
     z = device.divide_by_shared(
-        t1 * device.sigmoid(t1 * (1.5957691216057308 + 0.07135481627260025 * (t1 * t1)), approx) * t2, t0, approx,
+        t1 * device.sigmoid(t1 * (1.5957691216057308 + 0.07135481627260025 * (t1 * t1)), False) * t2, t0, False,
     )
     t3 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
@@ -312,7 +311,6 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
 ):
     at = flat.vector(how, mFactorOfRowsF.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
-    approx = device.narrow(mFactorOfRowsF)
     if at.valid > 0:
         rT1, rT2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mT1, mT2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
@@ -320,7 +318,7 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
         factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
             device.floats(rT1), device.floats(rT2), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64),
-            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), approx, mFactorOfRowsF.element_type,
+            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
         at.store(product_saved.to(mProductSaved.element_type), mProductSaved)
@@ -494,20 +492,20 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
     t2 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t3 = device.where(
+    t7 = device.where(
         device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t2, acc, 0.0,
     )
-    t1 = device.divide_by_shared(t3, t0, approx)
+    t1 = device.divide_by_shared(t7, t0, approx)
     t8 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
     factor_of_rows_f = device.cast(t1 * (product_saved2 * t8), T).to(cutlass.Float32)
-    t4 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
-    t5 = t4 * t4
-    t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
-    t9, t10 = device.both_sigmoids(t6, approx)
-    t7 = t9
-    t11 = t1 * product_saved * (t7 + product_saved2 * t7 * t10 * (1.5957691216057308 + t5 * 0.2140644488178048))
+    t3 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
+    t4 = t3 * t3
+    t5 = (t3 + t4 * t3 * 0.044715) * 1.5957691216057308
+    t9, t10 = device.both_sigmoids(t5, approx)
+    t6 = t9
+    t11 = t1 * product_saved * (t6 + product_saved2 * t6 * t10 * (1.5957691216057308 + t4 * 0.2140644488178048))
     factor_of_rows_f2 = device.cast(t11, T).to(cutlass.Float32)
     return factor_of_rows_f, factor_of_rows_f2
 
@@ -560,15 +558,15 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_xla(
         jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
     ).astype(jnp.int64)
     t1 = jnp.where(runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t2, acc, 0.0) / t0
-    t3 = jax.lax.logistic(
+    t7 = jax.lax.logistic(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))
     )
-    factor_of_rows_f = runtime.cast(t1 * (product_saved2 * t3), T).astype(jnp.float32)
-    t4 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
-    t5 = t4 * t4
-    t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
-    t7 = jax.lax.logistic(t6)
-    t8 = t7 + product_saved2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
+    factor_of_rows_f = runtime.cast(t1 * (product_saved2 * t7), T).astype(jnp.float32)
+    t3 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
+    t4 = t3 * t3
+    t5 = (t3 + t4 * t3 * 0.044715) * 1.5957691216057308
+    t6 = jax.lax.logistic(t5)
+    t8 = t6 + product_saved2 * t6 * jax.lax.logistic(-t5) * (1.5957691216057308 + t4 * 0.2140644488178048)
     factor_of_rows_f2 = runtime.cast(t1 * product_saved * t8, T).astype(jnp.float32)
     return factor_of_rows_f, factor_of_rows_f2
 
@@ -705,7 +703,7 @@ def mlp_geglu_dropout_frozen_stage3_epilogue_xla(acc, product_of_rows_k):
 
 def mlp_geglu_dropout_backward_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
-    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT2, mT7 = tensors
     rKey0 = at.load_one(mKey, (0,))
     rKey1 = at.load_one(mKey, (1,))
     return (rKey0, rKey1,)
@@ -713,7 +711,7 @@ def mlp_geglu_dropout_backward_stage1_columns(at: gemm.Vector, tensors: tuple):
 
 def mlp_geglu_dropout_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT2, mT7 = tensors
     row = at.row
     iF = at.column
     rProductSaved = at.load(mProductSaved, (row, iF))
@@ -723,22 +721,21 @@ def mlp_geglu_dropout_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
 
 def mlp_geglu_dropout_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple, rate: float):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF = tensors
-    F = mT3.shape[1]
+    mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT2, mT7 = tensors
+    F = mT2.shape[1]
     row = at.row
     iF = at.column
     rKey0, rKey1, rProductSaved, rProductSaved2 = operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
-    approx = device.narrow(mT3)
-    t3, t8, factor_of_rows_f = mlp_geglu_dropout_backward_stage1_epilogue_chain(
+    approx = device.narrow(mT2)
+    t2, t7 = mlp_geglu_dropout_backward_stage1_epilogue_chain(
         acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), rKey0.load().to(cutlass.Int64),
         rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64),
-        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mT3.element_type,
+        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mT2.element_type,
     )
-    at.store(t3.to(mT3.element_type), mT3, (row, iF))
-    at.store(t8.to(mT8.element_type), mT8, (row, iF))
-    at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
+    at.store(t2.to(mT2.element_type), mT2, (row, iF))
+    at.store(t7.to(mT7.element_type), mT7, (row, iF))
     return ()
 
 
@@ -752,14 +749,13 @@ def mlp_geglu_dropout_backward_stage1_launch(
     mKey: cute.Tensor,  # (2) uint32
     mFirstRow: cute.Tensor | None,  # (1) int32: where ... begins, if not at 0
     mFirstF: cute.Tensor | None,  # (1) int32: where F begins, if not at 0
-    mT3: cute.Tensor,  # (rows, F) T
-    mT8: cute.Tensor,  # (rows, F) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
+    mT2: cute.Tensor,  # (rows, F) T
+    mT7: cute.Tensor,  # (rows, F) T
     rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT3, mT8, mFactorOfRowsF,),
+        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mT2, mT7,),
         functools.partial(mlp_geglu_dropout_backward_stage1_tile, rate=rate), batched=False, b_is_nk=False, paired="",
         reads=(mlp_geglu_dropout_backward_stage1_columns, mlp_geglu_dropout_backward_stage1_tiles),
         whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),), how=how,
@@ -771,27 +767,25 @@ def mlp_geglu_dropout_backward_stage1_epilogue_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
-    t9 = device.cast(
+    t8 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    kept = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t9
-    t1 = device.divide_by_shared(device.where(kept, acc, 0.0), t0, approx)
+    t9 = device.where(
+        device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t8, acc, 0.0,
+    )
+    t1 = device.divide_by_shared(t9, t0, approx)
     t10 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
-    t2 = product_saved2 * t10
-    t3 = device.cast(t1 * t2, T).to(cutlass.Float32)
-    t4 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
-    t5 = t4 * t4
-    t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
-    t11, t12 = device.both_sigmoids(t6, approx)
-    t7 = t11
-    t13 = t1 * product_saved * (t7 + product_saved2 * t7 * t12 * (1.5957691216057308 + t5 * 0.2140644488178048))
-    t8 = device.cast(t13, T).to(cutlass.Float32)
-    factor_of_rows_f = device.cast(
-        device.where(kept, device.divide_by_shared(t2 * product_saved, t0, approx), 0.0), T,
-    ).to(cutlass.Float32)
-    return t3, t8, factor_of_rows_f
+    t2 = device.cast(t1 * (product_saved2 * t10), T).to(cutlass.Float32)
+    t3 = device.minimum(device.maximum(product_saved2, -1000.0), 1000.0)
+    t4 = t3 * t3
+    t5 = (t3 + t4 * t3 * 0.044715) * 1.5957691216057308
+    t11, t12 = device.both_sigmoids(t5, approx)
+    t6 = t11
+    t13 = t1 * product_saved * (t6 + product_saved2 * t6 * t12 * (1.5957691216057308 + t4 * 0.2140644488178048))
+    t7 = device.cast(t13, T).to(cutlass.Float32)
+    return t2, t7
 
 
 @cute.kernel
@@ -800,39 +794,37 @@ def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
     mProductSaved: cute.Tensor,  # (rows, F) wide T
     mProductSaved2: cute.Tensor,  # (rows, F) wide T
     mKey: cute.Tensor,  # (2) uint32
-    mT3: cute.Tensor,  # (rows, F) T
-    mT8: cute.Tensor,  # (rows, F) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
+    mT2: cute.Tensor,  # (rows, F) T
+    mT7: cute.Tensor,  # (rows, F) T
     rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
-    at = flat.vector(how, mT3.shape)  # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, mT2.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
-    approx = device.narrow(mT3)
+    approx = device.narrow(mT2)
     if at.valid > 0:
         rAcc, rProductSaved, rProductSaved2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mAcc, mProductSaved, mProductSaved2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
         )
-        t3, t8, factor_of_rows_f = mlp_geglu_dropout_backward_stage1_epilogue_chain(
+        t2, t7 = mlp_geglu_dropout_backward_stage1_epilogue_chain(
             device.floats(rAcc), device.floats(rProductSaved), device.floats(rProductSaved2),
             rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
-            device.full(how.vec, mT3.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-            device.full(how.vec, rate), approx, mT3.element_type,
+            device.full(how.vec, mT2.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
+            device.full(how.vec, rate), approx, mT2.element_type,
         )
-        at.store(t3.to(mT3.element_type), mT3)
-        at.store(t8.to(mT8.element_type), mT8)
-        at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
+        at.store(t2.to(mT2.element_type), mT2)
+        at.store(t7.to(mT7.element_type), mT7)
 
 
 @cute.jit
 def mlp_geglu_dropout_backward_stage1_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor,
-    mKey: cute.Tensor, mT3: cute.Tensor, mT8: cute.Tensor, mFactorOfRowsF: cute.Tensor, rate: cutlass.Constexpr[float],
+    mKey: cute.Tensor, mT2: cute.Tensor, mT7: cute.Tensor, rate: cutlass.Constexpr[float],
     how: cutlass.Constexpr[Launch],
 ):
     mlp_geglu_dropout_backward_stage1_epilogue_kernel(
-        mAcc, mProductSaved, mProductSaved2, mKey, mT3, mT8, mFactorOfRowsF, rate, how,
-    ).launch(**flat.grid(how, mT3.shape, stream))
+        mAcc, mProductSaved, mProductSaved2, mKey, mT2, mT7, rate, how,
+    ).launch(**flat.grid(how, mT2.shape, stream))
 
 
 def mlp_geglu_dropout_backward_stage1_epilogue_xla(
@@ -840,58 +832,87 @@ def mlp_geglu_dropout_backward_stage1_epilogue_xla(
 ):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = 1.0 - rate
-    t9 = runtime.cast(
+    t8 = runtime.cast(
         jnp.ceil(runtime.cast(t0, jnp.float32).astype(jnp.float32) * 8388608.0), jnp.int32,
     ).astype(jnp.int64)
-    kept = runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t9
-    t1 = jnp.where(kept, acc, 0.0) / t0
-    t10 = jax.lax.logistic(
+    t1 = jnp.where(runtime.random_bits(key0, key1, index_rows * size_f + index_f) >> 9 < t8, acc, 0.0) / t0
+    t9 = jax.lax.logistic(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2))
     )
-    t2 = product_saved2 * t10
-    t3 = runtime.cast(t1 * t2, T).astype(jnp.float32)
-    t4 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
-    t5 = t4 * t4
-    t6 = (t4 + t5 * t4 * 0.044715) * 1.5957691216057308
-    t7 = jax.lax.logistic(t6)
-    t11 = t7 + product_saved2 * t7 * jax.lax.logistic(-t6) * (1.5957691216057308 + t5 * 0.2140644488178048)
-    t8 = runtime.cast(t1 * product_saved * t11, T).astype(jnp.float32)
-    factor_of_rows_f = runtime.cast(jnp.where(kept, t2 * product_saved / t0, 0.0), T).astype(jnp.float32)
-    return t3, t8, factor_of_rows_f
+    t2 = runtime.cast(t1 * (product_saved2 * t9), T).astype(jnp.float32)
+    t3 = jnp.minimum(jnp.maximum(product_saved2, -1000.0), 1000.0)
+    t4 = t3 * t3
+    t5 = (t3 + t4 * t3 * 0.044715) * 1.5957691216057308
+    t6 = jax.lax.logistic(t5)
+    t10 = t6 + product_saved2 * t6 * jax.lax.logistic(-t5) * (1.5957691216057308 + t4 * 0.2140644488178048)
+    t7 = runtime.cast(t1 * product_saved * t10, T).astype(jnp.float32)
+    return t2, t7
 
 
-def mlp_geglu_dropout_backward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def mlp_geglu_dropout_backward_stage2_epilogue_chain(acc):
+    """The chain, on one vector of each operand."""
+    ddown = acc
+    return ddown
+
+
+@cute.kernel
+def mlp_geglu_dropout_backward_stage2_epilogue_kernel(
+    mAcc: cute.Tensor,  # (rows, cols) float32
+    mDdown: cute.Tensor,  # (rows, cols) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDdown.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        ddown = mlp_geglu_dropout_backward_stage2_epilogue_chain(device.floats(rAcc))
+        at.store(ddown.to(mDdown.element_type), mDdown)
+
+
+@cute.jit
+def mlp_geglu_dropout_backward_stage2_epilogue_launch(
+    stream: cuda.CUstream, mAcc: cute.Tensor, mDdown: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    mlp_geglu_dropout_backward_stage2_epilogue_kernel(mAcc, mDdown, how).launch(**flat.grid(how, mDdown.shape, stream))
+
+
+def mlp_geglu_dropout_backward_stage2_epilogue_xla(acc):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ddown = acc
+    return ddown
+
+
+def mlp_geglu_dropout_backward_stage3_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mProductOfRowsK, = tensors
     row = at.row
     iK = at.column
-    product_of_rows_k = mlp_geglu_dropout_backward_stage2_epilogue_chain(acc[0].load())
+    product_of_rows_k = mlp_geglu_dropout_backward_stage3_epilogue_chain(acc[0].load())
     at.store(product_of_rows_k.to(mProductOfRowsK.element_type), mProductOfRowsK, (row, iK))
     return ()
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage2_launch(
+def mlp_geglu_dropout_backward_stage3_launch(
     stream: cuda.CUstream,
-    mT3: cute.Tensor,  # (rows, F) T
+    mT2: cute.Tensor,  # (rows, F) T
     mUp: cute.Tensor,  # (F, K) T
     mProductOfRowsK: cute.Tensor,  # (rows, K) float32
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mT3, (mUp,), (mProductOfRowsK,), mlp_geglu_dropout_backward_stage2_tile, batched=False, b_is_nk=False,
+        stream, mT2, (mUp,), (mProductOfRowsK,), mlp_geglu_dropout_backward_stage3_tile, batched=False, b_is_nk=False,
         paired="", reads=(None, None), how=how,
     )
 
 
-def mlp_geglu_dropout_backward_stage2_epilogue_chain(acc):
+def mlp_geglu_dropout_backward_stage3_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     product_of_rows_k = acc
     return product_of_rows_k
 
 
 @cute.kernel
-def mlp_geglu_dropout_backward_stage2_epilogue_kernel(
+def mlp_geglu_dropout_backward_stage3_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mProductOfRowsK: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
@@ -899,26 +920,26 @@ def mlp_geglu_dropout_backward_stage2_epilogue_kernel(
     at = flat.vector(how, mProductOfRowsK.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        product_of_rows_k = mlp_geglu_dropout_backward_stage2_epilogue_chain(device.floats(rAcc))
+        product_of_rows_k = mlp_geglu_dropout_backward_stage3_epilogue_chain(device.floats(rAcc))
         at.store(product_of_rows_k.to(mProductOfRowsK.element_type), mProductOfRowsK)
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage2_epilogue_launch(
+def mlp_geglu_dropout_backward_stage3_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mProductOfRowsK: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_geglu_dropout_backward_stage2_epilogue_kernel(mAcc, mProductOfRowsK, how).launch(
+    mlp_geglu_dropout_backward_stage3_epilogue_kernel(mAcc, mProductOfRowsK, how).launch(
         **flat.grid(how, mProductOfRowsK.shape, stream)
     )
 
 
-def mlp_geglu_dropout_backward_stage2_epilogue_xla(acc):
+def mlp_geglu_dropout_backward_stage3_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     product_of_rows_k = acc
     return product_of_rows_k
 
 
-def mlp_geglu_dropout_backward_stage3_tiles(at: gemm.Vector, tensors: tuple):
+def mlp_geglu_dropout_backward_stage4_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
     mProductOfRowsK, mDx = tensors
     row = at.row
@@ -927,41 +948,41 @@ def mlp_geglu_dropout_backward_stage3_tiles(at: gemm.Vector, tensors: tuple):
     return (rProductOfRowsK,)
 
 
-def mlp_geglu_dropout_backward_stage3_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def mlp_geglu_dropout_backward_stage4_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mProductOfRowsK, mDx = tensors
     row = at.row
     iK = at.column
     rProductOfRowsK, = operands
-    dx = mlp_geglu_dropout_backward_stage3_epilogue_chain(acc[0].load(), device.floats(rProductOfRowsK))
+    dx = mlp_geglu_dropout_backward_stage4_epilogue_chain(acc[0].load(), device.floats(rProductOfRowsK))
     at.store(dx.to(mDx.element_type), mDx, (row, iK))
     return ()
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage3_launch(
+def mlp_geglu_dropout_backward_stage4_launch(
     stream: cuda.CUstream,
-    mT8: cute.Tensor,  # (rows, F) T
+    mT7: cute.Tensor,  # (rows, F) T
     mGate: cute.Tensor,  # (F, K) T
     mProductOfRowsK: cute.Tensor,  # (rows, K) float32
     mDx: cute.Tensor,  # (rows, K) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mT8, (mGate,), (mProductOfRowsK, mDx,), mlp_geglu_dropout_backward_stage3_tile, batched=False,
-        b_is_nk=False, paired="", reads=(None, mlp_geglu_dropout_backward_stage3_tiles),
+        stream, mT7, (mGate,), (mProductOfRowsK, mDx,), mlp_geglu_dropout_backward_stage4_tile, batched=False,
+        b_is_nk=False, paired="", reads=(None, mlp_geglu_dropout_backward_stage4_tiles),
         whole=((mProductOfRowsK, 1, True),), how=how,
     )
 
 
-def mlp_geglu_dropout_backward_stage3_epilogue_chain(acc, product_of_rows_k):
+def mlp_geglu_dropout_backward_stage4_epilogue_chain(acc, product_of_rows_k):
     """The chain, on one vector of each operand."""
     dx = product_of_rows_k + acc
     return dx
 
 
 @cute.kernel
-def mlp_geglu_dropout_backward_stage3_epilogue_kernel(
+def mlp_geglu_dropout_backward_stage4_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mProductOfRowsK: cute.Tensor,  # (rows, cols) float32
     mDx: cute.Tensor,  # (rows, cols) T
@@ -970,34 +991,34 @@ def mlp_geglu_dropout_backward_stage3_epilogue_kernel(
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, rProductOfRowsK = at.load(mAcc, mProductOfRowsK)
-        dx = mlp_geglu_dropout_backward_stage3_epilogue_chain(device.floats(rAcc), device.floats(rProductOfRowsK))
+        dx = mlp_geglu_dropout_backward_stage4_epilogue_chain(device.floats(rAcc), device.floats(rProductOfRowsK))
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage3_epilogue_launch(
+def mlp_geglu_dropout_backward_stage4_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mProductOfRowsK: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    mlp_geglu_dropout_backward_stage3_epilogue_kernel(mAcc, mProductOfRowsK, mDx, how).launch(
+    mlp_geglu_dropout_backward_stage4_epilogue_kernel(mAcc, mProductOfRowsK, mDx, how).launch(
         **flat.grid(how, mDx.shape, stream)
     )
 
 
-def mlp_geglu_dropout_backward_stage3_epilogue_xla(acc, product_of_rows_k):
+def mlp_geglu_dropout_backward_stage4_epilogue_xla(acc, product_of_rows_k):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = product_of_rows_k + acc
     return dx
 
 
-def mlp_geglu_dropout_backward_stage4_epilogue_chain(acc):
+def mlp_geglu_dropout_backward_stage5_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dgate = acc
     return dgate
 
 
 @cute.kernel
-def mlp_geglu_dropout_backward_stage4_epilogue_kernel(
+def mlp_geglu_dropout_backward_stage5_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDgate: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -1005,31 +1026,31 @@ def mlp_geglu_dropout_backward_stage4_epilogue_kernel(
     at = flat.vector(how, mDgate.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dgate = mlp_geglu_dropout_backward_stage4_epilogue_chain(device.floats(rAcc))
+        dgate = mlp_geglu_dropout_backward_stage5_epilogue_chain(device.floats(rAcc))
         at.store(dgate.to(mDgate.element_type), mDgate)
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage4_epilogue_launch(
+def mlp_geglu_dropout_backward_stage5_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDgate: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_geglu_dropout_backward_stage4_epilogue_kernel(mAcc, mDgate, how).launch(**flat.grid(how, mDgate.shape, stream))
+    mlp_geglu_dropout_backward_stage5_epilogue_kernel(mAcc, mDgate, how).launch(**flat.grid(how, mDgate.shape, stream))
 
 
-def mlp_geglu_dropout_backward_stage4_epilogue_xla(acc):
+def mlp_geglu_dropout_backward_stage5_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dgate = acc
     return dgate
 
 
-def mlp_geglu_dropout_backward_stage5_epilogue_chain(acc):
+def mlp_geglu_dropout_backward_stage6_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dup = acc
     return dup
 
 
 @cute.kernel
-def mlp_geglu_dropout_backward_stage5_epilogue_kernel(
+def mlp_geglu_dropout_backward_stage6_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDup: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -1037,53 +1058,21 @@ def mlp_geglu_dropout_backward_stage5_epilogue_kernel(
     at = flat.vector(how, mDup.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dup = mlp_geglu_dropout_backward_stage5_epilogue_chain(device.floats(rAcc))
+        dup = mlp_geglu_dropout_backward_stage6_epilogue_chain(device.floats(rAcc))
         at.store(dup.to(mDup.element_type), mDup)
 
 
 @cute.jit
-def mlp_geglu_dropout_backward_stage5_epilogue_launch(
+def mlp_geglu_dropout_backward_stage6_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDup: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_geglu_dropout_backward_stage5_epilogue_kernel(mAcc, mDup, how).launch(**flat.grid(how, mDup.shape, stream))
-
-
-def mlp_geglu_dropout_backward_stage5_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dup = acc
-    return dup
-
-
-def mlp_geglu_dropout_backward_stage6_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    ddown = acc
-    return ddown
-
-
-@cute.kernel
-def mlp_geglu_dropout_backward_stage6_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mDdown: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDdown.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        ddown = mlp_geglu_dropout_backward_stage6_epilogue_chain(device.floats(rAcc))
-        at.store(ddown.to(mDdown.element_type), mDdown)
-
-
-@cute.jit
-def mlp_geglu_dropout_backward_stage6_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mDdown: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_geglu_dropout_backward_stage6_epilogue_kernel(mAcc, mDdown, how).launch(**flat.grid(how, mDdown.shape, stream))
+    mlp_geglu_dropout_backward_stage6_epilogue_kernel(mAcc, mDup, how).launch(**flat.grid(how, mDup.shape, stream))
 
 
 def mlp_geglu_dropout_backward_stage6_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    ddown = acc
-    return ddown
+    dup = acc
+    return dup
 
 
 @runtime.op(
@@ -1113,12 +1102,12 @@ def mlp_geglu_dropout_backward_stage6_epilogue_xla(acc):
     backward_stage1_launch=mlp_geglu_dropout_backward_stage1_launch,
     backward_stage1_epilogue_launch=mlp_geglu_dropout_backward_stage1_epilogue_launch,
     backward_stage1_epilogue_xla=mlp_geglu_dropout_backward_stage1_epilogue_xla,
-    backward_stage2_launch=mlp_geglu_dropout_backward_stage2_launch,
     backward_stage2_epilogue_launch=mlp_geglu_dropout_backward_stage2_epilogue_launch,
     backward_stage2_epilogue_xla=mlp_geglu_dropout_backward_stage2_epilogue_xla,
     backward_stage3_launch=mlp_geglu_dropout_backward_stage3_launch,
     backward_stage3_epilogue_launch=mlp_geglu_dropout_backward_stage3_epilogue_launch,
     backward_stage3_epilogue_xla=mlp_geglu_dropout_backward_stage3_epilogue_xla,
+    backward_stage4_launch=mlp_geglu_dropout_backward_stage4_launch,
     backward_stage4_epilogue_launch=mlp_geglu_dropout_backward_stage4_epilogue_launch,
     backward_stage4_epilogue_xla=mlp_geglu_dropout_backward_stage4_epilogue_xla,
     backward_stage5_epilogue_launch=mlp_geglu_dropout_backward_stage5_epilogue_launch,

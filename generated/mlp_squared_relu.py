@@ -193,7 +193,7 @@ def mlp_squared_relu_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands: 
     row = at.row
     iF = at.column
     rBias, = operands
-    u, z = mlp_squared_relu_forward_stage1_epilogue_chain(acc[0].load(), device.floats(rBias), mBias.element_type)
+    u, z = mlp_squared_relu_forward_stage1_epilogue_chain(acc[0].load(), device.floats(rBias))
     at.store(u.to(mU.element_type), mU, (row, iF))
     at.store(z.to(mZ.element_type), mZ, (row, iF))
     return ()
@@ -215,11 +215,11 @@ def mlp_squared_relu_forward_stage1_launch(
     )
 
 
-def mlp_squared_relu_forward_stage1_epilogue_chain(acc, bias, T):
+def mlp_squared_relu_forward_stage1_epilogue_chain(acc, bias):
     """The chain, on one vector of each operand."""
     t0 = acc + bias
     t1 = device.where(t0 <= 0.0, 0.0, t0)
-    u = device.cast(t1 * t1, T).to(cutlass.Float32)
+    u = t1 * t1
     z = t0
     return u, z
 
@@ -236,9 +236,7 @@ def mlp_squared_relu_forward_stage1_epilogue_kernel(
     _, iF = at.axes
     if at.valid > 0:
         rAcc, rBias = at.load(mAcc, flat.read(mBias, (iF,)))
-        u, z = mlp_squared_relu_forward_stage1_epilogue_chain(
-            device.floats(rAcc), device.floats(rBias), mBias.element_type,
-        )
+        u, z = mlp_squared_relu_forward_stage1_epilogue_chain(device.floats(rAcc), device.floats(rBias))
         at.store(u.to(mU.element_type), mU)
         at.store(z.to(mZ.element_type), mZ)
 
@@ -251,11 +249,11 @@ def mlp_squared_relu_forward_stage1_epilogue_launch(
     mlp_squared_relu_forward_stage1_epilogue_kernel(mAcc, mBias, mU, mZ, how).launch(**flat.grid(how, mU.shape, stream))
 
 
-def mlp_squared_relu_forward_stage1_epilogue_xla(acc, bias, T):
+def mlp_squared_relu_forward_stage1_epilogue_xla(acc, bias):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = acc + bias
     t1 = jnp.where(t0 <= 0.0, 0.0, t0)
-    u = runtime.cast(t1 * t1, T).astype(jnp.float32)
+    u = t1 * t1
     z = t0
     return u, z
 
@@ -463,18 +461,16 @@ def mlp_squared_relu_frozen_stage2_epilogue_xla(acc):
 
 def mlp_squared_relu_backward_stage1_chain(acc, z, T):
     """The chain, on one vector of each operand."""
-    t0 = device.where(z <= 0.0, 0.0, z)
-    z2 = acc * t0 * 2.0
-    t1 = device.where(z > 0.0, z2, 0.0)
-    t2 = device.cast(t1, T).to(cutlass.Float32)
-    factor_of_rows_f = device.cast(t0 * t0, T).to(cutlass.Float32)
-    dbias_of = t1
-    return t2, factor_of_rows_f, dbias_of
+    z2 = acc * device.where(z <= 0.0, 0.0, z) * 2.0
+    t0 = device.where(z > 0.0, z2, 0.0)
+    t1 = device.cast(t0, T).to(cutlass.Float32)
+    dbias_of = t0
+    return t1, dbias_of
 
 
 def mlp_squared_relu_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mZ, mT2, mFactorOfRowsF = tensors
+    mZ, mT1 = tensors
     row = at.row
     iF = at.column
     rZ = at.load(mZ, (row, iF))
@@ -483,15 +479,12 @@ def mlp_squared_relu_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
 
 def mlp_squared_relu_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mZ, mT2, mFactorOfRowsF = tensors
+    mZ, mT1 = tensors
     row = at.row
     iF = at.column
     rZ, = operands
-    t2, factor_of_rows_f, dbias_of = mlp_squared_relu_backward_stage1_chain(
-        acc[0].load(), device.floats(rZ), mT2.element_type,
-    )
-    at.store(t2.to(mT2.element_type), mT2, (row, iF))
-    at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
+    t1, dbias_of = mlp_squared_relu_backward_stage1_chain(acc[0].load(), device.floats(rZ), mT1.element_type)
+    at.store(t1.to(mT1.element_type), mT1, (row, iF))
     return (dbias_of,)
 
 
@@ -501,26 +494,23 @@ def mlp_squared_relu_backward_stage1_launch(
     mDy: cute.Tensor,  # (rows, K) T
     mV: cute.Tensor,  # (K, F) T
     mZ: cute.Tensor,  # (rows, F) wide T
-    mT2: cute.Tensor,  # (rows, F) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
+    mT1: cute.Tensor,  # (rows, F) T
     mDbiasSum: cute.Tensor,  # (L, parts, F) sum of dbias_of
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mV,), (mZ, mT2, mFactorOfRowsF,), mlp_squared_relu_backward_stage1_tile, batched=False,
-        b_is_nk=False, paired="", reads=(None, mlp_squared_relu_backward_stage1_tiles), whole=((mZ, 1, True),), how=how,
-        row_ops=(), column_ops=("sum",), rescaled=(), row_parts=(), column_parts=(mDbiasSum,),
+        stream, mDy, (mV,), (mZ, mT1,), mlp_squared_relu_backward_stage1_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, mlp_squared_relu_backward_stage1_tiles), whole=((mZ, 1, True),), how=how, row_ops=(),
+        column_ops=("sum",), rescaled=(), row_parts=(), column_parts=(mDbiasSum,),
     )
 
 
 def mlp_squared_relu_backward_stage1_epilogue_chain(acc, z, T):
-    """The chain: t2, factor_of_rows_f, and the values to reduce into column_sum, from one vector of each operand."""
-    t0 = device.where(z <= 0.0, 0.0, z)
-    z2 = acc * t0 * 2.0
-    t1 = device.where(z > 0.0, z2, 0.0)
-    t2 = device.cast(t1, T).to(cutlass.Float32)
-    factor_of_rows_f = device.cast(t0 * t0, T).to(cutlass.Float32)
-    return t2, factor_of_rows_f, t1
+    """The chain: t1, and the values to reduce into column_sum, from one vector of each operand."""
+    z2 = acc * device.where(z <= 0.0, 0.0, z) * 2.0
+    t0 = device.where(z > 0.0, z2, 0.0)
+    t1 = device.cast(t0, T).to(cutlass.Float32)
+    return t1, t0
 
 
 def mlp_squared_relu_backward_stage1_epilogue_columns(column_sum):
@@ -533,9 +523,8 @@ def mlp_squared_relu_backward_stage1_epilogue_columns(column_sum):
 def mlp_squared_relu_backward_stage1_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, F) float32
     mZ: cute.Tensor,  # (rows, F) wide T
-    mT2: cute.Tensor,  # (rows, F) T
+    mT1: cute.Tensor,  # (rows, F) T
     mDbias: cute.Tensor,  # (F) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
     mColumnSumParts: cute.Tensor,  # (parts, F) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
@@ -557,8 +546,7 @@ def mlp_squared_relu_backward_stage1_epilogue_kernel(
     if cutlass.const_expr(how.staged):
         sAcc = rowwise.staging(how, mAcc)
         sZ = rowwise.staging(how, mZ)
-    sT2Run = rowwise.slots(how, mT2, 1)
-    sFactorOfRowsFRun = rowwise.slots(how, mFactorOfRowsF, 1)
+    sT1Run = rowwise.slots(how, mT1, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
 
@@ -584,18 +572,13 @@ def mlp_squared_relu_backward_stage1_epilogue_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    t2, factor_of_rows_f, column_sum_of = mlp_squared_relu_backward_stage1_epilogue_chain(
-                        device.floats(rAcc[None, v, k]), device.floats(rZ[None, v, k]), mT2.element_type,
+                    t1, column_sum_of = mlp_squared_relu_backward_stage1_epilogue_chain(
+                        device.floats(rAcc[None, v, k]), device.floats(rZ[None, v, k]), mT1.element_type,
                     )
                     inside = at.inside()
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
-                    at.store(t2.to(mT2.element_type), mT2, (row, 0), run=sT2Run)
-                    at.store(
-                        factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, 0),
-                        run=sFactorOfRowsFRun,
-                    )
-            own.send(mT2, (row, 0), sT2Run)
-            own.send(mFactorOfRowsF, (row, 0), sFactorOfRowsFRun)
+                    at.store(t1.to(mT1.element_type), mT1, (row, 0), run=sT1Run)
+            own.send(mT1, (row, 0), sT1Run)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, F, first)
             if cutlass.const_expr(how.staged):
@@ -624,16 +607,16 @@ def mlp_squared_relu_backward_stage1_epilogue_finish(
 
 @cute.jit
 def mlp_squared_relu_backward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mZ: cute.Tensor, mT2: cute.Tensor, mDbias: cute.Tensor,
-    mFactorOfRowsF: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mAcc: cute.Tensor, mZ: cute.Tensor, mT1: cute.Tensor, mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     F = mAcc.shape[1]
     pieces = rowwise.pieces(how, F)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        mlp_squared_relu_backward_stage1_epilogue_kernel(
-            mAcc, mZ, mT2, mDbias, mFactorOfRowsF, mColumnSumParts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
+        mlp_squared_relu_backward_stage1_epilogue_kernel(mAcc, mZ, mT1, mDbias, mColumnSumParts, how).launch(
+            **rowwise.walking_grid(how, blocks, stream)
+        )
     blocks = partials.blocks_to_finish(mColumnSumParts, F)
     if blocks > 0:
         mlp_squared_relu_backward_stage1_epilogue_finish(mDbias, mColumnSumParts).launch(
@@ -643,111 +626,21 @@ def mlp_squared_relu_backward_stage1_epilogue_launch(
 
 def mlp_squared_relu_backward_stage1_epilogue_xla(acc, z, row_axes, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(z <= 0.0, 0.0, z)
-    z2 = acc * t0 * 2.0
-    t1 = jnp.where(z > 0.0, z2, 0.0)
-    t2 = runtime.cast(t1, T).astype(jnp.float32)
-    dbias = jnp.sum(t1, axis=row_axes, keepdims=True)
-    factor_of_rows_f = runtime.cast(t0 * t0, T).astype(jnp.float32)
-    return t2, dbias, factor_of_rows_f
-
-
-def mlp_squared_relu_backward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mDx, = tensors
-    row = at.row
-    iK = at.column
-    dx = mlp_squared_relu_backward_stage2_epilogue_chain(acc[0].load())
-    at.store(dx.to(mDx.element_type), mDx, (row, iK))
-    return ()
-
-
-@cute.jit
-def mlp_squared_relu_backward_stage2_launch(
-    stream: cuda.CUstream,
-    mT2: cute.Tensor,  # (rows, F) T
-    mW: cute.Tensor,  # (F, K) T
-    mDx: cute.Tensor,  # (rows, K) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mT2, (mW,), (mDx,), mlp_squared_relu_backward_stage2_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, None), how=how,
-    )
+    z2 = acc * jnp.where(z <= 0.0, 0.0, z) * 2.0
+    t0 = jnp.where(z > 0.0, z2, 0.0)
+    t1 = runtime.cast(t0, T).astype(jnp.float32)
+    dbias = jnp.sum(t0, axis=row_axes, keepdims=True)
+    return t1, dbias
 
 
 def mlp_squared_relu_backward_stage2_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    dx = acc
-    return dx
-
-
-@cute.kernel
-def mlp_squared_relu_backward_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mDx: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        dx = mlp_squared_relu_backward_stage2_epilogue_chain(device.floats(rAcc))
-        at.store(dx.to(mDx.element_type), mDx)
-
-
-@cute.jit
-def mlp_squared_relu_backward_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_squared_relu_backward_stage2_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
-
-
-def mlp_squared_relu_backward_stage2_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = acc
-    return dx
-
-
-def mlp_squared_relu_backward_stage3_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    dw = acc
-    return dw
-
-
-@cute.kernel
-def mlp_squared_relu_backward_stage3_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mDw: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDw.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        dw = mlp_squared_relu_backward_stage3_epilogue_chain(device.floats(rAcc))
-        at.store(dw.to(mDw.element_type), mDw)
-
-
-@cute.jit
-def mlp_squared_relu_backward_stage3_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mDw: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_squared_relu_backward_stage3_epilogue_kernel(mAcc, mDw, how).launch(**flat.grid(how, mDw.shape, stream))
-
-
-def mlp_squared_relu_backward_stage3_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dw = acc
-    return dw
-
-
-def mlp_squared_relu_backward_stage4_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dv = acc
     return dv
 
 
 @cute.kernel
-def mlp_squared_relu_backward_stage4_epilogue_kernel(
+def mlp_squared_relu_backward_stage2_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDv: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -755,21 +648,109 @@ def mlp_squared_relu_backward_stage4_epilogue_kernel(
     at = flat.vector(how, mDv.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dv = mlp_squared_relu_backward_stage4_epilogue_chain(device.floats(rAcc))
+        dv = mlp_squared_relu_backward_stage2_epilogue_chain(device.floats(rAcc))
         at.store(dv.to(mDv.element_type), mDv)
 
 
 @cute.jit
-def mlp_squared_relu_backward_stage4_epilogue_launch(
+def mlp_squared_relu_backward_stage2_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDv: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_squared_relu_backward_stage4_epilogue_kernel(mAcc, mDv, how).launch(**flat.grid(how, mDv.shape, stream))
+    mlp_squared_relu_backward_stage2_epilogue_kernel(mAcc, mDv, how).launch(**flat.grid(how, mDv.shape, stream))
+
+
+def mlp_squared_relu_backward_stage2_epilogue_xla(acc):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dv = acc
+    return dv
+
+
+def mlp_squared_relu_backward_stage3_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+    """The epilogue of a vector of a row, from its products and from what was read ahead."""
+    mDx, = tensors
+    row = at.row
+    iK = at.column
+    dx = mlp_squared_relu_backward_stage3_epilogue_chain(acc[0].load())
+    at.store(dx.to(mDx.element_type), mDx, (row, iK))
+    return ()
+
+
+@cute.jit
+def mlp_squared_relu_backward_stage3_launch(
+    stream: cuda.CUstream,
+    mT1: cute.Tensor,  # (rows, F) T
+    mW: cute.Tensor,  # (F, K) T
+    mDx: cute.Tensor,  # (rows, K) T
+    how: cutlass.Constexpr[Contraction],
+):
+    gemm.launch(
+        stream, mT1, (mW,), (mDx,), mlp_squared_relu_backward_stage3_tile, batched=False, b_is_nk=False, paired="",
+        reads=(None, None), how=how,
+    )
+
+
+def mlp_squared_relu_backward_stage3_epilogue_chain(acc):
+    """The chain, on one vector of each operand."""
+    dx = acc
+    return dx
+
+
+@cute.kernel
+def mlp_squared_relu_backward_stage3_epilogue_kernel(
+    mAcc: cute.Tensor,  # (rows, cols) float32
+    mDx: cute.Tensor,  # (rows, cols) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        dx = mlp_squared_relu_backward_stage3_epilogue_chain(device.floats(rAcc))
+        at.store(dx.to(mDx.element_type), mDx)
+
+
+@cute.jit
+def mlp_squared_relu_backward_stage3_epilogue_launch(
+    stream: cuda.CUstream, mAcc: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    mlp_squared_relu_backward_stage3_epilogue_kernel(mAcc, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+
+
+def mlp_squared_relu_backward_stage3_epilogue_xla(acc):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    dx = acc
+    return dx
+
+
+def mlp_squared_relu_backward_stage4_epilogue_chain(acc):
+    """The chain, on one vector of each operand."""
+    dw = acc
+    return dw
+
+
+@cute.kernel
+def mlp_squared_relu_backward_stage4_epilogue_kernel(
+    mAcc: cute.Tensor,  # (rows, cols) float32
+    mDw: cute.Tensor,  # (rows, cols) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDw.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        dw = mlp_squared_relu_backward_stage4_epilogue_chain(device.floats(rAcc))
+        at.store(dw.to(mDw.element_type), mDw)
+
+
+@cute.jit
+def mlp_squared_relu_backward_stage4_epilogue_launch(
+    stream: cuda.CUstream, mAcc: cute.Tensor, mDw: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    mlp_squared_relu_backward_stage4_epilogue_kernel(mAcc, mDw, how).launch(**flat.grid(how, mDw.shape, stream))
 
 
 def mlp_squared_relu_backward_stage4_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dv = acc
-    return dv
+    dw = acc
+    return dw
 
 
 @runtime.op(
@@ -796,9 +777,9 @@ def mlp_squared_relu_backward_stage4_epilogue_xla(acc):
     backward_stage1_launch=mlp_squared_relu_backward_stage1_launch,
     backward_stage1_epilogue_launch=mlp_squared_relu_backward_stage1_epilogue_launch,
     backward_stage1_epilogue_xla=mlp_squared_relu_backward_stage1_epilogue_xla,
-    backward_stage2_launch=mlp_squared_relu_backward_stage2_launch,
     backward_stage2_epilogue_launch=mlp_squared_relu_backward_stage2_epilogue_launch,
     backward_stage2_epilogue_xla=mlp_squared_relu_backward_stage2_epilogue_xla,
+    backward_stage3_launch=mlp_squared_relu_backward_stage3_launch,
     backward_stage3_epilogue_launch=mlp_squared_relu_backward_stage3_epilogue_launch,
     backward_stage3_epilogue_xla=mlp_squared_relu_backward_stage3_epilogue_xla,
     backward_stage4_epilogue_launch=mlp_squared_relu_backward_stage4_epilogue_launch,

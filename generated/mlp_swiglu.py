@@ -161,10 +161,7 @@ def mlp_swiglu_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple,
     mU, mProductSaved, mProductSaved2 = tensors
     row = at.row
     iF = at.column
-    approx = device.narrow(mU)
-    u, product_saved, product_saved2 = mlp_swiglu_forward_stage1_epilogue_chain(
-        acc[0].load(), acc[1].load(), approx, mU.element_type,
-    )
+    u, product_saved, product_saved2 = mlp_swiglu_forward_stage1_epilogue_chain(acc[0].load(), acc[1].load())
     at.store(u.to(mU.element_type), mU, (row, iF))
     at.store(product_saved.to(mProductSaved.element_type), mProductSaved, (row, iF))
     at.store(product_saved2.to(mProductSaved2.element_type), mProductSaved2, (row, iF))
@@ -188,10 +185,9 @@ def mlp_swiglu_forward_stage1_launch(
     )
 
 
-def mlp_swiglu_forward_stage1_epilogue_chain(t0, t1, approx, T):
+def mlp_swiglu_forward_stage1_epilogue_chain(t0, t1):
     """The chain, on one vector of each operand."""
-    z = t0 * device.sigmoid(t0, approx) * t1
-    u = device.cast(z, T).to(cutlass.Float32)
+    u = t0 * device.sigmoid(t0, False) * t1
     product_saved = t1
     product_saved2 = t0
     return u, product_saved, product_saved2
@@ -207,11 +203,10 @@ def mlp_swiglu_forward_stage1_epilogue_kernel(
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mU.shape)  # this thread's elements, which lie next to each other in the outputs
-    approx = device.narrow(mU)
     if at.valid > 0:
         rT0, rT1 = at.load(mT0, mT1)
         u, product_saved, product_saved2 = mlp_swiglu_forward_stage1_epilogue_chain(
-            device.floats(rT0), device.floats(rT1), approx, mU.element_type,
+            device.floats(rT0), device.floats(rT1),
         )
         at.store(u.to(mU.element_type), mU)
         at.store(product_saved.to(mProductSaved.element_type), mProductSaved)
@@ -228,10 +223,9 @@ def mlp_swiglu_forward_stage1_epilogue_launch(
     ).launch(**flat.grid(how, mU.shape, stream))
 
 
-def mlp_swiglu_forward_stage1_epilogue_xla(t0, t1, T):
+def mlp_swiglu_forward_stage1_epilogue_xla(t0, t1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    z = t0 * jax.lax.logistic(t0) * t1
-    u = runtime.cast(z, T).astype(jnp.float32)
+    u = t0 * jax.lax.logistic(t0) * t1
     product_saved = t1
     product_saved2 = t0
     return u, product_saved, product_saved2
@@ -520,7 +514,7 @@ def mlp_swiglu_frozen_stage3_epilogue_xla(acc, product_of_rows_k):
 
 def mlp_swiglu_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mT1, mT2 = tensors
     row = at.row
     iF = at.column
     rProductSaved = at.load(mProductSaved, (row, iF))
@@ -530,17 +524,16 @@ def mlp_swiglu_backward_stage1_tiles(at: gemm.Vector, tensors: tuple):
 
 def mlp_swiglu_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF = tensors
+    mProductSaved, mProductSaved2, mT1, mT2 = tensors
     row = at.row
     iF = at.column
     rProductSaved, rProductSaved2 = operands
-    approx = device.narrow(mT2)
-    t2, t3, factor_of_rows_f = mlp_swiglu_backward_stage1_epilogue_chain(
-        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT2.element_type,
+    approx = device.narrow(mT1)
+    t1, t2 = mlp_swiglu_backward_stage1_epilogue_chain(
+        acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT1.element_type,
     )
+    at.store(t1.to(mT1.element_type), mT1, (row, iF))
     at.store(t2.to(mT2.element_type), mT2, (row, iF))
-    at.store(t3.to(mT3.element_type), mT3, (row, iF))
-    at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     return ()
 
 
@@ -551,29 +544,25 @@ def mlp_swiglu_backward_stage1_launch(
     mDown: cute.Tensor,  # (K, F) T
     mProductSaved: cute.Tensor,  # (rows, F) wide T
     mProductSaved2: cute.Tensor,  # (rows, F) wide T
+    mT1: cute.Tensor,  # (rows, F) T
     mT2: cute.Tensor,  # (rows, F) T
-    mT3: cute.Tensor,  # (rows, F) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF,),
-        mlp_swiglu_backward_stage1_tile, batched=False, b_is_nk=False, paired="",
-        reads=(None, mlp_swiglu_backward_stage1_tiles), whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),),
-        how=how,
+        stream, mDy, (mDown,), (mProductSaved, mProductSaved2, mT1, mT2,), mlp_swiglu_backward_stage1_tile,
+        batched=False, b_is_nk=False, paired="", reads=(None, mlp_swiglu_backward_stage1_tiles),
+        whole=((mProductSaved, 1, True), (mProductSaved2, 1, True),), how=how,
     )
 
 
 def mlp_swiglu_backward_stage1_epilogue_chain(t0, product_saved, product_saved2, approx, T):
     """The chain, on one vector of each operand."""
-    t4, t5 = device.both_sigmoids(product_saved2, approx)
-    t1 = product_saved2 * t4
-    z = t0 * t1
-    z2 = t0 * product_saved * t4 * (1.0 + product_saved2 * t5)
-    t2 = device.cast(z, T).to(cutlass.Float32)
-    t3 = device.cast(z2, T).to(cutlass.Float32)
-    factor_of_rows_f = device.cast(t1 * product_saved, T).to(cutlass.Float32)
-    return t2, t3, factor_of_rows_f
+    t3, t4 = device.both_sigmoids(product_saved2, approx)
+    z = t0 * (product_saved2 * t3)
+    z2 = t0 * product_saved * t3 * (1.0 + product_saved2 * t4)
+    t1 = device.cast(z, T).to(cutlass.Float32)
+    t2 = device.cast(z2, T).to(cutlass.Float32)
+    return t1, t2
 
 
 @cute.kernel
@@ -581,77 +570,105 @@ def mlp_swiglu_backward_stage1_epilogue_kernel(
     mT0: cute.Tensor,  # (rows, cols) float32
     mProductSaved: cute.Tensor,  # (rows, cols) wide T
     mProductSaved2: cute.Tensor,  # (rows, cols) wide T
+    mT1: cute.Tensor,  # (rows, cols) T
     mT2: cute.Tensor,  # (rows, cols) T
-    mT3: cute.Tensor,  # (rows, cols) T
-    mFactorOfRowsF: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
 ):
-    at = flat.vector(how, mT2.shape)  # this thread's elements, which lie next to each other in the outputs
-    approx = device.narrow(mT2)
+    at = flat.vector(how, mT1.shape)  # this thread's elements, which lie next to each other in the outputs
+    approx = device.narrow(mT1)
     if at.valid > 0:
         rT0, rProductSaved, rProductSaved2 = at.load(mT0, mProductSaved, mProductSaved2)
-        t2, t3, factor_of_rows_f = mlp_swiglu_backward_stage1_epilogue_chain(
-            device.floats(rT0), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT2.element_type,
+        t1, t2 = mlp_swiglu_backward_stage1_epilogue_chain(
+            device.floats(rT0), device.floats(rProductSaved), device.floats(rProductSaved2), approx, mT1.element_type,
         )
+        at.store(t1.to(mT1.element_type), mT1)
         at.store(t2.to(mT2.element_type), mT2)
-        at.store(t3.to(mT3.element_type), mT3)
-        at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
 
 
 @cute.jit
 def mlp_swiglu_backward_stage1_epilogue_launch(
-    stream: cuda.CUstream, mT0: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor, mT2: cute.Tensor,
-    mT3: cute.Tensor, mFactorOfRowsF: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mT0: cute.Tensor, mProductSaved: cute.Tensor, mProductSaved2: cute.Tensor, mT1: cute.Tensor,
+    mT2: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     mlp_swiglu_backward_stage1_epilogue_kernel(
-        mT0, mProductSaved, mProductSaved2, mT2, mT3, mFactorOfRowsF, how,
-    ).launch(**flat.grid(how, mT2.shape, stream))
+        mT0, mProductSaved, mProductSaved2, mT1, mT2, how,
+    ).launch(**flat.grid(how, mT1.shape, stream))
 
 
 def mlp_swiglu_backward_stage1_epilogue_xla(t0, product_saved, product_saved2, T):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t4 = jax.lax.logistic(product_saved2)
-    t1 = product_saved2 * t4
-    z = t0 * t1
-    z2 = t0 * product_saved * t4 * (1.0 + product_saved2 * jax.lax.logistic(-product_saved2))
-    t2 = runtime.cast(z, T).astype(jnp.float32)
-    t3 = runtime.cast(z2, T).astype(jnp.float32)
-    factor_of_rows_f = runtime.cast(t1 * product_saved, T).astype(jnp.float32)
-    return t2, t3, factor_of_rows_f
+    t3 = jax.lax.logistic(product_saved2)
+    z = t0 * (product_saved2 * t3)
+    z2 = t0 * product_saved * t3 * (1.0 + product_saved2 * jax.lax.logistic(-product_saved2))
+    t1 = runtime.cast(z, T).astype(jnp.float32)
+    t2 = runtime.cast(z2, T).astype(jnp.float32)
+    return t1, t2
 
 
-def mlp_swiglu_backward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def mlp_swiglu_backward_stage2_epilogue_chain(acc):
+    """The chain, on one vector of each operand."""
+    ddown = acc
+    return ddown
+
+
+@cute.kernel
+def mlp_swiglu_backward_stage2_epilogue_kernel(
+    mAcc: cute.Tensor,  # (rows, cols) float32
+    mDdown: cute.Tensor,  # (rows, cols) T
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mDdown.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rAcc, = at.load(mAcc)
+        ddown = mlp_swiglu_backward_stage2_epilogue_chain(device.floats(rAcc))
+        at.store(ddown.to(mDdown.element_type), mDdown)
+
+
+@cute.jit
+def mlp_swiglu_backward_stage2_epilogue_launch(
+    stream: cuda.CUstream, mAcc: cute.Tensor, mDdown: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    mlp_swiglu_backward_stage2_epilogue_kernel(mAcc, mDdown, how).launch(**flat.grid(how, mDdown.shape, stream))
+
+
+def mlp_swiglu_backward_stage2_epilogue_xla(acc):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    ddown = acc
+    return ddown
+
+
+def mlp_swiglu_backward_stage3_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mProductOfRowsK, = tensors
     row = at.row
     iK = at.column
-    product_of_rows_k = mlp_swiglu_backward_stage2_epilogue_chain(acc[0].load())
+    product_of_rows_k = mlp_swiglu_backward_stage3_epilogue_chain(acc[0].load())
     at.store(product_of_rows_k.to(mProductOfRowsK.element_type), mProductOfRowsK, (row, iK))
     return ()
 
 
 @cute.jit
-def mlp_swiglu_backward_stage2_launch(
+def mlp_swiglu_backward_stage3_launch(
     stream: cuda.CUstream,
-    mT2: cute.Tensor,  # (rows, F) T
+    mT1: cute.Tensor,  # (rows, F) T
     mUp: cute.Tensor,  # (F, K) T
     mProductOfRowsK: cute.Tensor,  # (rows, K) float32
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mT2, (mUp,), (mProductOfRowsK,), mlp_swiglu_backward_stage2_tile, batched=False, b_is_nk=False,
+        stream, mT1, (mUp,), (mProductOfRowsK,), mlp_swiglu_backward_stage3_tile, batched=False, b_is_nk=False,
         paired="", reads=(None, None), how=how,
     )
 
 
-def mlp_swiglu_backward_stage2_epilogue_chain(acc):
+def mlp_swiglu_backward_stage3_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     product_of_rows_k = acc
     return product_of_rows_k
 
 
 @cute.kernel
-def mlp_swiglu_backward_stage2_epilogue_kernel(
+def mlp_swiglu_backward_stage3_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mProductOfRowsK: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
@@ -659,26 +676,26 @@ def mlp_swiglu_backward_stage2_epilogue_kernel(
     at = flat.vector(how, mProductOfRowsK.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        product_of_rows_k = mlp_swiglu_backward_stage2_epilogue_chain(device.floats(rAcc))
+        product_of_rows_k = mlp_swiglu_backward_stage3_epilogue_chain(device.floats(rAcc))
         at.store(product_of_rows_k.to(mProductOfRowsK.element_type), mProductOfRowsK)
 
 
 @cute.jit
-def mlp_swiglu_backward_stage2_epilogue_launch(
+def mlp_swiglu_backward_stage3_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mProductOfRowsK: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_swiglu_backward_stage2_epilogue_kernel(mAcc, mProductOfRowsK, how).launch(
+    mlp_swiglu_backward_stage3_epilogue_kernel(mAcc, mProductOfRowsK, how).launch(
         **flat.grid(how, mProductOfRowsK.shape, stream)
     )
 
 
-def mlp_swiglu_backward_stage2_epilogue_xla(acc):
+def mlp_swiglu_backward_stage3_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     product_of_rows_k = acc
     return product_of_rows_k
 
 
-def mlp_swiglu_backward_stage3_tiles(at: gemm.Vector, tensors: tuple):
+def mlp_swiglu_backward_stage4_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
     mProductOfRowsK, mDx = tensors
     row = at.row
@@ -687,40 +704,40 @@ def mlp_swiglu_backward_stage3_tiles(at: gemm.Vector, tensors: tuple):
     return (rProductOfRowsK,)
 
 
-def mlp_swiglu_backward_stage3_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
+def mlp_swiglu_backward_stage4_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
     mProductOfRowsK, mDx = tensors
     row = at.row
     iK = at.column
     rProductOfRowsK, = operands
-    dx = mlp_swiglu_backward_stage3_epilogue_chain(acc[0].load(), device.floats(rProductOfRowsK))
+    dx = mlp_swiglu_backward_stage4_epilogue_chain(acc[0].load(), device.floats(rProductOfRowsK))
     at.store(dx.to(mDx.element_type), mDx, (row, iK))
     return ()
 
 
 @cute.jit
-def mlp_swiglu_backward_stage3_launch(
+def mlp_swiglu_backward_stage4_launch(
     stream: cuda.CUstream,
-    mT3: cute.Tensor,  # (rows, F) T
+    mT2: cute.Tensor,  # (rows, F) T
     mGate: cute.Tensor,  # (F, K) T
     mProductOfRowsK: cute.Tensor,  # (rows, K) float32
     mDx: cute.Tensor,  # (rows, K) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mT3, (mGate,), (mProductOfRowsK, mDx,), mlp_swiglu_backward_stage3_tile, batched=False, b_is_nk=False,
-        paired="", reads=(None, mlp_swiglu_backward_stage3_tiles), whole=((mProductOfRowsK, 1, True),), how=how,
+        stream, mT2, (mGate,), (mProductOfRowsK, mDx,), mlp_swiglu_backward_stage4_tile, batched=False, b_is_nk=False,
+        paired="", reads=(None, mlp_swiglu_backward_stage4_tiles), whole=((mProductOfRowsK, 1, True),), how=how,
     )
 
 
-def mlp_swiglu_backward_stage3_epilogue_chain(acc, product_of_rows_k):
+def mlp_swiglu_backward_stage4_epilogue_chain(acc, product_of_rows_k):
     """The chain, on one vector of each operand."""
     dx = product_of_rows_k + acc
     return dx
 
 
 @cute.kernel
-def mlp_swiglu_backward_stage3_epilogue_kernel(
+def mlp_swiglu_backward_stage4_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mProductOfRowsK: cute.Tensor,  # (rows, cols) float32
     mDx: cute.Tensor,  # (rows, cols) T
@@ -729,34 +746,34 @@ def mlp_swiglu_backward_stage3_epilogue_kernel(
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, rProductOfRowsK = at.load(mAcc, mProductOfRowsK)
-        dx = mlp_swiglu_backward_stage3_epilogue_chain(device.floats(rAcc), device.floats(rProductOfRowsK))
+        dx = mlp_swiglu_backward_stage4_epilogue_chain(device.floats(rAcc), device.floats(rProductOfRowsK))
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
-def mlp_swiglu_backward_stage3_epilogue_launch(
+def mlp_swiglu_backward_stage4_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mProductOfRowsK: cute.Tensor, mDx: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    mlp_swiglu_backward_stage3_epilogue_kernel(mAcc, mProductOfRowsK, mDx, how).launch(
+    mlp_swiglu_backward_stage4_epilogue_kernel(mAcc, mProductOfRowsK, mDx, how).launch(
         **flat.grid(how, mDx.shape, stream)
     )
 
 
-def mlp_swiglu_backward_stage3_epilogue_xla(acc, product_of_rows_k):
+def mlp_swiglu_backward_stage4_epilogue_xla(acc, product_of_rows_k):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dx = product_of_rows_k + acc
     return dx
 
 
-def mlp_swiglu_backward_stage4_epilogue_chain(acc):
+def mlp_swiglu_backward_stage5_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dgate = acc
     return dgate
 
 
 @cute.kernel
-def mlp_swiglu_backward_stage4_epilogue_kernel(
+def mlp_swiglu_backward_stage5_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDgate: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -764,31 +781,31 @@ def mlp_swiglu_backward_stage4_epilogue_kernel(
     at = flat.vector(how, mDgate.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dgate = mlp_swiglu_backward_stage4_epilogue_chain(device.floats(rAcc))
+        dgate = mlp_swiglu_backward_stage5_epilogue_chain(device.floats(rAcc))
         at.store(dgate.to(mDgate.element_type), mDgate)
 
 
 @cute.jit
-def mlp_swiglu_backward_stage4_epilogue_launch(
+def mlp_swiglu_backward_stage5_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDgate: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_swiglu_backward_stage4_epilogue_kernel(mAcc, mDgate, how).launch(**flat.grid(how, mDgate.shape, stream))
+    mlp_swiglu_backward_stage5_epilogue_kernel(mAcc, mDgate, how).launch(**flat.grid(how, mDgate.shape, stream))
 
 
-def mlp_swiglu_backward_stage4_epilogue_xla(acc):
+def mlp_swiglu_backward_stage5_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dgate = acc
     return dgate
 
 
-def mlp_swiglu_backward_stage5_epilogue_chain(acc):
+def mlp_swiglu_backward_stage6_epilogue_chain(acc):
     """The chain, on one vector of each operand."""
     dup = acc
     return dup
 
 
 @cute.kernel
-def mlp_swiglu_backward_stage5_epilogue_kernel(
+def mlp_swiglu_backward_stage6_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, cols) float32
     mDup: cute.Tensor,  # (rows, cols) T
     how: cutlass.Constexpr[Launch],
@@ -796,53 +813,21 @@ def mlp_swiglu_backward_stage5_epilogue_kernel(
     at = flat.vector(how, mDup.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rAcc, = at.load(mAcc)
-        dup = mlp_swiglu_backward_stage5_epilogue_chain(device.floats(rAcc))
+        dup = mlp_swiglu_backward_stage6_epilogue_chain(device.floats(rAcc))
         at.store(dup.to(mDup.element_type), mDup)
 
 
 @cute.jit
-def mlp_swiglu_backward_stage5_epilogue_launch(
+def mlp_swiglu_backward_stage6_epilogue_launch(
     stream: cuda.CUstream, mAcc: cute.Tensor, mDup: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    mlp_swiglu_backward_stage5_epilogue_kernel(mAcc, mDup, how).launch(**flat.grid(how, mDup.shape, stream))
-
-
-def mlp_swiglu_backward_stage5_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dup = acc
-    return dup
-
-
-def mlp_swiglu_backward_stage6_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    ddown = acc
-    return ddown
-
-
-@cute.kernel
-def mlp_swiglu_backward_stage6_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mDdown: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDdown.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        ddown = mlp_swiglu_backward_stage6_epilogue_chain(device.floats(rAcc))
-        at.store(ddown.to(mDdown.element_type), mDdown)
-
-
-@cute.jit
-def mlp_swiglu_backward_stage6_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mDdown: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_swiglu_backward_stage6_epilogue_kernel(mAcc, mDdown, how).launch(**flat.grid(how, mDdown.shape, stream))
+    mlp_swiglu_backward_stage6_epilogue_kernel(mAcc, mDup, how).launch(**flat.grid(how, mDup.shape, stream))
 
 
 def mlp_swiglu_backward_stage6_epilogue_xla(acc):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    ddown = acc
-    return ddown
+    dup = acc
+    return dup
 
 
 @runtime.op(
@@ -872,12 +857,12 @@ def mlp_swiglu_backward_stage6_epilogue_xla(acc):
     backward_stage1_launch=mlp_swiglu_backward_stage1_launch,
     backward_stage1_epilogue_launch=mlp_swiglu_backward_stage1_epilogue_launch,
     backward_stage1_epilogue_xla=mlp_swiglu_backward_stage1_epilogue_xla,
-    backward_stage2_launch=mlp_swiglu_backward_stage2_launch,
     backward_stage2_epilogue_launch=mlp_swiglu_backward_stage2_epilogue_launch,
     backward_stage2_epilogue_xla=mlp_swiglu_backward_stage2_epilogue_xla,
     backward_stage3_launch=mlp_swiglu_backward_stage3_launch,
     backward_stage3_epilogue_launch=mlp_swiglu_backward_stage3_epilogue_launch,
     backward_stage3_epilogue_xla=mlp_swiglu_backward_stage3_epilogue_xla,
+    backward_stage4_launch=mlp_swiglu_backward_stage4_launch,
     backward_stage4_epilogue_launch=mlp_swiglu_backward_stage4_epilogue_launch,
     backward_stage4_epilogue_xla=mlp_swiglu_backward_stage4_epilogue_xla,
     backward_stage5_epilogue_launch=mlp_swiglu_backward_stage5_epilogue_launch,

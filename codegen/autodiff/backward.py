@@ -223,7 +223,7 @@ def row_backward(op: Op) -> Derived:
             if found and not isinstance(found[-1].op.plan, Staged):
                 return found[-1]
         if found:
-            return min(found, key=lambda d: len(_stages(d.op)))  # of equally many, the one that saves less
+            return min(found, key=lambda d: (len(_stages(d.op)), len(_held(d.op))))
     raise next(iter(reasons.values()))
 
 
@@ -236,6 +236,10 @@ def _ways(op: Op) -> tuple[str | None, ...]:
 
 def _stages(op: Op) -> tuple[Op, ...]:
     return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+
+def _held(op: Op) -> tuple[tuple[str, Node], ...]:
+    return op.plan.held if isinstance(op.plan, Staged) else ()
 
 
 def _row_backward(op: Op, how: Backward) -> Derived:

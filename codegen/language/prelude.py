@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 
 from codegen.parsing import parse_expression
@@ -13,13 +13,14 @@ from codegen.parsing import parse_expression
 
 @dataclass(frozen=True)
 class Composite:
-    """A prelude definition. In `grad`, `y` is the result and `g` its cotangent."""
+    """A prelude definition. In `grad`, `y` is the result and `g` its cotangent. `bounded` is the body for an x with small bounds."""
 
     name: str
     params: tuple[str, ...]
     defaults: tuple[ast.expr | None, ...]
     body: ast.expr
     grad: dict[str, ast.expr] = field(default_factory=dict)  # an argument's name to the derivative with respect to it
+    bounded: ast.expr | None = None
 
 
 @functools.cache
@@ -30,7 +31,11 @@ def prelude() -> dict[str, Composite]:
             continue
         if line.startswith(" "):
             argument, _, formula = line.strip().partition(": ")
-            found[next(reversed(found))].grad[argument] = parse_expression(formula)
+            last = next(reversed(found))
+            if argument == "bounded":
+                found[last] = replace(found[last], bounded=parse_expression(formula))
+            else:
+                found[last].grad[argument] = parse_expression(formula)
             continue
         match = re.fullmatch(r"(\w+)\(([^)]*)\) = (.+)", line)
         assert match, line

@@ -13,6 +13,7 @@ import math
 from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import Call, Node, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS
+from codegen.graph.ranges import is_within, ranges
 from codegen.language.formula.calls import FORMS
 from codegen.language.formula.operations import Operations
 from codegen.language.prelude import Composite, prelude
@@ -21,6 +22,7 @@ from codegen.language.statements import SPLIT, Follows, Placed, construct, liter
 from codegen.spec.spec import Array
 
 MAX_EXPONENT = 64
+EXPONENTS = (-60.0, 60.0)  # of e: float32 holds sums of 2**31 such powers, and none is denormal
 FOR_FLOATS = {"Mod": "_modulo", "FloorDiv": "_floor_divide"}  # operators that have functions of their own for floats
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 # What jnp has and the language has not, and what serves instead
@@ -209,10 +211,19 @@ class Reader(Operations):
         inner.bound = dict(zip(given, values, strict=True))
         if "axis" in given:
             self.along(given["axis"], made.name, inner.bound["axis"], inner.bound["x"])  # type: ignore[arg-type]
-        value = inner.read(made.body)
+        value = inner.read(made.bounded if made.bounded and self.is_bounded(inner.bound["x"]) else made.body)
         if not value.is_const and value not in inner.bound.values():
             self.graph.calls.setdefault(id(value), Call(made.name, inner.bound))
         return value
+
+    def is_bounded(self, value: Node | tuple[str, ...]) -> bool:
+        """Whether the exponentials of a value are far from the largest and the smallest float32. Products' epilogues and attention
+        follow the maximum in any case."""
+        assert isinstance(value, Node)
+        nodes = list(topological([value]))
+        if any(n.op == "contract" for n in nodes):
+            return False
+        return is_within(ranges(nodes)[id(value)], EXPONENTS)
 
     def expanded(self, tree: ast.AST, name: str, *values: Node) -> Node:
         """A composite function of floats, called by an operator or by another function."""

@@ -1,11 +1,16 @@
 """Sums of exponentials that follow their maximum, interpreted: rows in one sweep, in pieces and in clusters, with
 infinities and NaN, against NumPy in float64."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import generated
 from codegen.plan.launches import Extents
+from tests.making import make_op, spec_text
 
 
 def rows_of(columns: int) -> np.ndarray:
@@ -62,3 +67,18 @@ def test_rows_as_the_formula_is_written(arch, columns, kept, cluster, monkeypatc
     np.testing.assert_allclose(y, softmax(rows), rtol=2e-5, atol=1e-37)
     lse = np.asarray(generated.logsumexp(rows, implementation="interpret"))
     np.testing.assert_allclose(lse, logsumexp(rows), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("columns", [9, 4099, 20_000])
+def test_exponentials_of_bounded_values_without_a_maximum(tmp_path, columns):
+    """At the bounds, and where a row has a NaN; and their gradients."""
+    op = make_op(
+        tmp_path, spec_text('x: "float32[..., N]"', 'y: "float32[...]"', "y = logsumexp(15 * tanh(x), axis=N)")
+    )
+    rows = rows_of(columns)
+    capped = 15 * np.tanh(rows.astype(np.float64))
+    found, pull = jax.vjp(functools.partial(op, implementation="interpret"), jnp.asarray(rows))
+    np.testing.assert_allclose(found, logsumexp(capped), rtol=1e-6)
+    with np.errstate(invalid="ignore"):
+        expected = softmax(capped) * (15 - capped**2 / 15)
+    np.testing.assert_allclose(pull(jnp.ones(len(rows)))[0], expected, rtol=2e-5, atol=1e-5)

@@ -236,3 +236,14 @@ def test_axes_of_a_reduction_in_jnp():
     assert axis_numbers(("N",), order) == "-1" and axis_numbers(("B", "N"), order) == "(-2, -1)"
     assert axis_numbers(("...",), order) == "row_axes" and axis_numbers(("...", "B"), order) == "(*row_axes, -2)"
     assert axis_numbers(order, order) == axis_numbers(("N",), ("N",)) == "None"
+
+
+@pytest.mark.parametrize("function", ["softmax", "logsumexp", "log_softmax"])
+@pytest.mark.parametrize(
+    ("values", "follows"),
+    [("15 * tanh(x)", False), ("60 * sigmoid(x)", False), ("70 * tanh(x)", True), ("x", True),
+     ("where(x > 0, tanh(x), -inf)", True)],
+)  # fmt: skip
+def test_exponentials_of_bounded_values_need_no_maximum(function, values, follows):
+    nodes = topological([value(f"{function}({values}, axis=N)")])
+    assert any(n.op == "max" for n in nodes) == follows

@@ -351,77 +351,6 @@ def mlp_geglu_dropout_forward_stage1_epilogue_xla(t1, t2, key0, key1, index_rows
     return factor_of_rows_f, product_saved, product_saved2
 
 
-def mlp_geglu_dropout_forward_stage2_tiles(at: gemm.Vector, tensors: tuple):
-    """What the epilogue reads of a row, read ahead of its products."""
-    mResidual, mY = tensors
-    row = at.row
-    iK = at.column
-    rResidual = at.load(mResidual, (row, iK))
-    return (rResidual,)
-
-
-def mlp_geglu_dropout_forward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mResidual, mY = tensors
-    row = at.row
-    iK = at.column
-    rResidual, = operands
-    y = mlp_geglu_dropout_forward_stage2_epilogue_chain(acc[0].load(), device.floats(rResidual))
-    at.store(y.to(mY.element_type), mY, (row, iK))
-    return ()
-
-
-@cute.jit
-def mlp_geglu_dropout_forward_stage2_launch(
-    stream: cuda.CUstream,
-    mFactorOfRowsF: cute.Tensor,  # (rows, F) T
-    mDown: cute.Tensor,  # (K, F) T
-    mResidual: cute.Tensor,  # (rows, K) T
-    mY: cute.Tensor,  # (rows, K) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mFactorOfRowsF, (mDown,), (mResidual, mY,), mlp_geglu_dropout_forward_stage2_tile, batched=False,
-        b_is_nk=True, paired="", reads=(None, mlp_geglu_dropout_forward_stage2_tiles), whole=((mResidual, 1, True),),
-        how=how,
-    )
-
-
-def mlp_geglu_dropout_forward_stage2_epilogue_chain(acc, residual):
-    """The chain, on one vector of each operand."""
-    y = acc + residual
-    return y
-
-
-@cute.kernel
-def mlp_geglu_dropout_forward_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mResidual: cute.Tensor,  # (rows, cols) T
-    mY: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, rResidual = at.load(mAcc, mResidual)
-        y = mlp_geglu_dropout_forward_stage2_epilogue_chain(device.floats(rAcc), device.floats(rResidual))
-        at.store(y.to(mY.element_type), mY)
-
-
-@cute.jit
-def mlp_geglu_dropout_forward_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mResidual: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_geglu_dropout_forward_stage2_epilogue_kernel(mAcc, mResidual, mY, how).launch(
-        **flat.grid(how, mY.shape, stream)
-    )
-
-
-def mlp_geglu_dropout_forward_stage2_epilogue_xla(acc, residual):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc + residual
-    return y
-
-
 def mlp_geglu_dropout_frozen_stage1_columns(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads that all rows share, read once for a tile."""
     mProductSaved, mProductSaved2, mKey, mFirstRow, mFirstF, mFactorOfRowsF, mFactorOfRowsF2 = tensors
@@ -1087,9 +1016,9 @@ def mlp_geglu_dropout_backward_stage6_epilogue_xla(acc):
     forward_stage1_launch=mlp_geglu_dropout_forward_stage1_launch,
     forward_stage1_epilogue_launch=mlp_geglu_dropout_forward_stage1_epilogue_launch,
     forward_stage1_epilogue_xla=mlp_geglu_dropout_forward_stage1_epilogue_xla,
-    forward_stage2_launch=mlp_geglu_dropout_forward_stage2_launch,
-    forward_stage2_epilogue_launch=mlp_geglu_dropout_forward_stage2_epilogue_launch,
-    forward_stage2_epilogue_xla=mlp_geglu_dropout_forward_stage2_epilogue_xla,
+    forward_stage2_launch=mlp_geglu_dropout_stage2_launch,
+    forward_stage2_epilogue_launch=mlp_geglu_dropout_stage2_epilogue_launch,
+    forward_stage2_epilogue_xla=mlp_geglu_dropout_stage2_epilogue_xla,
     frozen_stage1_launch=mlp_geglu_dropout_frozen_stage1_launch,
     frozen_stage1_epilogue_launch=mlp_geglu_dropout_frozen_stage1_epilogue_launch,
     frozen_stage1_epilogue_xla=mlp_geglu_dropout_frozen_stage1_epilogue_xla,

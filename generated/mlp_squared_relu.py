@@ -258,74 +258,6 @@ def mlp_squared_relu_forward_stage1_epilogue_xla(acc, bias):
     return u, z
 
 
-def mlp_squared_relu_forward_stage2_tiles(at: gemm.Vector, tensors: tuple):
-    """What the epilogue reads of a row, read ahead of its products."""
-    mResidual, mY = tensors
-    row = at.row
-    iK = at.column
-    rResidual = at.load(mResidual, (row, iK))
-    return (rResidual,)
-
-
-def mlp_squared_relu_forward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mResidual, mY = tensors
-    row = at.row
-    iK = at.column
-    rResidual, = operands
-    y = mlp_squared_relu_forward_stage2_epilogue_chain(acc[0].load(), device.floats(rResidual))
-    at.store(y.to(mY.element_type), mY, (row, iK))
-    return ()
-
-
-@cute.jit
-def mlp_squared_relu_forward_stage2_launch(
-    stream: cuda.CUstream,
-    mU: cute.Tensor,  # (rows, F) T
-    mV: cute.Tensor,  # (K, F) T
-    mResidual: cute.Tensor,  # (rows, K) T
-    mY: cute.Tensor,  # (rows, K) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mU, (mV,), (mResidual, mY,), mlp_squared_relu_forward_stage2_tile, batched=False, b_is_nk=True,
-        paired="", reads=(None, mlp_squared_relu_forward_stage2_tiles), whole=((mResidual, 1, True),), how=how,
-    )
-
-
-def mlp_squared_relu_forward_stage2_epilogue_chain(acc, residual):
-    """The chain, on one vector of each operand."""
-    y = acc + residual
-    return y
-
-
-@cute.kernel
-def mlp_squared_relu_forward_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mResidual: cute.Tensor,  # (rows, cols) T
-    mY: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, rResidual = at.load(mAcc, mResidual)
-        y = mlp_squared_relu_forward_stage2_epilogue_chain(device.floats(rAcc), device.floats(rResidual))
-        at.store(y.to(mY.element_type), mY)
-
-
-@cute.jit
-def mlp_squared_relu_forward_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mResidual: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_squared_relu_forward_stage2_epilogue_kernel(mAcc, mResidual, mY, how).launch(**flat.grid(how, mY.shape, stream))
-
-
-def mlp_squared_relu_forward_stage2_epilogue_xla(acc, residual):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc + residual
-    return y
-
-
 def mlp_squared_relu_frozen_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
     mZ, mFactorOfRowsF = tensors
@@ -765,9 +697,9 @@ def mlp_squared_relu_backward_stage4_epilogue_xla(acc):
     forward_stage1_launch=mlp_squared_relu_forward_stage1_launch,
     forward_stage1_epilogue_launch=mlp_squared_relu_forward_stage1_epilogue_launch,
     forward_stage1_epilogue_xla=mlp_squared_relu_forward_stage1_epilogue_xla,
-    forward_stage2_launch=mlp_squared_relu_forward_stage2_launch,
-    forward_stage2_epilogue_launch=mlp_squared_relu_forward_stage2_epilogue_launch,
-    forward_stage2_epilogue_xla=mlp_squared_relu_forward_stage2_epilogue_xla,
+    forward_stage2_launch=mlp_squared_relu_stage2_launch,
+    forward_stage2_epilogue_launch=mlp_squared_relu_stage2_epilogue_launch,
+    forward_stage2_epilogue_xla=mlp_squared_relu_stage2_epilogue_xla,
     frozen_stage1_launch=mlp_squared_relu_frozen_stage1_launch,
     frozen_stage1_epilogue_launch=mlp_squared_relu_frozen_stage1_epilogue_launch,
     frozen_stage1_epilogue_xla=mlp_squared_relu_frozen_stage1_epilogue_xla,

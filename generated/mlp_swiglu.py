@@ -231,62 +231,6 @@ def mlp_swiglu_forward_stage1_epilogue_xla(t0, t1):
     return u, product_saved, product_saved2
 
 
-def mlp_swiglu_forward_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
-    """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mY, = tensors
-    row = at.row
-    iK = at.column
-    y = mlp_swiglu_forward_stage2_epilogue_chain(acc[0].load())
-    at.store(y.to(mY.element_type), mY, (row, iK))
-    return ()
-
-
-@cute.jit
-def mlp_swiglu_forward_stage2_launch(
-    stream: cuda.CUstream,
-    mU: cute.Tensor,  # (rows, F) T
-    mDown: cute.Tensor,  # (K, F) T
-    mY: cute.Tensor,  # (rows, K) T
-    how: cutlass.Constexpr[Contraction],
-):
-    gemm.launch(
-        stream, mU, (mDown,), (mY,), mlp_swiglu_forward_stage2_tile, batched=False, b_is_nk=True, paired="",
-        reads=(None, None), how=how,
-    )
-
-
-def mlp_swiglu_forward_stage2_epilogue_chain(acc):
-    """The chain, on one vector of each operand."""
-    y = acc
-    return y
-
-
-@cute.kernel
-def mlp_swiglu_forward_stage2_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mY: cute.Tensor,  # (rows, cols) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rAcc, = at.load(mAcc)
-        y = mlp_swiglu_forward_stage2_epilogue_chain(device.floats(rAcc))
-        at.store(y.to(mY.element_type), mY)
-
-
-@cute.jit
-def mlp_swiglu_forward_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    mlp_swiglu_forward_stage2_epilogue_kernel(mAcc, mY, how).launch(**flat.grid(how, mY.shape, stream))
-
-
-def mlp_swiglu_forward_stage2_epilogue_xla(acc):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc
-    return y
-
-
 def mlp_swiglu_frozen_stage1_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
     mProductSaved, mProductSaved2, mFactorOfRowsF, mFactorOfRowsF2 = tensors
@@ -842,9 +786,9 @@ def mlp_swiglu_backward_stage6_epilogue_xla(acc):
     forward_stage1_launch=mlp_swiglu_forward_stage1_launch,
     forward_stage1_epilogue_launch=mlp_swiglu_forward_stage1_epilogue_launch,
     forward_stage1_epilogue_xla=mlp_swiglu_forward_stage1_epilogue_xla,
-    forward_stage2_launch=mlp_swiglu_forward_stage2_launch,
-    forward_stage2_epilogue_launch=mlp_swiglu_forward_stage2_epilogue_launch,
-    forward_stage2_epilogue_xla=mlp_swiglu_forward_stage2_epilogue_xla,
+    forward_stage2_launch=mlp_swiglu_stage2_launch,
+    forward_stage2_epilogue_launch=mlp_swiglu_stage2_epilogue_launch,
+    forward_stage2_epilogue_xla=mlp_swiglu_stage2_epilogue_xla,
     frozen_stage1_launch=mlp_swiglu_frozen_stage1_launch,
     frozen_stage1_epilogue_launch=mlp_swiglu_frozen_stage1_epilogue_launch,
     frozen_stage1_epilogue_xla=mlp_swiglu_frozen_stage1_epilogue_xla,

@@ -141,13 +141,16 @@ def derived_kernel(name: str, op: Op) -> DerivedKernel:
 
 def without_repeats(kernels: dict[str, DerivedKernel]) -> dict[str, DerivedKernel]:
     """The kernels of a module. A kernel that differs from an earlier one by its names alone has the functions of that one, as a stage
-    of the backward may have those of the frozen backward. Kernels that call each other's functions keep their own."""
-    first: dict[tuple[str, str], str] = {}
+    of the backward may have those of the frozen backward. A product and its epilogue, which it calls, are compared together; other
+    kernels that call each other's functions keep their own."""
+    first: dict[tuple[str, bool], str] = {}
     found = {}
     for name, made in kernels.items():
-        called = any(f"{made.op}_" in other.kernel for other in kernels.values() if other is not made)
-        text = made.kernel.replace(made.op, "\0"), repr(made.xla).replace(made.op, "\0")
-        op = made.op if called else first.setdefault(text, made.op)
+        product = name.removesuffix("_epilogue")
+        both = [kernels[n] for n in (product, f"{product}_epilogue") if n in kernels]
+        called = any(f"{made.op}_" in other.kernel for other in kernels.values() if other not in both)
+        text = "\n".join(f"{k.kernel}\n{k.xla}" for k in both).replace(both[0].op, "\0")
+        op = made.op if called else first.setdefault((text, name == product), made.op)
         found[name] = replace(made, op=op, repeated=op != made.op)
     return found
 

@@ -2,10 +2,12 @@
 
 import ast
 
+import pytest
+
 from codegen.pipeline import read_op
 from codegen.render import render_op
 
-SPEC = {
+NORM = {
     "op": "spread",
     "summary": "Each channel scaled by its norm.",
     "types": {"T": ["float32", "bfloat16"]},
@@ -15,17 +17,32 @@ SPEC = {
     "reference": "n = jnp.sqrt(jnp.sum(x * x, axis=1, keepdims=True))\n"
     "y = scale * x * n / (jnp.mean(n, axis=-1, keepdims=True) + 1)\n",
 }
+PRODUCTS = {
+    "op": "spread",
+    "summary": "Two products, and a square between them.",
+    "types": {"T": ["float16", "bfloat16"]},
+    "inputs": {"x": "T[..., K]", "up": "T[F, K]", "down": "T[K, F]"},
+    "outputs": {"y": "T[..., K]"},
+    "chain": "z = x @ up\ny = square(relu(z)) @ down\n",
+    "reference": "jnp.square(jax.nn.relu(x @ up.T)) @ down.T",
+}
 
 
-def test_stages_of_both_backwards_share_their_functions():
-    module = ast.parse(render_op(read_op("specs/spread.yaml", SPEC)))
+@pytest.mark.parametrize(
+    ("spec", "second", "one"),
+    [
+        (NORM, "backward_stage1", "frozen_stage1"),
+        (PRODUCTS, "forward_stage2", "stage2"),
+        (PRODUCTS, "forward_stage2_epilogue", "stage2_epilogue"),
+    ],
+)
+def test_equal_kernels_share_their_functions(spec, second, one):
+    module = ast.parse(render_op(read_op("specs/spread.yaml", spec)))
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     decorator = functions["spread"].decorator_list[0]
     given = {k.arg: k.value.id for k in decorator.keywords if k.arg.endswith(("_launch", "_xla"))}
-    assert set(given.values()) <= functions.keys()
-    assert given["backward_stage1_launch"] == given["frozen_stage1_launch"]
-    assert given["backward_stage1_xla"] == given["frozen_stage1_xla"]
-    others = [name for name in functions if name.startswith("spread_backward_stage1")]
-    assert others == []
-    apart = {ast.unparse(functions[name]).replace(name.removesuffix("_launch"), "") for name in given.values()}
-    assert len(apart) == len({*given.values()})
+    assert given[f"{second}_launch"] == given[f"{one}_launch"] == f"spread_{one}_launch"
+    assert not [name for name in functions if name.startswith(f"spread_{second}")]
+    assert {
+        n.id for n in ast.walk(module) if isinstance(n, ast.Name) and n.id.startswith("spread_")
+    } <= functions.keys()

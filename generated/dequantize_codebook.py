@@ -25,8 +25,8 @@ SPEC = {
     "inputs": {"code": "uint8[..., N]", "codebook": "float32[K]", "absmax": "float32[...]"},
     "outputs": {"y": "T[..., (N 2)]"},
     "chain": """\
-y[0] = take(codebook, cast(code * 0.0625, int32), axis=K) * absmax
-y[1] = take(codebook, rem(code, 16), axis=K) * absmax
+y[0] = take(codebook, code >> 4, axis=K) * absmax
+y[1] = take(codebook, code & 15, axis=K) * absmax
 """,
     "reference": """\
 both = jnp.repeat(code, 2, axis=-1)
@@ -41,12 +41,8 @@ y = jnp.take(codebook, codes, mode="clip") * absmax[..., None]
 
 def dequantize_codebook_chain(code, absmax, codebook_table):
     """The chain, on one vector of each operand."""
-    t0 = access.pick(
-        codebook_table, (device.cast(code.to(cutlass.Float32) * 0.0625, cutlass.Int32).to(cutlass.Int32),),
-        cutlass.Float32,
-    )
-    y0 = t0 * absmax
-    y1 = access.pick(codebook_table, (device.remainder(code, 16),), cutlass.Float32) * absmax
+    y0 = access.pick(codebook_table, (device.shift_right(code, 4),), cutlass.Float32) * absmax
+    y1 = access.pick(codebook_table, (code & 15,), cutlass.Float32) * absmax
     return y0, y1
 
 
@@ -79,9 +75,8 @@ def dequantize_codebook_launch(
 
 def dequantize_codebook_xla(code, absmax, codebook_table):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = runtime.pick(codebook_table, (runtime.cast(code.astype(jnp.float32) * 0.0625, jnp.int32).astype(jnp.int32),))
-    y0 = t0 * absmax
-    y1 = runtime.pick(codebook_table, (jax.lax.rem(code, jnp.asarray(16, jnp.int32)),)) * absmax
+    y0 = runtime.pick(codebook_table, (code >> 4,)) * absmax
+    y1 = runtime.pick(codebook_table, (code & 15,)) * absmax
     return y0, y1
 
 

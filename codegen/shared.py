@@ -24,6 +24,9 @@ class Launch:
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
+    tables: tuple[
+        int, ...
+    ] = ()  # elements of the tables that a block holds in shared memory; none if it reads them from memory
 
     @property
     def constants(self) -> dict[str, Launch]:

@@ -58,11 +58,12 @@ def bucketed_bias_kernel(
 ):
     at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     _, iH, iQ, iK = at.axes
+    sBias = flat.held(how, 0, mBias)
     if at.valid > 0:
         rScores, rIndexQ, rIndexK, rIndexH = at.load(mScores, iQ, iK, iH)
         y = bucketed_bias_chain(
             device.floats(rScores), rIndexQ.load().to(cutlass.Int32), rIndexK.load().to(cutlass.Int32),
-            rIndexH.load().to(cutlass.Int32), mBias,
+            rIndexH.load().to(cutlass.Int32), sBias,
         )
         at.store(y.to(mY.element_type), mY)
 

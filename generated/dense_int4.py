@@ -133,10 +133,12 @@ def dense_int4_backward_stage1_kernel(
 ):
     at = flat.vector(how, mFactorOfKN.shape)  # this thread's elements, which lie next to each other in the outputs
     iK, iN = at.axes
+    sQ = flat.held(how, 0, mQ)
+    sScale = flat.held(how, 1, mScale)
     if at.valid > 0:
         rIndexK, rIndexN = at.load(iK, iN)
         factor_of_k_n = dense_int4_backward_stage1_chain(
-            rIndexK.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), mQ, mScale, mX.element_type,
+            rIndexK.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), sQ, sScale, mX.element_type,
         )
         at.store(factor_of_k_n.to(mFactorOfKN.element_type), mFactorOfKN)
 

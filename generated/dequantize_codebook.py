@@ -57,9 +57,10 @@ def dequantize_codebook_kernel(
     # this thread's elements, which lie next to each other in the outputs
     at = flat.vector(how, (mY.shape[0], mY.shape[1]))
     row, _ = at.axes
+    sCodebook = flat.held(how, 0, mCodebook)
     if at.valid > 0:
         rCode, rAbsmax = at.load(mCode, flat.read(mAbsmax, (row,)))
-        y0, y1 = dequantize_codebook_chain(rCode.load().to(cutlass.Int32), device.floats(rAbsmax), mCodebook)
+        y0, y1 = dequantize_codebook_chain(rCode.load().to(cutlass.Int32), device.floats(rAbsmax), sCodebook)
         at.store((y0.to(mY.element_type), y1.to(mY.element_type)), mY)
 
 

@@ -60,10 +60,11 @@ def hashed_embedding_kernel(
 ):
     at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iD = at.axes
+    sTable = flat.held(how, 0, mTable)
     if at.valid > 0:
         rToken, rIndexD = at.load(flat.read(mToken, (row,)), iD)
         y = hashed_embedding_chain(
-            rToken.load().to(cutlass.Int32), rIndexD.load().to(cutlass.Int32), mTable,
+            rToken.load().to(cutlass.Int32), rIndexD.load().to(cutlass.Int32), sTable,
             device.full(how.vec, buckets, cutlass.Int32),
         )
         at.store(y.to(mY.element_type), mY)

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Numeric
+from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
@@ -473,3 +474,19 @@ def _combine(how: str, pointer: cute.Pointer, value: Int32) -> None:
     """The sum or an extreme of what is in memory and a value, whatever other threads add at the same time."""
     combine = {"add": cute.arch.atomic_add, "max": cute.arch.atomic_max, "min": cute.arch.atomic_min}[how]
     combine(pointer, value, sem="relaxed", scope="gpu")
+
+
+def held(how: Launch, number: int, table: cute.Tensor) -> cute.Tensor:
+    """A table that computed indices read: its copy in the block's shared memory, if the launch has it there."""
+    return _copied(table, how.threads, how.tables[number]) if how.tables else table
+
+
+@cute.jit
+def _copied(table: cute.Tensor, threads: cutlass.Constexpr[int], count: cutlass.Constexpr[int]) -> cute.Tensor:
+    tidx, _, _ = cute.arch.thread_idx()
+    copy = SmemAllocator().allocate_tensor(table.element_type, cute.make_layout((count,)), 16)
+    source = cute.make_tensor(table.iterator, copy.layout)
+    for i in cutlass.range(tidx, count, threads):
+        copy[i] = source[i]
+    cute.arch.sync_threads()
+    return cute.make_tensor(copy.iterator, table.layout)

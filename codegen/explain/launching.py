@@ -114,7 +114,9 @@ def _extents(op: Op, shape: Shape) -> Extents:
     apart = elements(tuple(a for i in op.plan.apart for a in op.plan.groups[i].axes), shape)
     turned = op.plan.turned if isinstance(op.plan, Elementwise) else None
     along = None if turned is None else elements(op.plan.groups[turned].axes, shape)
-    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along)
+    tables = op.plan.tables if isinstance(op.plan, Elementwise) else ()
+    held = tuple(elements(a.axes, shape) * (a.parts or 1) for a in tables)
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along, tables=held)
 
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch, shape: Shape) -> int:

@@ -44,6 +44,7 @@ FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in bl
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
 ROWS_AT_ONCE = 8  # rows of a block, where a row reads others
+LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of tables in a block's shared memory
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
 
 
@@ -151,7 +152,22 @@ class Elementwise(Unreduced):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         how = Launch(vec, ragged, threads, backwards=self.backwards)
-        return replace(how, rows=_rows_at_once(how, extents)) if self.reads_rows else how
+        how = replace(how, rows=_rows_at_once(how, extents)) if self.reads_rows else how
+        return replace(how, tables=self.held_tables(how, dtypes, extents))
+
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """The tables that are read at computed indices."""
+        return tuple(dict.fromkeys(a.array for a in self.loads if a.mode == "table" and a.array is not None))
+
+    def held_tables(self, how: Launch, dtypes: Mapping[str, str], extents: Extents) -> tuple[int, ...]:
+        """The sizes of the tables, if a block should copy them to its shared memory: a cache reads a line at a time, shared memory an
+        element for each lane. The tables have several lines, and no more elements than the block's outputs."""
+        sizes = tuple(n for n in extents.tables if n is not None)
+        if not sizes or len(sizes) < len(self.tables) or sum(sizes) > how.vec * how.threads:
+            return ()
+        bytes_of = sum(DTYPES[dtypes[a.name]].size * n for a, n in zip(self.tables, sizes, strict=True))
+        return sizes if LINES_HELD <= bytes_of <= MOST_HELD else ()
 
     @property
     def reads_rows(self) -> bool:

@@ -3,7 +3,7 @@ compiled for are in `codegen.shared`; their `constants` are arguments of the lau
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from codegen.shared import AttentionLaunch, Contraction, Launch, RowLaunch, SelectLaunch, WalkLaunch
 
@@ -19,6 +19,9 @@ class Extents:
     apart: int | None = 1  # the number of places with rows of their own to reduce
     turned: int | None = None  # elements along which arrays in another order lie, or a divisor of their number
     page: int | None = 16  # rows of a page of attention's k and v
+    tables: tuple[int | None, ...] = field(
+        default=(), kw_only=True
+    )  # elements of the tables that are read at computed indices
 
 
 IDLE = RowLaunch(1, False, 32, 32, 1, 1, True, True, False)  # of a kernel that a call does not launch

@@ -104,7 +104,13 @@ class ElementwiseContext(Context):
         if self.wide and (self.needs_compute(chain)):
             lines.append(self.compute_line())
         lines += self.flag_lines(chain.extra)
+        for number, array in enumerate(self.plan.tables):
+            lines.append(f"{self.table(array)} = flat.held(how, {number}, {self.tensors[array.name]})")
         return lines
+
+    def table(self, array: Array) -> str:
+        """The name of a table that computed indices read, which may be in shared memory."""
+        return f"s{camel(array.name)}"
 
     def needs_compute(self, chain: Chain) -> bool:
         return any("compute" in text for text in (*chain.arguments, *chain.cute, *self.loads()))
@@ -204,7 +210,7 @@ class ElementwiseContext(Context):
                 continue
             if access.mode == "table":
                 assert access.array is not None
-                texts[access.name] = self.tensors[access.array.name]
+                texts[access.name] = self.table(access.array)
                 continue
             name = self.fragment(access)
             if access.array is None:

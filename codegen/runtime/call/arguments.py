@@ -53,6 +53,10 @@ class Axes:
     def shape(self, axes: tuple[str, ...]) -> tuple[Any, ...]:
         return tuple(n for axis in axes for n in (self.rows if axis == ROWS else (self.extents[axis],)))
 
+    def count(self, array: Array) -> Any:
+        """The number of an array's elements."""
+        return math.prod(self.shape(array.axes)) * (array.parts or 1)
+
 
 def bind_names(spec: Spec, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Arguments by name: inputs by position or name, everything else by keyword."""

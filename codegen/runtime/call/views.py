@@ -275,7 +275,9 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     if isinstance(plan, Elementwise) and plan.turned is not None:
         return Extents(inner, total, turned=divisor(extents[plan.turned]))
     sizes = (_product(tuple(extents[i] for i in groups)) for groups in plan.counted)
-    return Extents(inner, total, *(n if isinstance(n, int) else None for n in sizes))
+    tables = plan.tables if isinstance(plan, Elementwise) else ()
+    own, held = ([n if isinstance(n, int) else None for n in some] for some in (sizes, map(axes.count, tables)))
+    return Extents(inner, total, *own, tables=tuple(held))
 
 
 def power_of_two(extent: Any, most: int) -> int:

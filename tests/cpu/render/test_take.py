@@ -7,6 +7,7 @@ import pytest
 
 from codegen.autodiff.backward import Derived
 from codegen.checking.testing import check_gradient, check_op
+from codegen.runtime.call import arguments
 from tests.making import make_op, spec_text
 from tests.turns import EVERY, some
 
@@ -385,3 +386,22 @@ def test_an_epilogue_reads_no_index_past_the_products_last_column(tmp_path):
     i = (np.arange(33) * 5 % 7).astype(np.int32)
     got = op(x, w, t[0], i, implementation="interpret")
     np.testing.assert_allclose(got, x @ w + t[0][i], rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("places", "held"), [(64, True), (8, False), (5000, False)], ids=["small", "one line", "large"]
+)
+def test_a_small_table_is_read_from_shared_memory(places, held, tmp_path):
+    text = spec_text(
+        "code: uint8[..., N]; book: T[P, G=4]", "y: T[..., N, G=4]", "y = take(book, (code + 3) % size(P), axis=P)", "y = book",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    book = jax.random.normal(jax.random.key(1), (places, 4))
+    for columns in (64, 9):
+        code = jax.random.randint(jax.random.key(0), (5, columns), 0, 255).astype(jnp.uint8)
+        key, operands = op.bind((code, book), {})
+        how = op.launch_for(key.types, arguments.bind_axes(op.spec, op.arrays(key, operands)))
+        assert how.tables == ((places * 4,) if held else ())
+        expected = book[(code.astype(jnp.int32) + 3) % places]
+        np.testing.assert_array_equal(op(code, book, implementation="interpret"), expected)

@@ -4,8 +4,8 @@
 fail with "AST constructor recursion depth mismatch". So whoever parses holds `PARSER`, and so does whoever calls code that
 parses: CuTe DSL reads a kernel's source while it traces it.
 
-`PARSER` is taken last. A thread that holds it starts no JAX trace, waits for no other thread and imports no generated
-module: JAX and Python's import system have locks of their own, and a thread may wait for `PARSER` while it holds one.
+`PARSER` is taken last. A thread that holds it starts no JAX trace, waits for no other thread and imports no generated module. JAX
+and Python's import system have locks of their own, and a thread may wait for `PARSER` while it holds one.
 """
 
 from __future__ import annotations

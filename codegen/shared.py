@@ -391,8 +391,8 @@ class AttentionLaunch:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a product's kernel makes b, in 16 bits, from elements of a byte: numbers `(bits ^ flip) - offset` of 4 bits, the first of
-    two in a byte's lower half, or elements of a byte as they are; times a scale for each `group` along K."""
+    """How a product's kernel makes b, in 16 bits, from elements of a byte. These are elements as they are, or two numbers `(bits ^
+    flip) - offset` of 4 bits, the first in the byte's lower half. Each is multiplied by a scale for each `group` along K."""
 
     bits: int = 8
     flip: int = 0

@@ -88,8 +88,8 @@ LIMITS = {"issue": "issue slots", "special": "special functions", "half": "integ
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU of an architecture, with NVIDIA's figures: its memory bandwidth in bytes per second, the operations per second of its
-    tensor cores on dense bfloat16, summed in float32, its SMs, and the highest clock of these in hertz."""
+    """A GPU of an architecture, with NVIDIA's figures: its memory bandwidth in bytes per second; the operations per second of its
+    tensor cores on dense bfloat16, summed in float32; its SMs, and their highest clock in hertz."""
 
     arch: str
     name: str

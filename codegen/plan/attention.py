@@ -93,8 +93,8 @@ class Scale:
 
 @dataclass(frozen=True)
 class Bend:
-    """Scores that are hyperbolic tangents of products times a number, which rise with the products: the numbers and static parameters
-    that multiply and divide the products, and the parameters by whose signs the tangents are multiplied."""
+    """Scores that are hyperbolic tangents of products times a number, which rise with the products. It has the numbers and static
+    parameters that multiply and divide the products, and the parameters by whose signs the tangents are multiplied."""
 
     above: tuple[float | str, ...] = ()
     below: tuple[float | str, ...] = ()

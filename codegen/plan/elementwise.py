@@ -184,8 +184,8 @@ def _rows_at_once(how: Launch, extents: Extents) -> int:
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:
-    """The launch of a kernel with tiles: vectors half as wide where those fill both axes, small tiles where there are few, and the
-    threads of a block along the axes as long as these are."""
+    """The launch of a kernel with tiles. Vectors are half as wide where those fill both axes, and tiles are small where there are
+    few. The threads of a block lie along the axes as long as these are."""
     inner, turned, total = extents.inner, extents.turned, extents.total or 0
     threads = TILE_THREADS
     if SMALL <= total < FEW_BLOCKS * threads * vec * vec:

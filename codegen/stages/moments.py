@@ -3,8 +3,8 @@
 With any centre `k`, `mean(x) = k + mean(x - k)` and `var(x) = mean(square(x - k)) - square(mean(x - k))`. The centre is the mean of
 a sample, one element of every `s` (`shared.SPACING`). Then `square(mean(x - k)) <= s * var(x)`, since the mean of the sample's
 squares about the mean is at most `s` times that of all elements. So the difference loses a factor of at most `s + 1` in accuracy,
-and about 1 where the sample is like the other elements. (Chan, Golub and LeVeque also shift by an estimate: Algorithms for
-computing the sample variance, 1983.)
+and about 1 where the sample is like the other elements. A shift by an estimate is known from Chan, Golub and LeVeque, Algorithms
+for computing the sample variance, 1983.
 """
 
 from __future__ import annotations

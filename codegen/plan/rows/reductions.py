@@ -59,8 +59,8 @@ MOST_IN_LONG_RUN = (
 NARROWED = 4  # how much narrower vectors are that divide a long row, where it comes by way of shared memory instead
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM
-# Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs: an H200 took 221 us and not 270 for five,
-# 35 and not 42 for six, but up to 38 % more for two
+# Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs. An H200 took 221 us instead of 270
+# for five, 35 instead of 42 for six, but up to 38 % more for two
 MANY_ARRAYS = 3
 MOST_FILLING = 512  # threads of a block that reads one of a few long rows again
 MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
@@ -456,8 +456,8 @@ class Reduction(Reads):
         return self._filling(found, rows, arch) if rows and not schedule else found
 
     def _in_one_pass(self, vec: int, ragged: bool, width: int, columns: int, rows: int, arch: str | None) -> RowLaunch:
-        """The launch for long rows that are read once, since nothing is written along them and all statistics take one pass: registers
-        hold no more than is in flight, and a row has no more blocks than fill all SMs."""
+        """The launch for long rows that are read once, since nothing is written along them and all statistics take one pass.
+        Registers hold no more than is in flight, and a row has no more blocks than fill all SMs."""
         cluster, most, least = 1, MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch)
         while cluster < most and rows * cluster < least and 2 * cluster * STREAMING * vec <= columns:
             cluster *= 2

@@ -28,8 +28,8 @@ from codegen.spec.spec import Spec
 from codegen.targets import clusters
 
 THREADS = 128  # of a block, at least
-# Warps of a block that share an axis that is innermost, and one that is not: rg_lru took an H200 522 us with 16, which spill a few
-# registers, and 597 with 8, which spill none
+# Warps of a block that share an axis that is innermost, and one that is not. rg_lru took an H200 522 us with 16 warps, which spill
+# a few registers, and 597 us with 8, which spill none
 MOST_ALONG = {True: 8, False: 16}
 MOST_BLOCKS = 8  # of a cluster
 BUSY_CLUSTERS = 2 * 132 * 1024  # threads, where blocks share an axis: all that a GPU runs at a time

@@ -5,8 +5,8 @@ earlier pieces. The k-th largest element is found bit by bit: threads count the 
 Where several elements equal it, the position of the last one that is selected is found in the same way. Each selected
 element then finds its place in the result by counting the elements that come before it.
 
-Where few elements are selected from a short row, the threads of a row, perhaps a few of a warp, hold all of it, each sorts
-its own elements, and the largest of what is first in a thread is taken in turn.
+Where few elements are selected from a short row, the threads of a row, perhaps a few of a warp, hold all of it. Each sorts its own
+elements. In turn the largest of the threads' first elements is taken.
 
 The derivative's kernel also has one row at a time: each thread first writes zeros, and then the gradients at the
 positions of selected elements. Of few gradients, registers hold all, and each vector is written once.

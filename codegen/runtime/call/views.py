@@ -177,9 +177,8 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of what a kernel writes for the next kernel of its call: partial results of columns for the kernel that
-    finishes them, those of attention's blocks of a row for the kernel that joins them, or sums of gradients for the kernel that
-    rounds them."""
+    """Shapes and dtypes of what a kernel writes for the next kernel of its call. The next kernel finishes partial results of columns,
+    joins those of attention's blocks of a row, or rounds sums of gradients."""
     if isinstance(plan, AttentionBackward):
         shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
         return [(shape, "float32"), (_listed(plan, axes, how), "int32")]

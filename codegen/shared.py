@@ -22,6 +22,7 @@ class Launch:
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
+    down: int = 1  # rows of a thread's tile, if some arrays have another order of axes
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
     tables: tuple[
@@ -37,7 +38,7 @@ class Launch:
         """The number of blocks: one more than are full, for the last vectors, or for arrays without elements."""
         if self.rows > 1:
             return (rows // self.rows + 1) * (columns * self.rows // (self.vec * self.threads))
-        return rows * columns // (self.vec * self.threads * (self.vec if self.across else 1)) + 1
+        return rows * columns // (self.vec * self.threads * self.down) + 1
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ def transpose_quantize_fp8_kernel(
     rQTransposed = at.registers(mQTransposed)
     if at.inside:
         rows = at.load(flat.read(mX, (row, iM, iN)), flat.read(mScale, (0,)))
-        for i in cutlass.range_constexpr(how.vec):
+        for i in cutlass.range_constexpr(how.down):
             rX, rScale = rows[i]
             q, q_transposed = transpose_quantize_fp8_chain(device.floats(rX), device.floats(rScale))
             at.store(i, device.cast(q, mQ.element_type), mQ, (row, iM, iN))

@@ -1,6 +1,6 @@
 """Device functions of element-wise kernels of which some arrays have their axes in another order than the others.
 
-Such a kernel has an axis along which those arrays lie, the *turned* axis, besides the innermost one. A thread has a tile: `how.vec`
+Such a kernel has an axis along which those arrays lie, the *turned* axis, besides the innermost one. A thread has a tile: `how.down`
 rows of `how.vec` elements. It reads and writes each array in whole vectors, along that one of the two axes along which its elements
 are neighbours. The tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
 turned one, so that their vectors fill whole sectors of memory on both sides. No shared memory is needed, and no thread waits.
@@ -31,7 +31,7 @@ FEW = 8  # a warp has all of a block's vectors along the turned axis if these ar
 
 def _sizes(how: Launch) -> tuple[int, int]:
     """The elements of a block's tile along the turned axis, and along the innermost one."""
-    return how.threads // how.across * how.vec, how.across * how.vec
+    return how.threads // how.across * how.down, how.across * how.vec
 
 
 def _tiles(extent: Int32, size: int) -> Int32:
@@ -57,7 +57,7 @@ def _size_along(how: Launch, i: int, axis: int, count: int) -> int:
 
 @dataclass(frozen=True)
 class Tile:
-    """A thread's tile: `how.vec` rows along the turned axis, of `how.vec` elements of the innermost one."""
+    """A thread's tile: `how.down` rows along the turned axis, of `how.vec` elements of the innermost one."""
 
     how: Launch
     extents: tuple[Int32, ...]
@@ -86,7 +86,7 @@ class Tile:
 
     def registers(self, tensor: cute.Tensor) -> cute.Tensor:
         """Registers for an array that is written along the turned axis: (row, element)."""
-        return access.registers(tensor, (self.how.vec, self.how.vec))
+        return access.registers(tensor, (self.how.down, self.how.vec))
 
     # From memory
 
@@ -94,31 +94,31 @@ class Tile:
         """For each row, the registers with its elements of each operand: an array at a place, or an axis, for the elements'
         positions along it (int32)."""
         found = [self._rows(o) for o in operands]
-        return [[rows[i] for rows in found] for i in range(self.how.vec)]
+        return [[rows[i] for rows in found] for i in range(self.how.down)]
 
     def _rows(self, operand: Read | Axis) -> list[cute.Tensor]:
         """A fragment for each row; the same one where all rows read the same."""
-        vec = self.how.vec
+        vec, down = self.how.vec, self.how.down
         if isinstance(operand, Axis):
-            places = [self.at(i, 0)[operand.number] for i in range(vec if operand.number == self.axis else 1)]
+            places = [self.at(i, 0)[operand.number] for i in range(down if operand.number == self.axis else 1)]
             made = [cute.make_rmem_tensor((vec,), Int32) for _ in places]
             for x, place in zip(made, places, strict=True):
                 if operand.number == self.inner:
                     device.count_up(x, place)
                 else:
                     x.fill(place)
-            return made * (vec // len(made))
+            return made * (down // len(made))
         if operand.tensor is None:
-            return [access.registers(None, (vec,), operand.default, operand.dtype)] * vec
+            return [access.registers(None, (vec,), operand.default, operand.dtype)] * down
         tensor, place = operand.tensor, operand.place
         assert place is not None
         if _lies_along(place, self.axis) and _mentions(place, self.inner):
             tile = self.registers(tensor)
             for j in range(vec):
                 self._load(tensor, place, self.at(0, j), self.axis, tile[None, j])
-            return [tile[i, None] for i in range(vec)]
+            return [tile[i, None] for i in range(down)]
         made = []
-        for i in range(vec if _mentions(place, self.axis) else 1):
+        for i in range(down if _mentions(place, self.axis) else 1):
             x = access.registers(tensor, (vec,))
             if _lies_along(place, self.inner):
                 self._load(tensor, place, self.at(i, 0), self.inner, x)
@@ -128,7 +128,7 @@ class Tile:
                 for j in range(vec):
                     x[j] = tensor[_where(tensor, place, self.at(i, j))]
             made.append(x)
-        return made * (vec // len(made))
+        return made * (down // len(made))
 
     def _load(self, tensor: cute.Tensor, place: Place, at: tuple[Int32, ...], axis: int, dst: cute.Tensor) -> None:
         """A vector along an axis from `at` on."""
@@ -141,7 +141,12 @@ class Tile:
         """The vector in memory, where whole vectors fill the axis."""
         where = (*_where(tensor, place, at)[:-1], None)
         row = tensor if len(where) == 1 else tensor[where]
-        return cute.local_tile(row, (self.how.vec,), (at[axis] // self.how.vec,))
+        size = self._size(axis)
+        return cute.local_tile(row, (size,), (at[axis] // size,))
+
+    def _size(self, axis: int) -> int:
+        """The elements of a thread's tile along an axis."""
+        return self.how.vec if axis == self.inner else self.how.down
 
     # To memory
 
@@ -173,10 +178,10 @@ class Tile:
         offset = cute.crd2idx(_where(dst, place, tuple(moved)), dst.layout)
         down, along = self.lanes
         group, stride = (along, 1) if axis == self.inner else (down, along)
-        held = access.registers(dst, (self.how.vec,))
+        held = access.registers(dst, (self._size(axis),))
         cute.autovec_copy(src, held)
         rest = device.store_anywhere(held, dst, offset, moved[axis], Int32(left), valid, group, stride)
-        for k in range(self.how.vec):
+        for k in range(self._size(axis)):
             _store_where(held, (k,), dst, _where(dst, place, _stepped(moved, axis, k)), device.bit(rest, k))
 
     def _store(self, src: cute.Tensor, own: tuple, i: int, j: int, dst: cute.Tensor, place: Place) -> None:
@@ -193,8 +198,8 @@ def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
     """This thread's tile of outputs with these sizes, of which `axis` is the turned one."""
     tidx, _, _ = cute.arch.thread_idx()
     rest = Int64(cute.arch.block_idx()[0])
-    down = how.threads // how.across
-    turned = down if down <= FEW else max(LANES, WARP // how.across)  # lanes of a warp along the turned axis
+    beside = how.threads // how.across
+    turned = beside if beside <= FEW else max(LANES, WARP // how.across)  # lanes of a warp along the turned axis
     along = WARP // turned
     lane, warp, warps = tidx % WARP, tidx // WARP, how.across // along
     place = {len(extents) - 1: (warp % warps) * along, axis: (warp // warps) * turned}  # of the warp's first lane
@@ -205,8 +210,9 @@ def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
         size = _size_along(how, i, axis, len(extents))
         if size:
             count = _tiles(extents[i], size)
-            of_warp = Int32(rest % count) * size + place[i] * how.vec
-            start = cute.assume(of_warp + own[i] * how.vec, divby=how.vec)
+            each = how.vec if i == len(extents) - 1 else how.down
+            of_warp = Int32(rest % count) * size + place[i] * each
+            start = cute.assume(of_warp + own[i] * each, divby=each)
             inside = inside & ((of_warp if how.ragged else start) < extents[i])
         else:
             count = Int32(extents[i])

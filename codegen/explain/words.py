@@ -245,7 +245,7 @@ class ElementwiseWords:
             one = f", {array.parts} neighbouring parts together" if array.parts else ""
             ragged = "whole vectors, except the last of the array"
             if self.plan.turned is not None and access in self.plan.stores:
-                ragged = "one by one"
+                ragged = "whole vectors at any alignment, except a row's first and last"
             return name, f"whole vectors, in the order of memory{one}", ragged
         if access.mode == "tile":
             last = self.plan.groups[-1].axes[-1]
@@ -256,7 +256,7 @@ class ElementwiseWords:
             return (
                 name,
                 f"whole vectors along {last}: a thread's tile of several rows is transposed in registers",
-                "one by one",
+                "whole vectors at any alignment, except a row's first and last",
             )
         if access.mode == "scalar":
             return name, "one value for the whole vector", "one value per element"

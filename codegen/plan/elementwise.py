@@ -184,8 +184,8 @@ def _rows_at_once(how: Launch, extents: Extents) -> int:
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Launch:
-    """The launch of a kernel with tiles. Vectors are half as wide where those fill both axes, and tiles are small where there are
-    few. The threads of a block lie along the axes as long as these are."""
+    """The launch of a kernel with tiles. A tile is no longer along an axis than that is, half as long where that fills it, and small
+    where there are few. The threads of a block lie along the axes as long as these are."""
     inner, turned, total = extents.inner, extents.turned, extents.total or 0
     threads = TILE_THREADS
     if SMALL <= total < FEW_BLOCKS * threads * vec * vec:
@@ -194,12 +194,18 @@ def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Lau
             vec //= 2
     threads = schedule.get("threads", threads)
     if inner is None or turned is None:
-        return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2))
-    fitting = math.gcd(inner, turned, vec)
-    vec, ragged = (fitting, False) if 2 * fitting >= vec else (vec, True)
-    along, down = (1 << (-(-max(n, 1) // vec) - 1).bit_length() for n in (inner, turned))
+        return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2), vec)
+    sizes = [min(vec, _power_of_two(n)) for n in (inner, turned)]
+    fitting = [math.gcd(n, size) for n, size in zip((inner, turned), sizes, strict=True)]
+    ragged = any(2 * n < size for n, size in zip(fitting, sizes, strict=True))
+    own, down = sizes if ragged else fitting
+    along, beside = (_power_of_two(-(-n // size)) for n, size in ((inner, own), (turned, down)))
     across = min(ACROSS, threads // 2, along)
-    return Launch(vec, ragged, threads, min(along, max(across, threads // down, 1), threads))
+    return Launch(own, ragged, threads, min(along, max(across, threads // beside, 1), threads), down)
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << max(least - 1, 0).bit_length()
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:

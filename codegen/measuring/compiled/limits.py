@@ -61,7 +61,7 @@ def work_of_element(op: AnyOp, types: Types, shape: Shape, arch: str) -> Work:
 def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> float:
     """The elements that a thread has in one iteration of its main loop, on average."""
     if isinstance(how, Launch):
-        return how.vec * (how.vec if how.across else 1)
+        return how.vec * how.down
     lanes, most = how.per_row * how.cluster, how.vec * how.vectors
     if isinstance(how, RowLaunch):
         passes = 1 if how.holds_row else -(-columns // (lanes * most))

@@ -19,7 +19,7 @@ from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
-from codegen.shared import COUNTER, AttentionLaunch
+from codegen.shared import COUNTER, AttentionLaunch, Launch
 from codegen.spec.spec import Array, Spec
 
 # The largest size of a group: a vector may run past it without leaving int32
@@ -141,8 +141,10 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
         return tuple(
             how.vec if whole_rows(plan, array) and i == len(tokens) - 1 else 1 for i in range(len(tokens))
         ) or (1,)
-    whole = {len(plan.groups) - 1, plan.turned} if isinstance(plan, Elementwise) else set()
-    return tuple(how.vec if token in whole and not how.ragged else 1 for token in tokens) or (1,)
+    whole: dict[int | str | None, int] = {}
+    if isinstance(plan, Elementwise) and isinstance(how, Launch) and not how.ragged:
+        whole = {plan.turned: how.down, len(plan.groups) - 1: how.vec}
+    return tuple(whole.get(token, 1) for token in tokens) or (1,)
 
 
 def kernel_dtype(array: Array, dtype: str, how: AnyLaunch) -> str:

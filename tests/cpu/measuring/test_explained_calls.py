@@ -62,7 +62,7 @@ def blocks(plan, how, extents) -> int:
         scans = math.prod(extents) // max(1, extents[axis])
         warps = how.threads // 32 // how.along
         return scans // (warps * 32 * how.vec if how.apart else warps) + 1
-    return math.prod(extents) // (how.vec * how.threads * (how.vec if how.across else 1)) + 1
+    return math.prod(extents) // (how.vec * how.threads * how.down) + 1
 
 
 @pytest.mark.turns(2)

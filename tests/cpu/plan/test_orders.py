@@ -19,7 +19,9 @@ def launch(rows, columns, batch=2**16):
 
 
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
-@pytest.mark.parametrize("shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (49, 40), (50, 33), (0, 16)])
+@pytest.mark.parametrize(
+    "shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (49, 40), (50, 33), (3, 40), (2, 40, 3), (4, 40), (0, 16)]
+)
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
     q, transposed = QUANTIZE(x, 0.5, implementation="interpret")
@@ -53,6 +55,17 @@ def test_tiles_of_many_arrays_have_fewer_rows(tmp_path):
         )
     assert found == [8, 8, 4]
     testing.check_op(op, "interpret", examples=2)
+
+
+def test_a_tile_is_no_longer_than_a_short_axis():
+    """Three channels of an image, of which a thread has four rows, or four elements of a row."""
+    found = [launch(*shape) for shape in ((3, 4096), (4096, 3), (4, 4096), (2, 2))]
+    assert [(how.down, how.vec, how.ragged) for how in found] == [
+        (4, 8, True),
+        (8, 4, True),
+        (4, 8, False),
+        (2, 2, False),
+    ]
 
 
 def test_threads_of_a_block_lie_along_the_axes_as_long_as_these_are():

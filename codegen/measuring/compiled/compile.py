@@ -316,14 +316,15 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
 
 def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
     """The launcher's tensors that a kernel takes, by their names in the generated file."""
-    names = list(inspect.signature(op._launch).parameters)[1:]
-    module = inspect.unwrap(op._launch).__globals__
+    launch = inspect.unwrap(op._launch)
+    names, module = list(inspect.signature(op._launch).parameters)[1:], launch.__globals__
+    stem = launch.__name__.removesuffix("_launch")  # of the op whose kernels these are: ops of a module may share them
     kernels = [
         k
         for k in module
         if f"{k}_"
         in entry  # with the "_": the types of its arguments follow, and the N of None would end a name that ends in N
-        and k.startswith((f"{op.spec.op}_kernel", f"{op.spec.op}_finish", f"{op.spec.op}_rows_kernel"))
+        and k.startswith((f"{stem}_kernel", f"{stem}_finish", f"{stem}_rows_kernel"))
     ]
     if not kernels:  # `partials.begin`
         return ["counter"]

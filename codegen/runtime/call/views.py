@@ -138,9 +138,7 @@ def divisibility(plan: Plan, array: Array, how: AnyLaunch) -> tuple[int, ...]:
     reduces computes the places of its vectors itself."""
     tokens = plan.view(array.name).tokens
     if isinstance(plan, AttentionPlan):
-        return tuple(
-            how.vec if whole_rows(plan, array) and i == len(tokens) - 1 else 1 for i in range(len(tokens))
-        ) or (1,)
+        return (*(1 for _ in tokens[1:]), how.vec if tokens and whole_rows(plan, array) else 1)
     whole: dict[int | str | None, int] = {}
     if isinstance(plan, Elementwise) and isinstance(how, Launch) and not how.ragged:
         whole = {plan.turned: how.down, len(plan.groups) - 1: how.vec}

@@ -42,9 +42,14 @@ def shifts(statements: Sequence[Statement], outputs: Collection[str]) -> frozens
             same = node.kind == "bool" or not any(a.by for a in args)
             changes[id(node)] = _Change() if same else _change(node, args)
     for statement in statements:
-        if statement.name in outputs and changes[id(statement.value)].by:
+        if statement.name in outputs and changes[id(statement.value)].by and not _stopped(statement.value):
             raise UserError(f"no kernel for the gradient of {statement.name!r}, which depends on a row's largest score")
     return frozenset(found)
+
+
+def _stopped(value: Node) -> bool:
+    """Whether a value has no gradient: it is a `stop_gradient`, or the largest of one."""
+    return value.op == "stop_gradient" or (value.op in ("max", "neg", "cast") and _stopped(value.args[0]))
 
 
 def _change(node: Node, args: list[_Change]) -> _Change:

@@ -226,6 +226,8 @@ class _Matcher:
         outside a condition."""
         graph, known = self.graph, dict[int, Node]()
         for node in topological([weights, *(s.value for s in others.values())], lambda n: n is first):
+            if node.op == "max" and node.args[0].op == "stop_gradient":
+                known[id(node)] = graph.node("max", node.args[0].args, node.attr, kind="float", dims=node.dims)
             if node.op == "sum" and node.args[0].op == "where" and is_zero(node.args[0].args[2]):
                 condition, value, _ = node.args[0].args
                 if value.op == "exp" and self.term(value)[0] is value.args[0]:

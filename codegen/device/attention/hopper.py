@@ -295,9 +295,14 @@ def put_row(part: cute.Tensor, values: cute.Tensor, r: int) -> None:
         values[i % 2, r, i // 2] = part[i]
 
 
+def apart(count: int) -> tuple[int, ...]:
+    """How far the columns of a thread's part of a row are after its first."""
+    return tuple(i // 2 * 8 + i % 2 for i in range(count))
+
+
 def columns_of(column: Int32, count: int) -> tuple[Int32, ...]:
     """The columns of a thread's part of a row, from its first."""
-    return tuple(column + (i // 2 * 8 + i % 2) for i in range(count))
+    return tuple(column + distance for distance in apart(count))
 
 
 @cute.jit

@@ -40,6 +40,7 @@ class Scores:
     columns: tuple[Int32, ...]
     sizes: tuple[Int32, Int32]  # rows and columns
     page: int = 0  # rows of a page, where columns are the rows of pages
+    apart: tuple[int, ...] = ()  # how far columns are after the first, if none is past the last; () where one may be
 
     @property
     def vec(self) -> int:
@@ -67,7 +68,11 @@ class Scores:
     ) -> cute.Tensor:
         """Registers (vec,) with the elements at the places of the scores' columns, or of their pages and rows within these."""
         found = access.registers(src, (self.vec,), default, dtype)
-        if src is not None:
+        if src is not None and self.apart:
+            first, zero, one = (cute.crd2idx(place(n), src.layout) for n in (self.columns[0], Int32(0), Int32(1)))
+            for i, distance in enumerate(self.apart):
+                found[i] = cute.make_tensor(src.iterator + first + distance * (one - zero), cute.make_layout(1))[0]
+        elif src is not None:
             for i, column in enumerate(self.columns):
                 there = cutlass.min(column, self.sizes[1] - 1)
                 found[i] = src[place(*((there // self.page, there % self.page) if self.page else (there,)))]

@@ -282,15 +282,18 @@ def _score(
     s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, score: Callable[..., Any], masked: bool
 ) -> None:
     """Replace products of a row with their scores."""
-    _change(s, r, place, sizes, lambda at, products: score(at, products, tensors, masked))
+    _change(s, r, place, sizes, lambda at, products: score(at, products, tensors, masked), not masked)
 
 
-def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
-    """Replace a row's values with a function of them."""
+def _change(
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any], inside: bool = False
+) -> None:  # fmt: skip
+    """Replace a row's values with a function of them. All columns are `inside`, or one may be past the last."""
     places, row, column = place
     part = hopper.row_of(s, r)
     columns = hopper.columns_of(column, cute.size(part))
-    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
+    apart = hopper.apart(len(columns)) if inside else ()
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes, apart=apart)
     part.store(function(at, part.load()))
     hopper.put_row(part, s, r)
 

@@ -87,6 +87,21 @@ def test_what_no_kernel_computes(chain, outputs, reason):
     assert reason in str(backward_of(op))
 
 
+@pytest.mark.parametrize("top", ["max(stop_gradient(t), axis=S)", "stop_gradient(max(t, axis=S))"])
+def test_the_largest_score_as_an_output(tmp_path, top):
+    """As for a limit of the logits: it has no gradient, and so the kernels give the others."""
+    text = attention(
+        f"t = where(index(S) <= index(Q), q @ k, -inf); o = softmax(t, axis=S) @ v; top = {top}",
+        "t = jnp.where(jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None], x, -jnp.inf); p = jax.nn.softmax(t); "
+        "top = jax.lax.stop_gradient(t).max(-1)",
+        outputs="o: T[..., Q, E]; top: float32[..., Q]",
+    )
+    op = make_op(tmp_path, text)
+    assert op.plan.kind == "attention" and isinstance(op.backward, Derived)
+    check_op(op, "interpret", examples=2)
+    check_gradient(op, "interpret", examples=2)
+
+
 def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
     """Its weights are those of the softmax, up to a factor of the row, which the row's other numbers have."""
     chain = "s = q @ k; l = logsumexp(s, axis=S); o = softmax(s, axis=S) @ v"

@@ -220,7 +220,8 @@ def _slope_column(
     held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
     for c in range(2):
         here = column + (8 * j + c)
-        at = Scores(places, cutlass.min(here, sizes[0] - 1), (row, row + 8), sizes)
+        own, apart = (cutlass.min(here, sizes[0] - 1), ()) if masked else (here, (0, 8))
+        at = Scores(places, own, (row, row + 8), sizes, apart=apart)
         a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
         for r in range(2):
             a[r], b[r] = s[c, r, j], dp[c, r, j]

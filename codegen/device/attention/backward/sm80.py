@@ -336,7 +336,7 @@ def _pairs(
             )
 
 
-def _column(first: Int32, lane: Int32, i: int) -> Int32:
+def _column(first: Any, lane: Any, i: int) -> Any:
     """The column of a lane's i-th element of a row."""
     return first + (8 * (i // 2) + i % 2) + 2 * (lane % 4)
 
@@ -354,7 +354,9 @@ def _add_terms(
         for i in range(count):
             a[i], b[i] = s[2 * half + i % 2, i // 2], dp[2 * half + i % 2, i // 2]
         given = tuple(cute.full((1,), x[places, own], Float32) for x in statistics)
-        a.store(slope(Scores(places, own, columns, sizes), a.load(), b.load(), given, tensors, masked)[which])
+        apart = () if masked else tuple(_column(0, 0, i) for i in range(count))
+        at = Scores(places, own, columns, sizes, apart=apart)
+        a.store(slope(at, a.load(), b.load(), given, tensors, masked)[which])
         for i in range(count):
             total[2 * half + i % 2, i // 2] += a[i]
 

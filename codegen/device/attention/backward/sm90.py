@@ -308,7 +308,8 @@ def _slope_row(
     _, statistics, tensors, _ = memory
     a, b = hopper.row_of(s, r), hopper.row_of(dp, r)
     columns = hopper.columns_of(column, cute.size(a))
-    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
+    apart = () if masked else hopper.apart(len(columns))
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes, apart=apart)
     given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(statistics)))
     made = functions[0](at, a.load(), b.load(), given, tensors, masked)
     b.store(made[1])

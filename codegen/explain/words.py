@@ -444,14 +444,13 @@ class StagedWords:
             f"; then {s.values.name} is summed by {s.at.index} into {s.output}, in a fixed order"
             for s in self.plan.summed
         )
-        if len(self.plan.stages) == 1:
-            return f"{self.plan.kind}: one stage{sums}"
         why = (
             f"later kernels need {listed(waits)} from all blocks of earlier ones"
             if waits
             else "the outputs have different axes"
         )
-        found = f"{self.plan.kind}: {len(self.plan.stages)} stages, one after the other, since {why}{sums}"
+        many = f"{len(self.plan.stages)} stages, one after the other, since {why}"
+        found = f"{self.plan.kind}: {'one stage' if len(self.plan.stages) == 1 else many}{sums}"
         if (whole := self.plan.whole) is None:
             return found
         (axes,) = {lost_axes(s.node) for s in whole.plan.rows}

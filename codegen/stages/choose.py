@@ -49,7 +49,7 @@ def plan_of(spec: Spec) -> AnyPlan:
         plan = kernel_of(spec)
     except SpecError as error:
         return with_whole(spec, _in_stages(spec, error))
-    return (_spread(spec) if single.is_single(plan) else _written_once(spec)) or plan
+    return (_spread(spec) if single.is_spread(plan) else _written_once(spec)) or plan
 
 
 def _written_once(spec: Spec) -> Staged | None:
@@ -64,17 +64,26 @@ def _written_once(spec: Spec) -> Staged | None:
 
 
 def _spread(spec: Spec) -> KernelPlan | Gemm | Staged | None:
-    """The plan of a chain that reduces one row, as kernels that share the row among all SMs. None if there are none, or if the spec
-    has keys that ask for the one kernel."""
+    """The plan of a chain that reduces rows, as kernels that share a long row among all SMs. None if there are none, or if the spec has
+    keys that ask for the one kernel."""
     if spec.aliases or spec.schedule:
         return None
+    whole = _Whole(spec, spec.read.statements)
     with contextlib.suppress(SpecError):
-        return kernel_of(spec, spreads=True)
+        plan = kernel_of(spec, spreads=True)
+        if not any(a.axes for a in spec.outputs):
+            return plan
+        return with_whole(spec, whole.plan(Stages((_first_stage(_made(spec, plan)),), ())), (single.make_plan,))
     with contextlib.suppress(SpecError):
         if (stages := cut(spec, functools.partial(one_kernel, spreads=True))) is not None:
-            plan = _in_one_sweep(spec, _Whole(spec, spec.read.statements), stages)
-            return with_whole(spec, plan, (single.make_plan,))
+            return with_whole(spec, _in_one_sweep(spec, whole, stages), (single.make_plan,))
     return None
+
+
+def _first_stage(op: Op) -> Op:
+    """An op as the only stage of one."""
+    name = op.spec.op
+    return replace(op, spec=replace(op.spec, op=f"{name}_stage1", summary=f"Stage 1 of {name}."))
 
 
 def _summing(spec: Spec) -> Staged:
@@ -83,9 +92,7 @@ def _summing(spec: Spec) -> Staged:
     whole = _Whole(spec, spec.read.statements)
     op = derived(own)
     if not isinstance(op.plan, Staged):
-        name, summary = f"{spec.op}_stage1", f"Stage 1 of {spec.op}."
-        stage = replace(op, spec=replace(op.spec, op=name, summary=summary))
-        return replace(whole.plan(Stages((stage,), ())), summed=summed)
+        return replace(whole.plan(Stages((_first_stage(op),), ())), summed=summed)
     return replace(op.plan, **vars(whole.arrays()), held=(), saving=None, summed=summed)
 
 

@@ -1,8 +1,7 @@
-"""The plan of ops whose arrays are one row, and whose elements need a statistic of it: a vector that is divided by its length, or a
-matrix by its largest element.
+"""The plan of ops that reduce along rows, of which a long one may be shared among all SMs by kernels that reduce over rows: a vector that
+is divided by its length, or a sum over the places and channels of each image.
 
-It is the plan of a row kernel. One block, or a cluster, holds the row in registers. Calls with a longer row run the op's stages, whose
-kernels share it among all SMs.
+It is the plan of a row kernel. One block, or a cluster, holds a row in registers. Calls with longer rows run the op's stages.
 """
 
 from __future__ import annotations
@@ -18,34 +17,41 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
 from codegen.spec.spec import Spec
 
+STRETCHES = 64  # of the innermost axis in a row that kernels over rows share: with fewer, they would write much of what they read
+
 
 @dataclass(frozen=True)
 class Single(Reduction):
-    """The plan of an op that reduces its only row."""
+    """The plan of an op that reduces along rows that a block holds."""
 
     def launch(
         self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
     ) -> RowLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block holds the row, or where its size is not
-        known."""
+        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block holds a row and others would share it, or where
+        its size is not known."""
         found = super().launch(dtypes, extents, schedule, arch)
         assert isinstance(found, RowLaunch)
-        if not found.holds_row:
+        stretches = (extents.columns or 0) // max(extents.inner or 1, 1)
+        if not found.holds_row and (not self.row_groups or stretches >= STRETCHES):
             raise UserError(f"no block can hold a row of {extents.columns or 'unknown'} elements")
         return found
 
 
-def is_single(plan: object) -> bool:
-    """Whether a plan reduces along the only row of its arrays."""
-    return isinstance(plan, Reduction) and plan.kind == "row" and not plan.row_groups
+def is_spread(plan: object) -> bool:
+    """Whether kernels that reduce over rows may share each row among all SMs, where a row kernel would not hold it: the only row of the
+    arrays, or rows along several axes, of which one pass gives statistics alone."""
+    if not isinstance(plan, Reduction) or plan.kind != "row":
+        return False
+    written = any(a.mode != "row" for a in plan.stores)
+    return not plan.row_groups or (len(plan.column_groups) > 1 and plan.passes == 1 and not written)
 
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Single:
-    """The plan for a checked spec whose arrays are one row. Raises `SpecError` if no such kernel can compute it."""
+    """The plan for a checked spec that is such an op. Raises `SpecError` if no such kernel can compute it."""
     planner = Reductions(spec, statements)
     if problems := planner.refusals():
         raise SpecError(problems)
     found = planner.plan()
-    if not is_single(found):
-        raise SpecError([spec.source.diagnostic(spec.chain.span, "its arrays have more rows than one", "")])
+    if not is_spread(found):
+        raise SpecError([spec.source.diagnostic(spec.chain.span, "no kernels share its rows", "")])
     return Single(**{field.name: getattr(found, field.name) for field in fields(Reduction)})

@@ -1,5 +1,4 @@
-"""Ops whose arrays are one row, of which each element needs a statistic: one kernel while a block holds the row, else stages that share
-it among all SMs."""
+"""Ops of one kernel while a block holds a row, and else of stages that share it among all SMs."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -61,3 +60,33 @@ def test_statistics_of_one_row_are_shared_too(tmp_path):
 def test_a_spec_that_asks_for_the_launch_of_one_kernel_has_it(tmp_path):
     op = make_op(tmp_path, spec_text(*CLIP, types=TYPES) + "schedule: {threads: 256}\n")
     assert op.plan.kind == "row"
+
+
+# A loss of each image whose mask lacks the channels: its place is found once for a row of these, not for each element
+MASKED = (
+    "x: T[B, S, C]; mask: bool[B, S]", "y: float32[B]", "y = sum(where(mask, square(x), 0), axis=(S, C))",
+    "y = jnp.sum(jnp.where(mask[..., None], x * x, 0), axis=(1, 2))",
+)  # fmt: skip
+
+
+def test_a_long_row_along_several_axes_is_reduced_over_rows(tmp_path):
+    op = make_op(tmp_path, spec_text(*MASKED, types=TYPES))
+    assert [stage.plan.kind for stage in op.plan.stages] == ["column"]
+    testing.check_op(op, "interpret", examples=4)
+    whole, dtypes = op.plan.whole.plan, {"x": "bfloat16", "mask": "bool"}
+    assert whole.launch(dtypes, Extents(64, 2**15, 2**12, 8), {}, "sm_90a").holds_row
+    with pytest.raises(UserError, match="no block can hold a row"):
+        whole.launch(dtypes, Extents(64, 2**27, 2**24, 8), {}, "sm_90a")
+    # of a few stretches, blocks would write much of what they read
+    assert not whole.launch(dtypes, Extents(2**22, 2**27, 2**24, 8), {}, "sm_90a").holds_row
+
+
+def test_a_long_row_has_the_same_sum_in_both_kernels(tmp_path):
+    op = make_op(tmp_path, spec_text(*MASKED, types=TYPES))
+    x, mask = normal(3, 70, 9), normal(3, 70) > 0
+    held = op(x, mask, implementation="interpret")
+    with in_stages():
+        shared = op(x, mask, implementation="interpret")
+    expected = np.sum(np.where(np.asarray(mask)[..., None], np.float64(x) ** 2, 0), axis=(1, 2))
+    np.testing.assert_allclose(held, expected, rtol=1e-5)
+    np.testing.assert_allclose(shared, expected, rtol=1e-5)

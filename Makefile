@@ -98,7 +98,7 @@ wheel: $(STAMP)
 	@$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')" >/dev/null
 	@ls dist
 
-# What test_compile asks for where kernels have an instruction that tests/instructions.txt lacks; OPS names some of the ops.
+# What test_library_compiles asks for where kernels have an instruction that tests/instructions.txt lacks; OPS names some of the ops.
 instructions: $(STAMP)
 	$(BIN)/python tests/instruction_list.py $(OPS)
 

@@ -140,14 +140,12 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
         arrays |= sizes | {name: terms.value for name, terms in products.items()}
     plan = op.plan
 
-    def read(accesses: Sequence[Access], arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
-        values = computed_once(
-            lambda x: [views.jnp_value(plan, a, x, case.axes, "float64", "int64") for a in accesses], arrays
-        )
-        return [np.asarray(value) for value in values]
+    def value(access: Access, arrays: Mapping[str, jax.Array]) -> jax.Array:
+        return views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
 
+    loaded = computed_once(lambda given: [value(a, given) for a in plan.loads], arrays)
     leaves: dict[tuple[Any, ...], Any] = dict(
-        zip((access_key(plan, a) for a in plan.loads), read(plan.loads, arrays), strict=True)
+        zip((access_key(plan, a) for a in plan.loads), map(np.asarray, loaded), strict=True)
     )
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     narrow = approximate_nodes(op, case.types, factors)
@@ -162,8 +160,10 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
         if name in case.absent:
             leaves[access_key(plan, access)] = analysis.default(leaves[access_key(plan, access)])
         if name in products:
-            terms = products[name].of(*(read([access], {name: x})[0] for x in products[name].arrays))
-            leaves[access_key(plan, access)] = analysis.contraction(terms)
+            made = computed_once(
+                lambda given, a=access, name=name: [value(a, {name: x}) for x in given], products[name].arrays
+            )
+            leaves[access_key(plan, access)] = analysis.contraction(products[name].of(*map(np.asarray, made)))
     bounds = analysis.statements(op.statements, leaves)
     tolerance = {name: float(x) for name, x in spec.tolerance if name != "why"}
     results = []

@@ -8,7 +8,7 @@ from codegen.interpret.decode import instructions
 
 
 def test_every_listed_instruction_is_known():
-    """tests/instruction_list.py compiles all kernels and lists their instructions; test_compile compares the list with
+    """tests/instruction_list.py compiles all kernels and lists their instructions; test_library_compiles compares the list with
     some kernels, in turns."""
     assert len(listed()) > 250
     problems = [found for form in sorted(listed()) if (found := problem(form))]

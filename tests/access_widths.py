@@ -1,0 +1,127 @@
+"""The accesses, spills and barriers of compiled kernels, against their plans."""
+
+import re
+
+from codegen.graph.nodes import DTYPES, topological
+from codegen.measuring.compiled.compile import Compiled, Variant, launch_of, row_lengths
+from codegen.plan.access import Access
+from codegen.plan.planner import overrides
+from codegen.runtime.ops.op import Op
+
+# ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
+# kernels that reduce
+SPILLS_WHERE_RAGGED = 16
+# If a block of 1024 threads holds its piece of a row that a cluster shares, a thread has 64 registers: a few values
+# spill, which costs less than reading the row again.
+SPILLS_OF_LONG_ROWS = 256
+# Spills that should be removed: a ragged row with weights that are loaded one by one
+KNOWN_SPILLS = {"dgroup_norm": 528}
+# Also too many: on Hopper, attention's scores without a softmax, and its gradients, hold products, sums and what scores need
+SPILLS_OF_ATTENTION = 1536
+# Also too many: kernels that walk down rows hold the next rows in registers while they are in flight
+SPILLS_OF_WALKS = 448
+
+
+def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:
+    """What differs from the plan: widths of accesses, spills, and barriers whose numbers are no constants."""
+    planned = Planned(op, variant, arch)
+    found = {operand.name: operand for operand in compiled.operands}
+    problems = []
+    for access in (*op.plan.loads, *op.plan.stores):
+        if access.array is None or access.array.name not in found:
+            continue  # a coordinate, or an array that is left out for its default
+        name = access.array.name
+        widths = found[name].stores if access in op.plan.stores else found[name].loads
+        if not planned.has(access, widths):
+            whole = planned.whole(name)
+            problems.append(f"{access.mode} {name} is accessed {widths} bytes at a time; a whole vector has {whole}")
+    if compiled.spills > most_spills(op, variant):
+        problems.append(f"{compiled.spills} bytes of spills")
+    # Attention may have a block for each multiprocessor
+    alone = op.plan.kind == "attention" and getattr(launch_of(op, variant, arch), "processors", 0)
+    if re.search(r"bar\.sync\s+%", compiled.ptx) and not alone:
+        problems.append("a barrier's number is no constant: a block has all 16, and a multiprocessor fewer blocks")
+    return problems
+
+
+def most_spills(op: Op, variant: Variant) -> int:
+    long = variant.columns == max(row_lengths(op, variant.types), key=lambda n: n or 0) and op.plan.rows
+    rows = op.plan.kind != "elementwise"
+    most = SPILLS_OF_LONG_ROWS if long else SPILLS_WHERE_RAGGED if variant.ragged or rows else 0
+    most = max(most, SPILLS_OF_WALKS) if op.plan.columns else most
+    most = max(most, KNOWN_SPILLS.get(op.spec.op, 0)) if variant.ragged else most
+    return max(most, SPILLS_OF_ATTENTION) if op.plan.kind == "attention" else most
+
+
+class Planned:
+    """The widths that the sizes of the dtypes and the plan call for: of the arrays from which a thread loads whole vectors, the one
+    with the widest type fills 16 bytes, and the others have as many elements at a time."""
+
+    def __init__(self, op: Op, variant: Variant, arch: str):
+        self.plan, self.ragged = op.plan, variant.ragged
+        self.together = {array.name: count for array, count in op.plan.full}
+        self.sizes = {a.name: DTYPES[variant.types.dtype(a)].bits / 8 for a in op.spec.arrays}
+        columns = {id(s.node) for s in op.plan.columns}
+        self.folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
+        self.most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
+        how = launch_of(op, variant, arch)
+        self.by_runs, self.holds = getattr(how, "by_runs", False), getattr(how, "whole", False)
+        own = {a.name for a, _ in op.plan.full if op.plan.kind != "row" or variant.ragged or op.plan.order[0] in a.axes}
+        wide = {n: count for n, count in self.together.items() if n in own} or self.together
+        # what all rows share may be wider
+        counts = (max(1, int(self.sizes[n])) * count for n, count in wide.items() if n not in self.folded)
+        widest = max(counts, default=4)
+        # Lanes with scans of their own have 4 bytes of a row each: a warp reads 128
+        bytes_of_vector = 4 if getattr(how, "apart", False) else overrides(op.spec, arch).get("vector_bytes", 16)
+        self.vec = max(1, bytes_of_vector // widest)
+        scans = op.plan.kind == "scan"
+        if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and (widest >= 4 or scans):
+            self.vec = 1  # elements of at least 4 bytes in whole rows, and elements that are scanned: none is shifted
+
+    def whole(self, name: str) -> float:
+        """The bytes of an array's whole vector."""
+        return min(self.most, self.sizes[name] * self.together.get(name, 1) * self.vec)
+
+    def has(self, access: Access, widths: tuple[int, ...]) -> bool:
+        """Whether an array is accessed as planned, with these widths, the most frequent first."""
+        plan, name = self.plan, access.array.name
+        size, loads = self.sizes[name], access in plan.loads
+        if self.by_runs and access.mode == "flat" and name not in self.folded:
+            # rows of their own in whole vectors and the ends of runs, what rows share in single columns, or once for all rows
+            # where a block holds its columns
+            once = self.holds and widths == tuple(dict.fromkeys((self.whole(name), size)))
+            return widths[:1] == (16,) if plan.of_row(access) else widths == (size,) or once
+        if plan.columns and loads and not plan.of_row(access) and widths == (size,):
+            return True  # read by the finishing kernel alone, one column a thread
+        if name in self.folded:
+            # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
+            return widths == (size,) or access.array.parts is not None
+        modes = {a.mode for a in plan.loads if a.array == access.array}
+        if plan.kind != "elementwise" and len(modes) > 1 and loads:
+            # along the row in vectors, or one element at its own place
+            return widths == tuple(dict.fromkeys((self.whole(name), size)))
+        if self.ragged:
+            return self.has_where_ragged(access, widths)
+        if access.mode in ("flat", "tile"):
+            return widths == (self.whole(name),)
+        return access.array.parts is not None or widths == (size,)
+
+    def has_where_ragged(self, access: Access, widths: tuple[int, ...]) -> bool:
+        plan, name = self.plan, access.array.name
+        size, whole = self.sizes[name], self.whole(name)
+        rows = plan.kind != "elementwise"
+        if access.mode == "flat" and rows and access.tokens[-1:] == ("parts",) and plan.columns:
+            return widths[-1:] == (size,)  # interleaved parts with rows at any offset, element by element
+        if access.mode == "flat" and rows:
+            return widths[:1] == ((whole if size * self.together.get(name, 1) * self.vec % 4 == 0 else size),)
+        if access.mode == "flat" and access in plan.stores and plan.turned is not None:
+            return widths == (size,)  # of a tile that may have rows and columns outside
+        if access.mode == "flat":
+            return widths[:1] == (whole,)  # in addition to whole vectors, the ends of arrays element by element
+        if access.into:
+            return widths[-1:] == (size,)  # at places that an index gives, element by element
+        if access.mode == "tile":
+            # aligned vectors are shifted into place; ends of rows (and of warps that store) element by element; words
+            # are shifted
+            return widths[:1] == ((whole if size * self.vec % 4 == 0 else size),)
+        return access.array.parts is not None or widths == (size,)

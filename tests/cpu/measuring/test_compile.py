@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -118,6 +119,16 @@ def test_a_kernel_is_told_from_one_whose_name_begins_alike(tmp_path):
     assert "mDc" in everything
     assert "mDh" not in everything
     assert "mDh" in columns
+
+
+def test_kernels_that_ops_share_are_named_after_one_of_them(tmp_path):
+    """The forward that saves more may have the launcher of the op."""
+    op = next(op for op in make_op(tmp_path, SUMS).kernels if op.spec.op == "totals_backward")
+    other = types.SimpleNamespace(spec=dataclasses.replace(op.spec, op="totals_forward"), _launch=op._launch)
+    tensors = list(inspect.signature(op._launch).parameters)[1:]
+    found = [parameters_of(o, "kernel_cutlass_totals_backward_kernel_None_1", tensors) for o in (op, other)]
+    assert "mW" in found[0] or "mDy" in found[0]
+    assert found[1] == found[0]
 
 
 def test_accesses_are_followed_to_their_operands():

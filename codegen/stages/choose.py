@@ -136,7 +136,35 @@ def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> 
         takers = [n for n in spec.read.nodes if product in n.args]
         value = takers[0] if [n.op for n in takers] == ["cast"] else product
         found += [value] if value not in stored else []
+        found += _of_rows(spec, product)
     return found
+
+
+def _of_rows(spec: Spec, product: Node) -> list[Node]:
+    """The values of rows of attention's scores, such as their logsumexp, with which other values than the weights are computed: the
+    kernel of the weights writes them."""
+    weights = next(f for f in factors_of(product) if products_of([f]))
+    scores = {id(p) for p in products_of([weights]).values()}
+    rows = {*product.dims} & {*weights.dims}
+    users: dict[int, list[Node]] = {}
+    sources: dict[int, set[int]] = {}  # the products from which each value is made
+    own: dict[int, Node] = {}
+    for node in spec.read.nodes:
+        for argument in node.args:
+            users.setdefault(id(argument), []).append(node)
+        made = {id(node)} if node.op == "contract" else set[int]().union(*(sources[id(a)] for a in node.args))
+        sources[id(node)] = made
+        if made == scores and node.kind == "float" and {*node.dims} <= rows:
+            own[id(node)] = node
+    inside = {id(n) for n in topological([weights, *own.values()])}
+    last = [n for n in own.values() if any(id(u) not in inside for u in users.get(id(n), []))]
+    others = {id(n) for n in last}
+
+    def again(node: Node) -> bool:
+        """Whether a value needs the scores even where the others are known."""
+        return any(id(n) in scores for n in topological([node], lambda n: id(n) in others and n is not node))
+
+    return [n for n in last if again(n)]
 
 
 def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = (middle.make_plan, strided.make_plan)) -> Staged:

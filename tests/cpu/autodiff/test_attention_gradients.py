@@ -191,6 +191,20 @@ def test_a_result_in_float32(tmp_path, result, written):
     check_gradient(op, "interpret", examples=2)
 
 
+def test_attention_merged_with_a_part_that_is_given(tmp_path):
+    """Values of rows that other stages need are results of attention's kernel, and have cotangents."""
+    text = attention(
+        "s = q @ k; w = sigmoid(logsumexp(s, axis=S) - before); o = w * (softmax(s, axis=S) @ v) + (1 - w) * r",
+        "l = jax.nn.logsumexp(x, axis=-1); w = jax.nn.sigmoid(l - before)[..., None]; p = jax.nn.softmax(x)",
+        "r: T[..., Q, E]; before: float32[..., Q]",
+    )
+    op = make_op(tmp_path, text + "\n  o = w * o + (1 - w) * r\ndomain: {q: [-1, 1], k: [-1, 1]}")
+    assert [stage.plan.kind for stage in op.plan.stages] == ["attention", "elementwise"]
+    assert "attention" in [stage.plan.kind for stage in op.backward.op.plan.stages] and not op.backward.lacking
+    check_op(op, "interpret", examples=2)
+    check_gradient(op, "interpret", examples=1)
+
+
 def test_scores_far_below_those_of_keys_past_the_last(tmp_path, monkeypatch):
     """A tile of k is filled with zeros, whose exponentials are infinite relative to the row's: they have no part in q's gradient."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")

@@ -137,6 +137,18 @@ CUT = {
         (f"{QKV}; w: bfloat16[E, M]", "y: bfloat16[B, Q, M]", "o = softmax(q @ k, axis=S) @ v; y = relu(o @ w)"),
         [("attention", "q k v -> o"), ("gemm", "w o -> y")],
     ),
+    "attention and its logsumexp": (
+        (f"{QKV}; r: bfloat16[B, Q, E]; l: float32[B, Q]", "y: bfloat16[B, Q, E]",
+         "s = q @ k; w = sigmoid(logsumexp(s, axis=S) - l); y = w * (softmax(s, axis=S) @ v) + (1 - w) * r"),
+        [("attention", "q k v l -> product_of_b_q_e w"), ("elementwise", "r product_of_b_q_e w -> y")],
+    ),
+    "attention to two sequences": (
+        (f"{QKV}; m: bfloat16[B, P, D]; n: bfloat16[B, P, E]", "y: bfloat16[B, Q, E]",
+         "s = q @ k; t = q @ m; l = logsumexp(s, axis=S); r = logsumexp(t, axis=P); w = sigmoid(l - r); "
+         "y = w * (softmax(s, axis=S) @ v) + (1 - w) * (softmax(t, axis=P) @ n)"),
+        [("attention", "q k v -> product_of_b_q_e l"), ("attention", "q m n -> product_of_b_q_e2 r"),
+         ("elementwise", "product_of_b_q_e l product_of_b_q_e2 r -> y")],
+    ),
 }  # fmt: skip
 
 

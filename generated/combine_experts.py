@@ -75,63 +75,32 @@ def combine_experts_stage1_xla(y, weight):
     return out_added
 
 
-def combine_experts_backward_stage1_chain(dout_at_token, weight, token, size_s):
-    """The chain, on one vector of each operand."""
-    dy = weight * device.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
-    return dy
-
-
-@cute.kernel
-def combine_experts_backward_stage1_kernel(
-    mDout: cute.Tensor,  # (S, D) T
-    mWeight: cute.Tensor,  # (E) float32
-    mToken: cute.Tensor,  # (E) int32
-    mDy: cute.Tensor,  # (E, D) T
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mDy.shape)  # this thread's elements, which lie next to each other in the outputs
-    iE, iD = at.axes
-    if at.valid > 0:
-        rDoutAtToken, rWeight, rToken = at.load(
-            flat.read(mDout, (flat.pick(mToken, (iE,)), iD)), flat.read(mWeight, (iE,)), flat.read(mToken, (iE,)),
-        )
-        dy = combine_experts_backward_stage1_chain(
-            device.floats(rDoutAtToken), device.floats(rWeight), rToken.load().to(cutlass.Int32),
-            device.full(how.vec, mDout.shape[0], cutlass.Int32),
-        )
-        at.store(dy.to(mDy.element_type), mDy)
-
-
-@cute.jit
-def combine_experts_backward_stage1_launch(
-    stream: cuda.CUstream, mDout: cute.Tensor, mWeight: cute.Tensor, mToken: cute.Tensor, mDy: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
-):
-    combine_experts_backward_stage1_kernel(mDout, mWeight, mToken, mDy, how).launch(**flat.grid(how, mDy.shape, stream))
-
-
-def combine_experts_backward_stage1_xla(dout_at_token, weight, token, size_s):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dy = weight * jnp.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
-    return dy
-
-
-def combine_experts_backward_stage2_row_sum(dout_at_token, y, token, size_s):
+def combine_experts_frozen_row_sum(dout_at_token, y, token, size_s):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.where((token >= 0) & (token < size_s), dout_at_token, 0.0) * y
+    t0 = device.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
+    return t0 * y
 
 
-def combine_experts_backward_stage2_row(row_sum):
+def combine_experts_frozen_chain(dout_at_token, weight, token, size_s):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
+    dy = weight * t0
+    return dy
+
+
+def combine_experts_frozen_row(row_sum):
     """The row's own results, from its statistics."""
     dweight = row_sum
     return dweight
 
 
 @cute.kernel
-def combine_experts_backward_stage2_kernel(
+def combine_experts_frozen_kernel(
     mDout: cute.Tensor,  # (S, D) T
     mY: cute.Tensor,  # (E, D) T
+    mWeight: cute.Tensor,  # (E) float32
     mToken: cute.Tensor,  # (E) int32
+    mDy: cute.Tensor,  # (E, D) T
     mDweight: cute.Tensor,  # (E) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -140,6 +109,7 @@ def combine_experts_backward_stage2_kernel(
     rDoutAtToken = access.registers(mDout, (vec, vectors, at_once))
     rY = access.registers(mY, (vec, vectors, at_once))
     rDoutAtTokenAt = access.registers(mToken, (1,))
+    rWeight = access.registers(mWeight, (1, at_once))
     rToken = access.registers(mToken, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -155,6 +125,7 @@ def combine_experts_backward_stage2_kernel(
             aligned=False,
         )
         row.load(mY, (iE, 0), rY[None, None, u])
+        row.load_one(mWeight, (iE,), rWeight[None, u])
         row.load_one(mToken, (iE,), rToken[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -166,7 +137,7 @@ def combine_experts_backward_stage2_kernel(
             )
             part.load(mY, (iE, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                values = combine_experts_backward_stage2_row_sum(
+                values = combine_experts_frozen_row_sum(
                     device.floats(rDoutAtToken[None, v, u]), device.floats(rY[None, v, u]),
                     device.full(vec, rToken[0, u], rToken.element_type).to(cutlass.Int32),
                     device.full(vec, mDout.shape[0], cutlass.Int32),
@@ -174,24 +145,43 @@ def combine_experts_backward_stage2_kernel(
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
+        row = row.forget((mDout, rDoutAtToken), (mY, rY))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(
+                mDout, (device.clip_index(rDoutAtTokenAt[0], mDout.shape[0]), 0), rDoutAtToken[None, None, u],
+                aligned=False,
+            )
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                dy = combine_experts_frozen_chain(
+                    device.floats(rDoutAtToken[None, v, u]),
+                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    device.full(vec, rToken[0, u], rToken.element_type).to(cutlass.Int32),
+                    device.full(vec, mDout.shape[0], cutlass.Int32),
+                )
+                at.store(dy.to(mDy.element_type), mDy, (iE, 0))
+
         if row.writes():
-            dweight = combine_experts_backward_stage2_row(device.full(1, row_sum))
+            dweight = combine_experts_frozen_row(device.full(1, row_sum))
             row.store_one(dweight.to(mDweight.element_type), mDweight, (iE,))
 
 
 @cute.jit
-def combine_experts_backward_stage2_launch(
-    stream: cuda.CUstream, mDout: cute.Tensor, mY: cute.Tensor, mToken: cute.Tensor, mDweight: cute.Tensor,
-    how: cutlass.Constexpr[RowLaunch],
+def combine_experts_frozen_launch(
+    stream: cuda.CUstream, mDout: cute.Tensor, mY: cute.Tensor, mWeight: cute.Tensor, mToken: cute.Tensor,
+    mDy: cute.Tensor, mDweight: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     E = mY.shape[0]
-    combine_experts_backward_stage2_kernel(mDout, mY, mToken, mDweight, how).launch(**rowwise.grid(how, E, stream))
+    combine_experts_frozen_kernel(mDout, mY, mWeight, mToken, mDy, mDweight, how).launch(**rowwise.grid(how, E, stream))
 
 
-def combine_experts_backward_stage2_xla(dout_at_token, y, token, size_s):
+def combine_experts_frozen_xla(dout_at_token, y, weight, token, size_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dweight = jnp.sum(jnp.where((token >= 0) & (token < size_s), dout_at_token, 0.0) * y, axis=-1, keepdims=True)
-    return dweight
+    t0 = jnp.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
+    dy = weight * t0
+    dweight = jnp.sum(t0 * y, axis=-1, keepdims=True)
+    return dy, dweight
 
 
 @runtime.op(
@@ -199,10 +189,10 @@ def combine_experts_backward_stage2_xla(dout_at_token, y, token, size_s):
     reference=combine_experts_reference,
     stage1_launch=combine_experts_stage1_launch,
     stage1_xla=combine_experts_stage1_xla,
-    backward_stage1_launch=combine_experts_backward_stage1_launch,
-    backward_stage1_xla=combine_experts_backward_stage1_xla,
-    backward_stage2_launch=combine_experts_backward_stage2_launch,
-    backward_stage2_xla=combine_experts_backward_stage2_xla,
+    frozen_launch=combine_experts_frozen_launch,
+    frozen_xla=combine_experts_frozen_xla,
+    backward_launch=combine_experts_frozen_launch,
+    backward_xla=combine_experts_frozen_xla,
 )
 def combine_experts(
     residual: jax.Array,

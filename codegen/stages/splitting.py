@@ -52,7 +52,8 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
         if statement.at is not None and statement.at.sums:
             axes = written_axes(spec, outputs[statement.name], statement.at)
             dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
-            values = Array(fresh(taken, f"{statement.name}_added"), spec.compute, dims)
+            dtype = str(statement.value.attr) if statement.value.op == "cast" else spec.compute
+            values = Array(fresh(taken, f"{statement.name}_added"), dtype, dims)
             outputs[statement.name] = values
             summed.append(Summed(statement.name, values, statement.at))
             statement = replace(statement, name=values.name, at=None)

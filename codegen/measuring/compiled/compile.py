@@ -314,11 +314,15 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
     return make_fake_compact_tensor(element_type(dtype), shape, stride_order=order, assumed_align=alignment)
 
 
+def kernels_name(op: AnyOp) -> str:
+    """What the names of an op's kernels begin with: its name, or that of an op of its module with the same kernels."""
+    return str(inspect.unwrap(op._launch).__name__).removesuffix("_launch")
+
+
 def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
     """The launcher's tensors that a kernel takes, by their names in the generated file."""
-    launch = inspect.unwrap(op._launch)
-    names, module = list(inspect.signature(op._launch).parameters)[1:], launch.__globals__
-    stem = launch.__name__.removesuffix("_launch")  # of the op whose kernels these are: ops of a module may share them
+    names, stem = list(inspect.signature(op._launch).parameters)[1:], kernels_name(op)
+    module = inspect.unwrap(op._launch).__globals__
     kernels = [
         k
         for k in module

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 
 import jax
@@ -10,7 +11,7 @@ import jax
 from codegen.explain.launching import Binding
 from codegen.language.sizes import Shape, array_shape, elements
 from codegen.measuring.compiled import sass
-from codegen.measuring.compiled.compile import cubins_of_call
+from codegen.measuring.compiled.compile import cubins_of_call, kernels_name
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call import arguments
@@ -47,7 +48,7 @@ def work_of_element(op: AnyOp, types: Types, shape: Shape, arch: str) -> Work:
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
     how = op.launch_for(types, arguments.bind_axes(op.spec, arrays), arch)
     _, columns = op.plan.rows_and_columns(functools.partial(elements, shape=shape))
-    total, name = Work(0, 0, 0), op.spec.op
+    total, name = Work(0, 0, 0), kernels_name(op)
     for cubin in cubins_of_call(op, types, shape, arch):
         for kernel, code in sass.kernels(cubin, arch):
             first = getattr(how, "first", None)
@@ -72,7 +73,10 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
 def clock_now() -> float | None:
     """The clock of the first GPU's SMs in hertz, which it keeps for a while after its last kernel; None where it cannot
     be read."""
-    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-i", "0"]
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[
+        0
+    ]  # not the machine's first, where it is another
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-i", first or "0"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout
         return float(found.split()[0]) * 1e6

@@ -211,8 +211,10 @@ class Reductions(Planner):
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
                 return self.error_in_chain(node, message, "make two ops: one that takes, one that reduces")
-        for node in topological((s.value for s in self.statements), lambda n: n.op in REDUCTIONS):
-            if node.op == "size" and node.attr not in self.axes:  # whose results are finished without the table
+        over = set(map(id, self.over))
+        finished = [s.value for s in self.statements if over & {id(n) for n in topological([s.value])}]
+        for node in topological(finished, lambda n: n.op in REDUCTIONS):
+            if node.op == "size" and node.attr not in self.axes:  # results over rows are finished without the table
                 message = f"no kernel for the size of {node.attr} yet, an axis that no value of the chain has"
                 return self.error_in_chain(node, message, "pass it as a parameter")
         return None

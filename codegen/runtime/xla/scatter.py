@@ -86,7 +86,7 @@ def added(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: Summ
     table, values, index = arrays[how.at.table], arrays[how.values.name], arrays[how.at.index]
     if any(isinstance(n, int) and n == 0 for n in (*table.shape, *values.shape, *index.shape)):
         return table
-    wide = table.astype(values.dtype)
+    wide = table.astype(jnp.promote_types(values.dtype, "float32"))
     scattered = Scattered(how.values.name, how.at.table, None, how.at.index, how.at.axis)
     taken = Taken(scattered, index, spec.array(how.at.index), values, how.values.axes, clamped=False)
     return store(table_gradient(spec, wide, wide, [taken], summed), table.dtype)

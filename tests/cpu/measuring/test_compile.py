@@ -22,6 +22,7 @@ from codegen.measuring.compiled.compile import (
     Variant,
     compile_kernel,
     entries,
+    kernels_name,
     memory_accesses,
     parameters_of,
     variants,
@@ -337,3 +338,12 @@ def test_rows_of_a_block_have_a_barrier_each(monkeypatch):
     key, operands = op.bind((jax.ShapeDtypeStruct((64, 2048, 2048), "bfloat16"),), {"implementation": "cute"})
     text = kernels.binary(op._kernel_call(key, operands).compiled_for("sm_90a"), "ptx").ptx
     assert re.findall(r"bar\.sync\s+(\S+), (\d+);", text) == [("1", "64"), ("2", "64")]
+
+
+def test_a_stage_with_the_kernels_of_another_reads_their_parameters():
+    """A module has a kernel once: the backward's stages that the frozen one has too are these."""
+    found = [k for k in generated.selective_scan.kernels if k.spec.op != kernels_name(k)]
+    assert found
+    for op in found:
+        tensors = list(inspect.signature(op._launch).parameters)[1:]
+        assert len(parameters_of(op, f"kernel_cutlass_{kernels_name(op)}_kernel_tensorptr_1", tensors)) > 1

@@ -95,16 +95,15 @@ def test_a_difference_and_its_gradient(tmp_path, kernels):
 
 def test_a_block_has_vectors_of_rows_that_read_each_other(tmp_path):
     """Where whole blocks of vectors fill a row; else a block has vectors that follow each other."""
-    text = spec_text(
-        "x: T[B, S, N]", "y: T[B, S, N]", "y = x - shift(x, axis=S, by=2)", types="{T: [float32, bfloat16]}"
-    )
-    op = make_op(tmp_path, text)
+    chain = "y = shift(x, axis=S, by=3) - shift(x, axis=S, by=2) + shift(x, axis=S, by=-1)"
+    op = make_op(tmp_path, spec_text("x: T[B, S, N]", "y: T[B, S, N]", chain, types="{T: [float32, bfloat16]}"))
     for batch, size, columns, rows in ((3, 7, 256, 8), (1, 16, 384, 8), (1, 1, 128, 8), (2, 5, 96, 1)):
         x = normal(batch, size, columns).astype(jnp.float32)
         how = op.launch_for(*op_call(op, x))
         assert how.rows == rows
-        past = np.pad(x, ((0, 0), (2, 0), (0, 0)))[:, :size]
-        np.testing.assert_array_equal(op(x, implementation="interpret"), x - past)
+        near = np.pad(x, ((0, 0), (3, 1), (0, 0)))
+        expected = near[:, :size] - near[:, 1 : size + 1] + near[:, 4 : size + 4]
+        np.testing.assert_array_equal(op(x, implementation="interpret"), expected)
 
 
 def op_call(op, x):

@@ -90,6 +90,16 @@ def test_values_at_one_place_are_added_and_those_out_of_range_are_not():
         np.testing.assert_array_equal(out, [[1.0], [11.0]])
 
 
+@pytest.mark.parametrize(("value", "dtype"), [("x", "float32"), ("cast(x, T)", "T")])
+def test_what_is_added_is_written_in_the_type_of_its_cast(value, dtype, tmp_path):
+    chain = f"y = put(table, {value}, i, axis=P, how=add)"
+    text = spec_text("table: T[P]; x: T[S]; i: int32[S]", "y: T[P]", chain, "y = table", types="{T: [bfloat16]}")
+    op = make_op(tmp_path, text)
+    assert [a.dtype for a in op.plan.stages[0].spec.outputs] == [dtype]
+    given = jnp.asarray([1.0, 2.0], jnp.bfloat16), jnp.asarray([1.0, 2.0, 4.0], jnp.bfloat16), jnp.asarray([1, 1, 0])
+    np.testing.assert_array_equal(op(*given, implementation="interpret"), jnp.asarray([5.0, 5.0], jnp.bfloat16))
+
+
 def test_the_interpreter_finds_two_values_for_one_slot():
     with pytest.raises(InterpretError):
         WRITE(KEYS, KEYS, NEW, NEW, jnp.asarray([4, 4, 1]), implementation="interpret")

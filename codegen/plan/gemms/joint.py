@@ -88,9 +88,10 @@ def _on_hopper(calls: Sequence[Call], columns: int) -> tuple[GemmLaunch, ...]:
 
 
 def _alone(call: Call, row_bytes: int) -> float:
-    """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue where that should be faster."""
+    """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue where that should be faster. Where
+    nothing follows it, the two take as long."""
     (L, M, N), work = (call.extents[name] for name in "LMN"), call.tile.all_work
-    if isinstance(call.alone.tiles, Tiles) and call.alone.fast:
+    if isinstance(call.alone.tiles, Tiles) and (call.alone.fast or call.tile.stores_products):
         return hopper_tiles.cycles(call.alone.tiles, M, N, row_bytes, L, work)
     return hopper_tiles.cycles_of_two(M, N, row_bytes, L, work)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from codegen.errors import UserError
-from codegen.graph.nodes import DTYPES, ROWS, Statement, topological
+from codegen.graph.nodes import DTYPES, ROWS, Leaf, Statement, topological
 from codegen.graph.ops import ALONE
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise, tile_plan
@@ -232,9 +232,18 @@ class Tile:
         """The approximate number of instructions of the epilogue and its reductions for an accumulator."""
         return self.work + sum(10 if f.rescaled else 3 for f in self.folds)
 
+    @property
+    def stores_products(self) -> bool:
+        """Whether its outputs are the products themselves."""
+        outputs = {a.name for a in self.outputs}
+        stored = [s.value for s in self.statements if s.name in outputs]
+        return not self.folds and all(isinstance(v.attr, Leaf) and v.attr.name in self.accs for v in stored)
+
     def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
         """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; "" if they should not."""
         L, M, N, K = (extents[name] for name in "LMNK")
+        if self.stores_products and self.loaded is None and {dtypes["a"], dtypes["b"]} <= hopper_tiles.HALVES:
+            return "nothing follows the product, for which the library chooses among its kernels"
         if self.folds_costly(dtypes):
             return "what is folded is so costly that another pass over the product takes less"
         return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)

@@ -52,6 +52,18 @@ def test_two_products_of_the_same_rows_are_one_kernel(inputs, chain, paired, acc
     assert found.tile.paired == paired
 
 
+@pytest.mark.parametrize(
+    ("chain", "dtype", "fast"),
+    [("y = x @ w", "bfloat16", False), ("y = relu(x @ w)", "bfloat16", True), ("y = x @ w", "float8_e4m3fn", True)],
+)
+def test_a_product_that_nothing_follows_is_the_librarys(chain, dtype, fast):
+    """A library has more kernels to choose from. Products of float8 it has in bfloat16 alone."""
+    found = plan("x: T[..., K]; w: T[N, K]", chain, "y: bfloat16[..., N]", types=f"T: [{dtype}]")
+    sizes = {"L": 1, "M": 32768, "N": 1280, "K": 5120}
+    how = found.tile.launch({"a": dtype, "b": dtype, "y": "bfloat16"}, sizes, False, "sm_90a")
+    assert how.fast == fast
+
+
 def test_the_side_with_the_columns_is_b():
     found = plan("w: T[N, K]; x: T[..., K]", "y = w @ x")
     assert (found.products[0].a.name, found.products[0].b.name) == ("x", "w")

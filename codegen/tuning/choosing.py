@@ -13,7 +13,7 @@ from codegen.plan.op import Gemm, KernelPlan
 from codegen.plan.planner import overrides
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM
-from codegen.shared import AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
+from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.targets import clusters, shared_memory
 
@@ -152,6 +152,8 @@ def unfit(
     if how.resident * how.threads > MOST_THREADS or how.resident > MOST_BLOCKS:
         return f"{how.resident} blocks of {how.threads} threads at once"
     assert isinstance(plan, Reduction)
+    if plan.lanes(how.vec) > WARP:
+        return f"{plan.lanes(how.vec)} threads that hold a group of columns"
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
     data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
     most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))

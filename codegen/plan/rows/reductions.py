@@ -96,7 +96,8 @@ class Reduction(Reads):
             vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
             own = self.width(dtypes, schedule, late=False)
-            while own > 4 and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_IN_THREAD:
+            least = max([4, *(s.width // WARP for s in self.inner)])  # lanes of a warp have a group of columns
+            while own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_IN_THREAD:
                 own //= 2
             vec = own if inner % own == 0 else vec
         if any(DTYPES[d].packed for d in dtypes.values()):

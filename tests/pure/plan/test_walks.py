@@ -1,10 +1,13 @@
 """The launches of kernels that walk down rows."""
 
+from dataclasses import replace
+
 import pytest
 
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents
 from codegen.plan.rows import walking
+from codegen.tuning.choosing import changed
 
 POINTS = """
 op: made
@@ -59,3 +62,35 @@ def test_what_is_computed_once_columns_are_reduced_is_not_costly():
         read_op("specs/made.yaml", text.format(c)).plan.costly for c in ("sum(x, axis=R) / n", "sum(x / n, axis=R)")
     ]
     assert costs == [False, True]
+
+
+GROUPS = """
+op: made
+summary: Gradients of a norm of groups by the elements and by the weights.
+inputs:
+  dy: bfloat16[..., (B G=256)]
+  x: bfloat16[..., (B G=256)]
+  scale: bfloat16[..., B]
+  weight: bfloat16[(B G=256)]
+outputs:
+  dx: bfloat16[..., (B G=256)]
+  dweight: bfloat16[(B G=256)]
+chain: |
+  own = dy * weight
+  dx = (own - x * mean(own * x, axis=G)) * scale
+  dweight = sum(dy * x * scale, axis=...)
+reference: |
+  dx = x
+  dweight = weight
+"""
+
+
+def test_lanes_of_a_warp_have_a_group_of_columns():
+    """However many values are alive: with narrower vectors, lanes of two warps would have it, which no shuffle reduces."""
+    op = read_op("specs/made.yaml", GROUPS)
+    plan, dtypes = op.plan, {a.name: op.spec.dtypes(a)[0] for a in op.spec.arrays}
+    extents = Extents(2048, 2**24, 256, 2**13)
+    for alive in (plan.alive, 40):
+        how = replace(plan, alive=alive).launch(dtypes, extents, {}, "sm_90a")
+        assert plan.inner and (how.vec, plan.lanes(how.vec)) == (8, 32)
+    assert changed(plan, op.spec, dtypes, extents, "sm_90a", {"vector_bytes": 8}) is None

@@ -22,7 +22,7 @@ from codegen.plan.rows.access import Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.targets import clusters, processors, shared_memory
 
-MAX_THREADS = 1024
+MAX_THREADS, THREADS_OF_SM = 1024, 2048
 MOST_IN_THREAD = 255  # registers
 LEAST_THREADS = 128  # threads of a block of several rows
 # Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
@@ -50,7 +50,9 @@ MOST_COMPUTED = (
 MANY_REGISTERS = 100
 SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
-LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 72, 32, 40 * 1024
+LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 100, 32, 40 * 1024
+WALKED_VALUES = 80  # of columns of a thread that walks down rows, in all inputs and in results of columns
+APART_BYTES = 128  # of a row, at least, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
 MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
 LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
 MOST_IN_LONG_RUN = (
@@ -195,7 +197,7 @@ class Reduction(Reads):
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
-        threads = max(schedule.get("threads", LEAST_THREADS) // per_row, 1) * per_row
+        threads = max(schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row, 1) * per_row
         room = threads // per_row * columns * self._run_bytes(dtypes)
         # A row of its own that is no part of its block's run is copied by a warp
         together = all(map(self.in_run, self.along_own_rows))
@@ -301,6 +303,9 @@ class Reduction(Reads):
         inner = extents.inner
         if self.by_place and columns is not None and rows is not None and inner is not None:
             narrow = self.whole_vector(vec, inner, dtypes)
+            # Fewer elements a thread, where places are too few for all threads of the SMs
+            while narrow > 4 and apart * columns < narrow * processors(arch) * THREADS_OF_SM:
+                narrow //= 2
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
             split, whole = columns % narrow != 0, bool(self.rows)
             found = walking.by_place(narrow, split, needs, whole, columns, rows, apart, own, arch)
@@ -355,9 +360,13 @@ class Reduction(Reads):
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
         if not columns or not self._wants_runs(vec, ragged, columns, dtypes, schedule):
             return None
+        if apart > 1 and columns * self.widest(dtypes, late=False) < APART_BYTES:
+            return None
         needs = self.walking_needs(1, self.column_bytes(dtypes), dtypes, 1)
         vectors = [a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
-        most = min(COSTLY_IN_RUN if self.costly else MOST_IN_RUN, RUN_VALUES // (len(vectors) + 2 * (needs.sums // 4)))
+        most = min(
+            COSTLY_IN_RUN if self.costly else MOST_IN_RUN, WALKED_VALUES // (len(vectors) + 2 * (needs.sums // 4))
+        )
         most = max(LEAST_IN_RUN, most)
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         if per_row > WARP:

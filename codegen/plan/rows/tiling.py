@@ -11,6 +11,7 @@ from codegen.plan.rows.walking import (
     most_parts,
     most_rows,
     registers,
+    registers_of,
     shares,
     threads_that_fit,
 )
@@ -25,6 +26,10 @@ COSTLY_BYTES = 96  # if an expensive value is computed of them
 LEAST_BYTES = 64  # on GPUs without clusters
 ALL = 384  # with the values computed of them
 CROWDED_VALUES = 48  # values of a thread that are alive at once, from which on it holds few rows
+COSTLY_VALUES = 6  # of one column, if an expensive value is computed: gradients of a norm of groups took an H200 0.8 to 0.9 of the time
+# Registers of a thread, by estimate, from which on fewer blocks are resident, and smaller ones where not all run at a time. With as many
+# blocks, the compiler gave threads all registers that they asked for: gradients of a log over 49 rows took 179 us for 263
+MOST_OF_MANY, CROWDED_THREADS = 72, 128
 FEW_AT_ONCE = 2
 MOST_MEETING = 4  # if rows meet at places, and more blocks are resident instead: gradients of a bias took 25 us for 34
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
@@ -47,25 +52,35 @@ def tiles(
     apart: int,
     schedule: dict[str, int],
     arch: str | None,
+    spread: bool = False,
 ) -> WalkLaunch:
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a vector's results.
     `values`: whether each row also has values of its own. `costly`: whether an expensive value is computed. `waves`: how often all
-    SMs are filled, at least. `alive`: the most values of a column that are alive at once."""
-    threads = schedule.get("threads", MASKED_THREADS if ragged and not costly else THREADS)
-    per_row = lanes
+    SMs are filled, at least. `alive`: the most values of a column that are alive at once. `spread`: whether not all blocks run at a time."""
+    spread = spread or apart > 1
+    many = rows or 2**31
+    at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
+    few = alive * vec >= CROWDED_VALUES or (costly and alive >= COSTLY_VALUES)
+    at_once = min(at_once, FEW_AT_ONCE if few else MOST_MEETING if apart > 1 else at_once)
+    crowded = registers_of(vec * at_once, alive) > MOST_OF_MANY
+    own = CROWDED_THREADS if crowded and spread else MASKED_THREADS if ragged and not costly else THREADS
+    threads, per_row = schedule.get("threads", own), lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
-    many = rows or 2**31
-    beside = min(threads // per_row, max(1 << (many - 1).bit_length(), WARP // per_row))
+    beside = max(1, min(threads // per_row, max(1 << (many - 1).bit_length(), WARP // per_row)))
     threads = beside * per_row
-    at_once = 1 if ragged or many <= beside else rows_at_once(width, written, values, costly, arch)
-    at_once = min(at_once, FEW_AT_ONCE if alive * vec >= CROWDED_VALUES else MOST_MEETING if apart > 1 else at_once)
+    at_once = 1 if many <= beside else at_once
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
-    resident = max(1, (MANY_RESIDENT if apart > 1 else RESIDENT) // threads)
+    most = RESIDENT if crowded else MANY_RESIDENT
+    resident = max(1, (most if apart > 1 else RESIDENT) // threads)
     full = shares(pieces, resident * processors(arch), waves)
     all_at_a_time = full * pieces <= resident * processors(arch)
+    if not all_at_a_time and crowded and not spread:
+        return tiles(
+            vec, ragged, width, written, lanes, values, costly, waves, alive, columns, rows, apart, schedule, arch, True
+        )
     if not all_at_a_time:
-        resident = max(1, MANY_RESIDENT // threads)
+        resident = max(1, most // threads)
         full = shares(pieces, resident * processors(arch), waves)
 
     def parts_of(at_once: int) -> int:

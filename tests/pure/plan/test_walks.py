@@ -94,3 +94,65 @@ def test_lanes_of_a_warp_have_a_group_of_columns():
         how = replace(plan, alive=alive).launch(dtypes, extents, {}, "sm_90a")
         assert plan.inner and (how.vec, plan.lanes(how.vec)) == (8, 32)
     assert changed(plan, op.spec, dtypes, extents, "sm_90a", {"vector_bytes": 8}) is None
+
+
+def launched(text, sizes, dtype="bfloat16"):
+    op = read_op("specs/made.yaml", text)
+    dtypes = {a.name: dtype if dtype in op.spec.dtypes(a) else op.spec.dtypes(a)[0] for a in op.spec.arrays}
+    return op.plan.launch(dtypes, sizes, {}, "sm_90a")
+
+
+MEETING = """
+op: made
+summary: Sums over some rows of each place.
+inputs: {x: "bfloat16[B, S, N]", g: "bfloat16[B, S, N]"}
+outputs: {y: "float32[B, N]"}
+chain: y = sum(CHAIN, axis=S)
+reference: x
+"""
+
+
+@pytest.mark.parametrize(("places", "vec"), [(1337, 4), (8192, 8)])
+def test_few_places_have_narrower_vectors(places, vec):
+    """A thread for each vector of 16 bytes would leave SMs without threads."""
+    how = launched(MEETING.replace("CHAIN", "x * g"), Extents(1024, places * 49 * 1024, 1024, 49, places))
+    assert how.by_place and (how.vec, how.at_once) == (vec, 8 // vec)
+
+
+MANY = "; ".join(f"v{i} = tanh(x * {i}.5)" for i in range(9))
+TILES = f"""
+op: made
+summary: Sums over rows of many values that are alive at once.
+inputs: {{x: "bfloat16[R, C]"}}
+outputs: {{y: "bfloat16[C]"}}
+chain: |
+  {MANY.replace("; ", chr(10) + "  ")}
+  y = sum({" * ".join(f"(v{i} - v8)" for i in range(9))}, axis=R)
+reference: x
+"""
+
+
+@pytest.mark.parametrize(("rows", "columns", "threads"), [(32768, 2048, 256), (1337, 50176, 128)])
+def test_threads_that_need_many_registers_have_them(rows, columns, threads):
+    """For 1024 threads of an SM the compiler would have to spill; smaller blocks are resident then where not all run at a time."""
+    how = launched(TILES, Extents(columns, rows * columns, columns, rows))
+    assert not how.whole and (how.threads, how.threads * how.resident, how.at_once) == (threads, 512, 2)
+
+
+def test_short_rows_that_lie_apart_are_not_copied_one_by_one():
+    """98 bytes each: their neighbours are of other blocks."""
+    text = """
+op: made
+summary: Gradients of a bias of each head.
+inputs: {x: "bfloat16[B, H, Q, S]", bias: "bfloat16[H, S]"}
+outputs: {y: "bfloat16[B, H, Q, S]", z: "float32[H, S]"}
+chain: |
+  y = softmax(x + bias, axis=S)
+  z = sum(y, axis=(B, Q))
+reference: |
+  y = x
+  z = bias
+"""
+    for columns, by_runs in ((49, False), (197, True)):
+        rows = 83 * 1024
+        assert launched(text, Extents(columns, 16 * rows * columns, columns, rows, 16)).by_runs == by_runs

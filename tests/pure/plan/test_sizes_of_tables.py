@@ -1,0 +1,19 @@
+"""The size of an axis that only a table has, in kernels that reduce along rows."""
+
+import pytest
+
+from codegen.pipeline import read_op
+from tests.making import spec_text
+
+
+@pytest.mark.parametrize(
+    ("outputs", "chain", "kind"),
+    [
+        ("y: float32[S, N]; m: float32[S]", "y = where(i < size(P), take(t, i, axis=P), 0); m = sum(y * x, axis=N)", "row"),
+        ("m: float32[N]", "m = sum(take(t, i, axis=P) * x, axis=S) / size(P)", "staged"),
+    ],
+    ids=["elements use it", "a result over rows does, whose kernel has no table"],
+)  # fmt: skip
+def test_which_kernels_know_it(outputs, chain, kind):
+    op = read_op("specs/made.yaml", spec_text("t: float32[P, N]; x: float32[S, N]; i: int32[S]", outputs, chain))
+    assert op.plan.kind == kind

@@ -67,7 +67,10 @@ def blocks(plan, how, extents) -> int:
         axis = next(i for i, g in enumerate(plan.groups) if plan.along.axis in g.axes)
         scans = math.prod(extents) // max(1, extents[axis])
         warps = how.threads // 32 // how.along
-        return scans // (warps * 32 * how.vec if how.apart else warps) + 1
+        return (scans // (warps * 32 * how.vec if how.apart else warps) + 1) * how.cluster
+    if how.rows > 1:
+        across = how.threads // how.rows * how.vec  # columns of a block's rows
+        return (math.prod(extents[:-1]) // how.rows + 1) * (extents[-1] // across)
     return math.prod(extents) // (how.vec * how.threads * how.down) + 1
 
 

@@ -24,6 +24,7 @@ from codegen.runtime.ops.export import export, read_params, read_wanted
 from tests.gpu import run_exported
 from tests.making import make_op, spec_text
 from tests.places import ROOT
+from tests.turns import some
 
 CUDA = 190  # EM_CUDA
 
@@ -62,24 +63,24 @@ def cubin(launcher: bytes) -> ELFFile:
     raise AssertionError("no cubin in the launcher")
 
 
-@pytest.mark.parametrize(
-    ("op", "shape", "words", "inputs", "outputs", "symbolic", "constraints"),
-    [
-        ("bias_relu", "...=rows,N=4096", [], ["rows,4096", "4096"], ["rows,4096"], ["rows"], ["rows >= 1"]),
-        ("bias_relu", "...=(), N = 64", [], ["64", "64"], ["64"], [], []),
-        (
-            "bias_relu", "...=(b, 3, s),N=8*n", [], ["b,3,s,8*n", "8*n"], ["b,3,s,8*n"], ["b", "s", "n"],
-            ["b >= 1", "s >= 1", "n >= 1", "N % 8 == 0"],
-        ),
-        ("swiglu", "...=16,N=n", [], ["16,2*n"], ["16,n"], ["n"], ["n >= 1"]),
-        ("rmsnorm", "...=rows,N=n", ["--param", "eps=1e-5"], ["rows,n", "n"], ["rows,n"], ["rows", "n"], ["rows >= 1", "n >= 1"]),
-        ("rmsnorm", "...=n,N=n", [], ["n,n", "n"], ["n,n"], ["n"], ["n >= 1"]),
-        ("gemma_rmsnorm", "...=rows,N=512", ["--vjp"], ["rows,512", "512"], ["rows,512"], ["rows"], ["rows >= 1"]),
-        ("bias_grad", "...=2*rows,N=4096", [], ["2*rows,4096"], ["4096"], ["rows"], ["rows >= 1", "... % 2 == 0"]),
-        ("quantize_group_fp8", "...=rows,B=b", [], ["rows,128*b"], ["rows,128*b", "rows,b"], ["rows", "b"], ["rows >= 1", "b >= 1"]),
-        ("axpby", "...=rows,N=64", [], ["rows,64", "rows,64", "", ""], ["rows,64"], ["rows"], ["rows >= 1"]),
-    ],
-)  # fmt: skip
+ARTIFACTS = [
+    ("bias_relu", "...=rows,N=4096", [], ["rows,4096", "4096"], ["rows,4096"], ["rows"], ["rows >= 1"]),
+    ("bias_relu", "...=(), N = 64", [], ["64", "64"], ["64"], [], []),
+    (
+        "bias_relu", "...=(b, 3, s),N=8*n", [], ["b,3,s,8*n", "8*n"], ["b,3,s,8*n"], ["b", "s", "n"],
+        ["b >= 1", "s >= 1", "n >= 1", "N % 8 == 0"],
+    ),
+    ("swiglu", "...=16,N=n", [], ["16,2*n"], ["16,n"], ["n"], ["n >= 1"]),
+    ("rmsnorm", "...=rows,N=n", ["--param", "eps=1e-5"], ["rows,n", "n"], ["rows,n"], ["rows", "n"], ["rows >= 1", "n >= 1"]),
+    ("rmsnorm", "...=n,N=n", [], ["n,n", "n"], ["n,n"], ["n"], ["n >= 1"]),
+    ("gemma_rmsnorm", "...=rows,N=512", ["--vjp"], ["rows,512", "512"], ["rows,512"], ["rows"], ["rows >= 1"]),
+    ("bias_grad", "...=2*rows,N=4096", [], ["2*rows,4096"], ["4096"], ["rows"], ["rows >= 1", "... % 2 == 0"]),
+    ("quantize_group_fp8", "...=rows,B=b", [], ["rows,128*b"], ["rows,128*b", "rows,b"], ["rows", "b"], ["rows >= 1", "b >= 1"]),
+    ("axpby", "...=rows,N=64", [], ["rows,64", "rows,64", "", ""], ["rows,64"], ["rows"], ["rows >= 1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "shape", "words", "inputs", "outputs", "symbolic", "constraints"), some(ARTIFACTS, 2))
 def test_what_is_in_an_artifact(
     op, shape, words, inputs, outputs, symbolic, constraints, tmp_path, monkeypatch, capsys
 ):

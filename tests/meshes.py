@@ -35,6 +35,22 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(np.float32)
 
 
+def values(op: Op, shapes) -> list:
+    """Arrays of these shapes, with types that an op takes."""
+    made = []
+    for array, shape in zip(op.spec.inputs, shapes, strict=False):
+        kind = op.spec.kind(array)
+        value = normal(*shape, seed=len(made))
+        if kind == "int":
+            value = np.random.default_rng(0).integers(0, 24, shape).astype(op.spec.dtypes(array)[0])
+        made.append(value > 1 if kind == "bool" else value)
+    return made
+
+
+def parameters(op: Op) -> dict:
+    return {p.name: 0.5 for p in op.spec.params if p.default is None}
+
+
 def put(mesh: Mesh, value, spec: PartitionSpec):
     return jax.device_put(value, NamedSharding(mesh, spec))
 

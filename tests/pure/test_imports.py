@@ -295,6 +295,13 @@ def test_tests_mirror_the_packages():
         assert folders and not missing
 
 
+def test_no_two_modules_of_tests_have_one_name():
+    """pytest imports them by their names alone, and collects only one of two."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "generated")
+    again = [name for name, count in names.items() if count > 1 and name not in ("__init__.py", "conftest.py")]
+    assert again == []
+
+
 def test_every_package_is_in_the_distribution():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     packages = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "codegen").rglob("__init__.py")}

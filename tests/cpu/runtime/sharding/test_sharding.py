@@ -5,7 +5,6 @@ kernel's results on one shard. The kernels themselves are interpreted, on the sh
 """
 
 import functools
-import itertools
 from random import Random
 
 import jax
@@ -15,7 +14,6 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import generated
-from codegen.autodiff.backward import Derived
 from codegen.checking import draw
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import all_types
@@ -30,11 +28,13 @@ from tests.meshes import (
     collectives,
     make_mesh,
     normal,
+    parameters,
     put,
     seen,
     tupled,
+    values,
 )
-from tests.turns import EVERY, some
+from tests.turns import EVERY
 
 X, HALVES, W = (8, 6, 32), (8, 6, 32), (32,)
 NONE = P()
@@ -165,23 +165,6 @@ TABLE = [
     ("drmsnorm", [(X, P(("a", "b"))), (X, P(("a", "b"))), (W, NONE)], REDUCE, P(("a", "b"))),
     ("dlayernorm", [(X, P("a")), (X, P("a")), (W, NONE)], REDUCE, P("a")),
 ]
-
-
-def values(op: Op, shapes) -> list:
-    """Arrays of these shapes, with types that an op takes."""
-    made = []
-    for array, shape in zip(op.spec.inputs, shapes, strict=False):
-        kind = op.spec.kind(array)
-        value = normal(*shape, seed=len(made))
-        if kind == "int":
-            value = np.random.default_rng(0).integers(0, 24, shape).astype(op.spec.dtypes(array)[0])
-        made.append(value > 1 if kind == "bool" else value)
-    return made
-
-
-def parameters(op: Op) -> dict:
-    return {p.name: 0.5 for p in op.spec.params if p.default is None}
-
 
 # Each row on one of the meshes by default, and those of every third on the one whose shardings are part of types
 ON_MESHES = [
@@ -485,279 +468,6 @@ def test_what_follows_a_fold_follows_the_fold_of_all_shards(tmp_path):
     got, shards = on_shards(op, (x, w), [P("a", "b"), NONE, NONE], eps=0.5)
     assert shards == {"...0": ("a",), "N": ("b",)}
     assert_close(got, op.reference(x, w, eps=0.5))
-
-
-# shard_map, and gradients
-
-
-@pytest.mark.parametrize(
-    ("kind", "check"), [(AUTO, True), (AUTO, False), (EXPLICIT, True)], ids=["typed", "untyped", "explicit"]
-)
-@pytest.mark.parametrize("implementation", [None, "xla", "interpret"])
-def test_shard_map(implementation, kind, check):
-    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
-    args = put(mesh, x, P("a")), put(mesh, w, NONE)
-    call = functools.partial(generated.rmsnorm, implementation=implementation)
-    mapped = jax.shard_map(call, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), check_vma=check)
-    assert_close(jax.jit(mapped)(*args), generated.rmsnorm.reference(x, w))
-
-    def loss(f):
-        return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
-
-    got = jax.jit(jax.grad(loss(mapped), (0, 1)))(*args)
-    assert_close(got, jax.jit(jax.grad(loss(generated.rmsnorm.reference), (0, 1)))(x, w))
-
-
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
-def test_shard_map_of_some_mesh_axes(kernels, kind):
-    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
-    mapped = jax.shard_map(generated.rmsnorm, mesh=mesh, in_specs=(P("a"), P()), out_specs=P("a"), axis_names={"a"})
-    assert_close(jax.jit(mapped)(put(mesh, x, P(("a", "b"))), put(mesh, w, P("b"))), generated.rmsnorm.reference(x, w))
-
-
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
-def test_gradients_of_sharded_arrays(kernels, kind):
-    mesh, x, w = make_mesh(kind), normal(8, 16), normal(16)
-
-    def loss(f):
-        return lambda x, w: jnp.sum(jnp.sin(f(x, w)))
-
-    gradient = jax.jit(jax.grad(loss(generated.rmsnorm), (0, 1)))
-    args = put(mesh, x, P("a")), put(mesh, w, NONE)
-    compiled = gradient.lower(*args).compile()
-    assert set(collectives(compiled)) == {"all-reduce"}
-    got = compiled(*args)
-    assert got[0].sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
-    assert_close(got, jax.grad(loss(generated.rmsnorm.reference), (0, 1))(x, w))
-
-
-BACKWARDS = [
-    # op, the sharding of its first input, collectives of value and gradients together
-    ("swiglu", P("a", "b"), {}),
-    ("softmax", P(("a", "b")), {}),
-    ("bias_gelu", P("a", None, "b"), REDUCE),  # that of the bias
-    ("layernorm", P("a"), REDUCE),  # those of the weight and the bias
-    ("column_sum", P("a"), REDUCE),  # that of the value
-    ("column_mean", P("a", None, "b"), REDUCE),  # the gradient divides by the number of all rows
-    ("mean_squared_error", P("a"), REDUCE),
-    # rows are sharded along N: each statistic combines all devices
-    ("softmax", P("a", None, "b"), {"all-reduce": 3}),
-    ("rmsnorm", P("a", None, "b"), {"all-reduce": 3}),
-    ("layernorm", P("a", None, "b"), {"all-reduce": 4}),
-]
-
-
-@pytest.mark.parametrize(("name", "spec", "expected"), BACKWARDS, ids=[r[0] for r in BACKWARDS])
-def test_generated_backwards(kernels, name, spec, expected):
-    """The kernel of a gradient is sharded by the same rules, from its own axes."""
-    op, mesh = getattr(generated, name), make_mesh()
-    made = values(op, [X if "..." in a.axes else W for a in op.spec.inputs])
-    shared = [put(mesh, v, spec if v.ndim > 1 else NONE) for v in made]
-
-    def pull(f):
-        def both(*args):
-            y, back = jax.vjp(f, *args)
-            return (y, *back(jnp.cos(y)))
-
-        return jax.jit(both)
-
-    assert isinstance(op.backward, Derived)
-    compiled = pull(op).lower(*shared).compile()
-    assert collectives(compiled) == expected
-    assert_close(compiled(*shared), pull(op.reference)(*made))
-
-
-@pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
-@pytest.mark.parametrize("name", ["linear_cross_entropy", "logits_logsumexp"])
-def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):
-    """Nor are logits and their gradient: each device has its own tokens of each row, in the forward and in the backward."""
-    op, mesh = getattr(generated, name), make_mesh(kind)
-    x, w, label = normal(8, 32), normal(16, 32), np.random.default_rng(0).integers(0, 16, 8).astype(np.int32)
-
-    def loss(f):
-        return lambda x, w, label: sum(jnp.sum(jnp.sin(y)) for y in tupled(f(x, w, label)))
-
-    args = put(mesh, x, P("a")), put(mesh, w, P("b")), put(mesh, label, P("a"))
-    compiled = jax.jit(jax.grad(loss(op), (0, 1))).lower(*args).compile()
-    assert set(collectives(compiled)) == {"all-reduce"}
-    dx, dw = compiled(*args)
-    assert dx.sharding.is_equivalent_to(NamedSharding(mesh, P("a")), 2)
-    assert dw.sharding.is_equivalent_to(NamedSharding(mesh, P("b")), 2)
-    assert_close((dx, dw), jax.grad(loss(op.reference), (0, 1))(x, w, label))
-    assert ((2, 32), (8, 32), (2,)) in [tuple(shapes) for shapes in seen]  # the kernel, on a shard of each array
-
-
-def test_what_follows_a_products_folds_takes_from_the_whole(kernels, tmp_path):
-    inputs = "x: float32[..., K]; w: float32[K, N]; b: float32[N]; label: int32[...]"
-    chain = "y = max(x @ w, axis=N) - take(b, label, axis=N)"
-    op = make_op(tmp_path, spec_text(inputs, "y: float32[...]", chain, "y = (x @ w).max(-1) - b[label]"))
-    mesh, label = make_mesh(), np.arange(8, dtype=np.int32) * 4
-    args = normal(8, 16), normal(16, 32), normal(32), label
-    split = [put(mesh, v, s) for v, s in zip(args, (P("a"), P(None, "b"), P("b"), P("a")), strict=True)]
-    assert_close(jax.jit(op)(*split), (args[0] @ args[1]).max(-1) - args[2][label])
-
-
-def test_a_mean_of_more_than_integers_count(kernels, tmp_path):
-    text = spec_text("x: bfloat16[..., K]; w: bfloat16[K, N]", "m: float32[]", "m = mean(x @ w, axis=(..., N))")
-    op, mesh = make_op(tmp_path, text), make_mesh()
-    shapes = [((2**16, 16), P("a")), ((16, 2**17), P(None, "b"))]
-    args = [jax.ShapeDtypeStruct(s, "bfloat16", sharding=NamedSharding(mesh, spec)) for s, spec in shapes]
-    assert jax.jit(op).lower(*args).compile().out_info.shape == ()
-
-
-def test_shard_map_that_leaves_mesh_axes_of_one_device(kernels):
-    mesh, x = Mesh(np.array(jax.devices("cpu")[:8]).reshape(8, 1), ("a", "b")), normal(8, 16)
-    mapped = jax.shard_map(generated.softmax, mesh=mesh, in_specs=(P("a"),), out_specs=P("a"), axis_names={"a"})
-    assert_close(jax.jit(mapped)(x), jax.nn.softmax(x))
-    assert seen[-1] == [(1, 16)]
-
-
-def test_vmap_of_sharded_arrays(kernels):
-    mesh, x, w = make_mesh(), normal(8, 6, 16), normal(16)
-    mapped = jax.jit(jax.vmap(generated.rmsnorm, (0, None), spmd_axis_name="a"))
-    args = put(mesh, x, P("a")), put(mesh, w, NONE)
-    assert collectives(mapped.lower(*args).compile()) == {}
-    assert_close(mapped(*args), generated.rmsnorm.reference(x, w))
-    assert seen[-1] == [(2, 6, 16), (16,)]
-
-
-# Explicit meshes: the types of arrays carry their sharding through every transformation
-
-MAPPED, ROWS = (8, 8), P("a", "b")  # a mapped axis and rows, or rows alone; all other operands are whole
-TRANSFORMED = {
-    "bias_relu": [(*MAPPED, 16), (16,)],
-    "swiglu": [(*MAPPED, 16)],
-    "rmsnorm": [(*MAPPED, 16), (16,)],
-    "layernorm": [(*MAPPED, 16), (16,), (16,)],
-    "softmax": [(*MAPPED, 16)],
-    "cross_entropy": [(*MAPPED, 32), MAPPED],
-    "embedding_rmsnorm": [
-        (24, 16),
-        MAPPED,
-        (16,),
-    ],  # the jnp form is differentiated, and one of its operands has integers
-    "dense_gelu": [(*MAPPED, 16), (16, 24), (24,)],
-}
-
-
-def transformed(f, axes, floats) -> dict:
-    """Functions of the same arrays."""
-
-    def loss(*xs):
-        return sum(jnp.sum(jnp.sin(y)) for y in tupled(f(*xs)))
-
-    def scan_of_grad_of_remat(*xs):
-        def step(count, _):
-            return count + 1, jax.grad(jax.checkpoint(loss), floats)(*xs)
-
-        return jax.lax.scan(step, 0, length=2)[1]
-
-    def second_grad(*xs):
-        return jax.grad(lambda *xs: sum(jnp.sum(jnp.cos(dx)) for dx in jax.grad(loss, floats)(*xs)), floats)(*xs)
-
-    return {
-        "value": f,
-        "grad": jax.grad(loss, floats),
-        "second grad": second_grad,
-        "scan of grad": scan_of_grad_of_remat,
-        "vmap": jax.vmap(f, axes),
-        "vmap of grad": jax.vmap(jax.grad(loss, floats), axes),
-        "grad of vmap": jax.grad(lambda *xs: jnp.sum(jax.vmap(loss, axes)(*xs)), floats),
-    }
-
-
-def result_specs(name: str, axes, floats, count: int) -> list[PartitionSpec]:
-    """The sharding of `count` results: values like the rows, gradients like the arrays whose gradients they are."""
-    if "grad" not in name:
-        return [ROWS] * count
-    own = [ROWS if axes[i] == 0 else P() for i in floats]
-    if name == "vmap of grad":
-        return [spec if spec == ROWS else P("a") for spec in own]
-    return [P(None, *spec) for spec in own] if name.startswith("scan") else own
-
-
-@functools.cache
-def transformed_reference(name: str) -> tuple:
-    """An op's operands, the mapped ones, those with gradients, and the results of its reference."""
-    op = getattr(generated, name)
-    made = values(op, TRANSFORMED[name])
-    axes = tuple(0 if x.shape[:2] == MAPPED else None for x in made)
-    floats = tuple(i for i, x in enumerate(made) if x.dtype == np.float32)
-    run = jax.jit(lambda *xs: {k: g(*xs) for k, g in transformed(op.reference, axes, floats).items()})
-    return made, axes, floats, run(*made)
-
-
-def check_transformed(name: str, how: str, got, mesh: Mesh) -> None:
-    _, axes, floats, reference = transformed_reference(name)
-    specs = result_specs(how, axes, floats, len(tupled(got)))
-    for g, e, spec in zip(tupled(got), tupled(reference[how]), specs, strict=True):
-        np.testing.assert_allclose(g, e, rtol=2e-4, atol=2e-4, err_msg=how)
-        wanted = NamedSharding(mesh, spec)
-        assert g.sharding.is_equivalent_to(wanted, g.ndim), (how, g.sharding)
-        assert jax.typeof(g).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, spec), g.ndim), how
-
-
-@pytest.mark.parametrize(("name", "path"), some(itertools.product(TRANSFORMED, ["kernel", "jnp"]), 3))
-def test_transformations_on_an_explicit_mesh(request, name, path):
-    if path == "kernel":
-        request.getfixturevalue("kernels")
-    op, mesh = getattr(generated, name), make_mesh(EXPLICIT)
-    made, axes, floats, _ = transformed_reference(name)
-    args = [put(mesh, x, ROWS if axis == 0 else NONE) for x, axis in zip(made, axes, strict=True)]
-    with jax.set_mesh(mesh):
-        run = jax.jit(lambda *xs: {k: g(*xs) for k, g in transformed(op, axes, floats).items()})
-        compiled = run.lower(*args).compile()
-        assert set(collectives(compiled)) <= {"all-reduce"}
-        for how, got in compiled(*args).items():
-            check_transformed(name, how, got, mesh)
-
-
-@pytest.mark.parametrize("path", ["kernel", "jnp", "interpret"])
-def test_eager_transformations_on_an_explicit_mesh(request, path):
-    if path == "kernel":
-        request.getfixturevalue("kernels")
-    mesh = make_mesh(EXPLICIT)
-    made, axes, floats, _ = transformed_reference("rmsnorm")
-    op = functools.partial(generated.rmsnorm, implementation="interpret" if path == "interpret" else None)
-    args = [put(mesh, x, spec) for x, spec in zip(made, (ROWS, NONE), strict=True)]
-    with jax.set_mesh(mesh):
-        for how in ("value", "grad", "vmap", "vmap of grad"):
-            check_transformed("rmsnorm", how, transformed(op, axes, floats)[how](*args), mesh)
-
-
-@pytest.mark.parametrize("implementation", [None, "interpret"])
-def test_arrays_of_no_mesh_on_an_explicit_mesh(implementation):
-    """They are whole on every device."""
-    mesh, (x, w) = make_mesh(EXPLICIT), transformed_reference("rmsnorm")[0]
-    call = functools.partial(generated.rmsnorm, implementation=implementation)
-    with jax.set_mesh(mesh):
-        for got in (call(x, w), jax.jit(call)(x, w)):
-            assert_close(got, transformed_reference("rmsnorm")[-1]["value"])
-            assert got.sharding.is_equivalent_to(NamedSharding(mesh, NONE), 3)
-
-
-def test_a_gradient_is_sharded_as_what_it_is_of(kernels):
-    """Also if the op's own rules shard it in another way: rows are gathered along N."""
-    mesh = make_mesh(EXPLICIT)
-    made, _, floats, expected = transformed_reference("rmsnorm")
-    specs = [P("a", None, "b"), P("b")]
-    with jax.set_mesh(mesh):
-        args = [put(mesh, x, spec) for x, spec in zip(made, specs, strict=True)]
-        got = jax.jit(transformed(generated.rmsnorm, None, floats)["grad"])(*args)
-        for dx, spec, e in zip(got, specs, expected["grad"], strict=True):
-            assert dx.sharding.is_equivalent_to(NamedSharding(mesh, spec), dx.ndim)
-            np.testing.assert_allclose(dx, e, rtol=2e-4, atol=2e-4)
-
-
-def test_auto_axes_of_an_explicit_mesh():
-    """If a caller makes mesh axes automatic, types still name the mesh: the mapped axis is sharded along it."""
-    mesh = make_mesh(EXPLICIT)
-    made, axes, floats, _ = transformed_reference("rmsnorm")
-    with jax.set_mesh(mesh):
-        call = jax.sharding.auto_axes(generated.rmsnorm, out_sharding=P("b"))
-        args = [put(mesh, x, spec) for x, spec in zip(made, (ROWS, NONE), strict=True)]
-        got = jax.jit(transformed(call, axes, floats)["vmap of grad"])(*args)
-        check_transformed("rmsnorm", "vmap of grad", got, mesh)
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])

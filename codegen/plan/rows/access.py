@@ -93,6 +93,7 @@ class Reads:
     order: tuple[str, ...]  # every axis, in the order of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
     costly: bool = False  # over rows: an expensive value is computed for each column
+    draws: bool = False  # whether random numbers are drawn for each column
     alive: int = 1  # the most values of a column that are alive at once
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
 

@@ -383,6 +383,7 @@ class Reductions(Planner):
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.in_order(self.axes),
             collapsed=self.collapsed,
+            draws=any(n.op == "_bits" and along & set(n.dims) for n in self.nodes),
             costly=any(n.op in COSTLY and along & set(n.dims) and id(n) not in late for n in self.nodes),
             alive=most_alive([s.value for s in self.statements], along),
         )

@@ -128,12 +128,12 @@ class Reduction(Reads):
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
             threads = schedule.get("threads", self.least_threads(columns, 1 / at_once, dtypes))
-            expensive = bool(self.expensive)
-            return RowLaunch(columns, False, threads, 1, 1, 1, True, True, expensive, at_once=at_once)
+            return RowLaunch(columns, False, threads, 1, 1, 1, True, True, bool(self.expensive), at_once=at_once)
         if (found := self._in_runs(vec, ragged, columns, dtypes, schedule)) is not None:
             return found
         wide = vec if len(self.column_groups) > 1 or self.collapsed else max(vec, self.width(dtypes, schedule))
-        if ragged or (wide >= NARROWED * vec and columns % wide):
+        # Vectors past a row's end would have random numbers, too: an H200 took 344 us for 263
+        if ragged or (wide >= NARROWED * vec and columns % wide and not self.draws):
             if (found := self._in_one_run(wide, columns, dtypes, extents, schedule, arch)) is not None:
                 return found
         count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1

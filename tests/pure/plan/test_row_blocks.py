@@ -114,3 +114,20 @@ def test_random_numbers_are_held_for_a_later_sweep():
     chain = "(x + uniform(key, axes=(..., N))) / sum(x + uniform(key, axes=(..., N)), axis=N)"
     plan = read("bfloat16[..., N]", chain, f'{X}, key: "uint32[2]"').plan
     assert [c.node.op for c in plan.expensive] == ["add"]
+
+
+@pytest.mark.parametrize(
+    ("more", "value", "vec"), [("", "x", 4), (', key: "uint32[2]"', "x * uniform(key, axes=(..., N))", 1)]
+)
+def test_narrow_vectors_divide_a_long_row_of_random_numbers(more, value, vec):
+    """Other rows that no wide vector divides come by way of shared memory."""
+    text = SPEC.format(
+        inputs='x: "float32[..., N]", w: "float32[N]"' + more,
+        output="float32[..., N]",
+        reference="x",
+        chain=f"({value}) * w - mean(x, axis=N)",
+    )
+    plan = read_op("specs/made.yaml", text).plan
+    dtypes = {"x": "float32", "w": "float32", "y": "float32", "key": "uint32"}
+    how = plan.launch(dtypes, Extents(4097, 2**26, 4097, 2**14), {}, "sm_90a")
+    assert isinstance(how, RowLaunch) and (how.vec, how.by_runs) == (vec, vec > 1)

@@ -358,6 +358,10 @@ class AttentionLaunch:
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
     listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
 
+    paired: bool = (
+        False  # whether the number of columns is even, on Hopper: two neighbours of an array are loaded at once
+    )
+
     @property
     def spans(self) -> tuple[int, int]:
         """The rows and the columns of these blocks: of a tile, or what divides the tiles of two kernels."""

@@ -27,6 +27,7 @@ class Functions:
     bend: float = (
         0.0  # scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
     )
+    paired: bool = False  # as of a launch
 
     @classmethod
     def scaled(

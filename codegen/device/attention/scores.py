@@ -41,6 +41,7 @@ class Scores:
     sizes: tuple[Int32, Int32]  # rows and columns
     page: int = 0  # rows of a page, where columns are the rows of pages
     apart: tuple[int, ...] = ()  # how far columns are after the first, if none is past the last; () where one may be
+    paired: bool = False  # whether two neighbours of a row of an array may be loaded at once
 
     @property
     def vec(self) -> int:
@@ -70,8 +71,16 @@ class Scores:
         found = access.registers(src, (self.vec,), default, dtype)
         if src is not None and self.apart:
             first, zero, one = (cute.crd2idx(place(n), src.layout) for n in (self.columns[0], Int32(0), Int32(1)))
-            for i, distance in enumerate(self.apart):
-                found[i] = cute.make_tensor(src.iterator + first + distance * (one - zero), cute.make_layout(1))[0]
+            if self.paired and place(self.columns[0])[-1] is self.columns[0] and src.stride[-1] == 1:
+                for i in range(0, self.vec, 2):
+                    pair = (src.iterator + first + self.apart[i]).align(src.element_type.width // 4)
+                    cute.autovec_copy(
+                        cute.make_tensor(pair, cute.make_layout(2)),
+                        cute.make_tensor(found.iterator + i, cute.make_layout(2)),
+                    )
+            else:
+                for i, distance in enumerate(self.apart):
+                    found[i] = cute.make_tensor(src.iterator + first + distance * (one - zero), cute.make_layout(1))[0]
         elif src is not None:
             for i, column in enumerate(self.columns):
                 there = cutlass.min(column, self.sizes[1] - 1)

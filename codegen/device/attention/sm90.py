@@ -60,7 +60,7 @@ def launch(stream: Any, given: Forward) -> None:
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
     _kernel(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        (count, cute.fast_divmod_create_divisor_v2(batches)), replace(given.functions, tiles=tiles), how,
+        (count, cute.fast_divmod_create_divisor_v2(batches)), replace(given.functions, tiles=tiles, paired=how.paired), how,
     ).launch(
         grid=(cutlass.min(count, how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -279,21 +279,24 @@ def _shrink(o: cute.Tensor, factors: cute.Tensor) -> None:
 
 
 def _score(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, score: Callable[..., Any], masked: bool
-) -> None:
-    """Replace products of a row with their scores."""
-    _change(s, r, place, sizes, lambda at, products: score(at, products, tensors, masked), not masked)
-
-
-def _change(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any], inside: bool = False
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool
 ) -> None:  # fmt: skip
-    """Replace a row's values with a function of them. All columns are `inside`, or one may be past the last."""
+    """Replace products of a row with their scores."""
+
+    def scores(at: Scores, products: Any) -> Any:
+        if not masked:
+            at = replace(at, apart=hopper.apart(at.vec), paired=functions.paired)
+        return functions.score(at, products, tensors, masked)
+
+    _change(s, r, place, sizes, scores)
+
+
+def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
+    """Replace a row's values with a function of them."""
     places, row, column = place
     part = hopper.row_of(s, r)
     columns = hopper.columns_of(column, cute.size(part))
-    apart = hopper.apart(len(columns)) if inside else ()
-    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes, apart=apart)
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
     part.store(function(at, part.load()))
     hopper.put_row(part, s, r)
 
@@ -328,13 +331,13 @@ def _score_all(
     functions: cutlass.Constexpr[Functions],
 ) -> None:  # fmt: skip
     """Replace products with scores; with those of no column past the last one."""
-    score, count = functions.score, cute.size(s, mode=[2])
+    count = cute.size(s, mode=[2])
     if plain:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, score, False)
+            _score(s, r, place, sizes, tensors, functions, False)
     else:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, score, True)
+            _score(s, r, place, sizes, tensors, functions, True)
         last = sizes[1] - place[2]
         if cute.arch.vote_any_sync(last <= 8 * count - 7):
             outside = Float32(0.0 if cutlass.const_expr(functions.row is None) else -math.inf)

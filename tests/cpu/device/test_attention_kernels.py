@@ -319,3 +319,31 @@ def test_a_soft_cap(cap, spread, tmp_path, monkeypatch):
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2 * spread)
     other(q, k, v, cap=cap, implementation="interpret")
     assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)
+
+
+BIASED = """
+op: biased
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[Q, D]", k: "T[S, D]", v: "T[S, E]", bias: "T[Q, S]"}
+outputs: {o: "T[Q, E]"}
+chain: |
+  o = softmax(q @ k + bias, axis=S) @ v
+reference: |
+  o = q
+"""
+
+
+def test_a_bias(tmp_path, monkeypatch):
+    """A thread loads two neighbours of a row at once where the number of columns is even: with one column more, more requests."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, requests = make_op(tmp_path, BIASED), []
+    for columns in (300, 301):
+        q, k, v = (x[0].reshape(-1, 16) / 2 for x in draw(140, columns, 1, 16, 16, "bfloat16")[:3])
+        bias = np.random.default_rng(0).standard_normal((140, columns)).astype(q.dtype)
+        o = op(q, k, v, bias, implementation="interpret")
+        requests.append(interpreted.last_reports()[0].operands["bias"].requests)
+        e = np.exp(q.astype(np.float64) @ k.astype(np.float64).T + bias.astype(np.float64))
+        wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
+        np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
+    assert requests[0] < 0.8 * requests[1]

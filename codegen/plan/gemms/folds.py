@@ -61,6 +61,8 @@ def folded(
     ]  # a maximum before the reductions that follow it
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
+        if way is not None and column not in lost_axes(node):
+            raise UserError("exponentials over rows, which follow the maximum of each column")
         value = node.args[0] if way is None else way.maximum.args[0]
         _check_fold(node, value, order, rows, column, epilogue.integer)
         users = [s.name for s in made if s.name in reached[id(node)]]

@@ -212,3 +212,15 @@ def test_a_sum_of_a_function_of_16_bit_products_takes_the_cheaper_form(tmp_path)
         assert len(interpreted.last_reports()) == 1  # one kernel
     assert 2.0**-20 < errors["bfloat16"] < 2.0**-16
     assert errors["float32"] < 2.0**-21
+
+
+def test_exponentials_over_rows_are_summed_after_the_product(tmp_path):
+    chain = "z = x @ w; rows = logsumexp(z, axis=N); columns = logsumexp(z, axis=M)"
+    outputs = "rows: float32[M]; columns: float32[N]"
+    op = make_op(tmp_path, spec_text("x: bfloat16[M, K]; w: bfloat16[N, K]", outputs, chain, "rows = x; columns = x"))
+    assert "follow the maximum of each column" in str(op.plan.tile)
+    x, w = (jnp.asarray(np.random.default_rng(0).normal(size=(n, 8)), jnp.bfloat16) for n in (3, 5))
+    rows, columns = op(x, w, implementation="interpret")
+    z = np.float64(x) @ np.float64(w).T
+    np.testing.assert_allclose(rows, np.log(np.exp(z).sum(1)), rtol=1e-4)
+    np.testing.assert_allclose(columns, np.log(np.exp(z).sum(0)), rtol=1e-4)

@@ -215,6 +215,8 @@ class AttentionBackwardContext(TiledContext):
 class PartContext(ElementwiseContext):
     """The values of the template for a part of the chain: the scores of a row's vector, or the function of rows."""
 
+    holds_tables = False
+
     template = "attention.py.jinja"
     width = "at.vec"
 

@@ -19,6 +19,7 @@ class ElementwiseContext(Context):
     plan: Elementwise
     template = "elementwise.py.jinja"
     width = "how.vec"  # elements of a vector
+    holds_tables = True  # whether its blocks may copy tables to shared memory
 
     def planned(self, op: Op) -> Elementwise:
         assert isinstance(op.plan, Elementwise)
@@ -110,7 +111,7 @@ class ElementwiseContext(Context):
 
     def table(self, array: Array) -> str:
         """The name of a table that computed indices read, which may be in shared memory."""
-        return f"s{camel(array.name)}"
+        return f"s{camel(array.name)}" if self.holds_tables else self.tensors[array.name]
 
     def needs_compute(self, chain: Chain) -> bool:
         return any("compute" in text for text in (*chain.arguments, *chain.cute, *self.loads()))

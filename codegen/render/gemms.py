@@ -64,6 +64,8 @@ class TileContext(ElementwiseContext):
 
     `chain` is the name of a chain that is written already; without one, the op's own is."""
 
+    holds_tables = False
+
     template = "gemm.py.jinja"
     width = "at.vec"
 

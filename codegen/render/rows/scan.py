@@ -78,6 +78,8 @@ class ScanKernel(Kernel):
 class ScanContext(ElementwiseContext):
     """The values of the scan template."""
 
+    holds_tables = False
+
     plan: Scan
     template = "scan.py.jinja"
 

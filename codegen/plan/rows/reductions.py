@@ -10,6 +10,7 @@ columns is computed by the neighbouring lanes that hold them.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +18,12 @@ from dataclasses import dataclass, replace
 from codegen.graph.nodes import DTYPES
 from codegen.plan.access import Access, whole_pairs
 from codegen.plan.launches import IDLE, Extents
-from codegen.plan.rows import tiling, walking
-from codegen.plan.rows.access import Reads
+from codegen.plan.rows import cost, tiling, walking
+from codegen.plan.rows.access import LEAST_VECTOR, Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.targets import clusters, processors, shared_memory
 
-MAX_THREADS, THREADS_OF_SM = 1024, 2048
+THREADS_OF_SM = 2048
 MOST_IN_THREAD = 255  # registers
 LEAST_THREADS = 128  # threads of a block of several rows
 # Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
@@ -31,24 +32,14 @@ MORE_THREADS = 8
 MORE_COSTLY = 4  # if an expensive value is computed, for which 64 registers may not suffice
 MORE_MEETING = 2  # if a row is of several warps
 BLOCK_BYTES = 12 * 1024
-SHORT = 3  # vectors of a thread, at most, if a warp has several rows
-THREAD_BYTES = 64  # bytes of inputs that a thread holds before a row gets more threads
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
-MOST_WITH_EXPENSIVE = 384  # if expensive values are held as well
-MOST_COSTLY = 192  # bytes of a row and of its costly values that a thread holds before the row gets more threads
 REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
-ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
-CLUSTER_ROW = 16 * 1024  # if a cluster shares the row, and reduces no columns
-ALONE_ROW = 32 * 1024  # up to which a block still holds it alone: two such blocks are resident
 RESIDENT = 512  # threads for which an SM then has registers: some load while others reduce
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
 ROW_RESIDENT = 768  # if threads hold twice as much, and nothing else
 MOST_COMPUTED = (
     24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
 )
-# Registers of a thread, by `walking.registers`, with which an SM has too few threads if the compiler takes what it likes
-MANY_REGISTERS = 100
-SPILLED = 0.45  # part of them that may be spilled, or computed again, for more threads
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 100, 32, 40 * 1024
 WALKED_VALUES = 80  # of columns of a thread that walks down rows, in all inputs and in results of columns
@@ -65,7 +56,6 @@ STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one p
 # for five, 35 instead of 42 for six, but up to 38 % more for two
 MANY_ARRAYS = 3
 MOST_FILLING = 512  # threads of a block that reads one of a few long rows again
-MAX_CLUSTER = 8  # blocks that every GPU with clusters can schedule
 
 
 @dataclass(frozen=True)
@@ -110,7 +100,7 @@ class Reduction(Reads):
         ragged = ragged and not crossing
         if self.columns:
             return self._walk(vec, ragged, crossing, dtypes, extents, schedule, arch)
-        return replace(self._along(vec, ragged, dtypes, extents, schedule, arch), crossing=crossing)
+        return replace(self._along(vec, ragged, dtypes, extents, schedule, arch, crossing), crossing=crossing)
 
     def _along(
         self,
@@ -120,8 +110,9 @@ class Reduction(Reads):
         extents: Extents,
         schedule: Mapping[str, int],
         arch: str | None,
+        fixed: bool = False,
     ) -> RowLaunch:
-        """The launch of an op that reduces no columns."""
+        """The launch of an op that reduces no columns. `fixed`: vectors are not narrower, and a row of many has several warps."""
         columns = extents.columns
         width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
         if columns is None:
@@ -136,41 +127,30 @@ class Reduction(Reads):
         if ragged or (wide >= NARROWED * vec and columns % wide and not self.draws):
             if (found := self._in_one_run(wide, columns, dtypes, extents, schedule, arch)) is not None:
                 return found
-        count = -(-(columns + (vec - 1 if ragged else 0)) // vec) or 1
+        how = self._cheapest(vec, ragged, fixed, columns, dtypes, schedule, arch)
         row = columns // vec * width
-        cluster, kept = self._cluster_of(row, schedule, arch)
-        most = self._most_vectors(vec, count, kept, dtypes, cluster == 1 and not ragged)
-        per_row = schedule.get("threads_per_row", self._threads_of_row(count, columns // vec, most, cluster))
-        per_row = max(per_row, 32 if cluster > 1 else self.lanes(vec))
-        vectors = -(-count // (per_row * cluster))
-        # A thread's vectors, without the additional one of a ragged row
-        whole = -(-(columns // vec) // (per_row * cluster)) or 1
-        exact = columns > 0 and not ragged and count == vectors * per_row * cluster
-        too_long = whole * width * per_row > max(ROW_BYTES_IN_BLOCK, width * per_row)
-        if (found := self._unheld(vec, ragged, width, row, too_long, extents, schedule, arch)) is not None:
+        if (found := self._unheld(vec, ragged, width, row, how is None, extents, schedule, arch)) is not None:
             return found
-        beside = schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row
-        threads = max(1, beside) * per_row
-        own, costly = whole * width, 4 * vec * vectors * len(self.expensive)
-        holds_expensive = 0 < costly <= min(MOST_WITH_EXPENSIVE, REGISTER_BYTES // threads) - vectors * width
-        needed = walking.registers(self.alive * vec, vectors * width + costly)
-        deep = cluster > 1 and self.alone and own > THREAD_BYTES
-        only_row = deep or (ragged and own >= THREAD_BYTES and (cluster > 1 or not holds_expensive))
-        resident = 0
+        assert how is not None
+        vec, ragged, vectors, threads, per_row, cluster = (
+            how.vec, how.ragged, how.vectors, how.threads, how.per_row, how.cluster
+        )  # fmt: skip
+        # A thread's bytes, without those of the additional vector of a ragged row
+        own = (-(-(columns // vec) // (per_row * cluster)) or 1) * vec * self.column_bytes(dtypes)
+        exact = columns > 0 and not ragged and columns == vec * vectors * per_row * cluster
+        costly = 4 * vec * vectors * len(self.expensive)
+        held = vec * vectors * self.column_bytes(dtypes)
+        holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, REGISTER_BYTES // threads) - held
+        deep = cluster > 1 and self.alone and own > cost.THREAD_BYTES and not holds_expensive
+        only_row = deep or (ragged and own >= cost.THREAD_BYTES and (cluster > 1 or not holds_expensive))
         if only_row and cluster > 1 and self.alone:
-            resident = self._resident(vec, own, deep)
-        elif self.costly and needed >= MANY_REGISTERS:
-            spread = clusters(arch) and cluster == 1 and not ragged and not schedule
-            if threads == per_row > walking.CLUSTER_THREADS and needed * RESIDENT >= walking.REGISTERS_OF_SM and spread:
-                return self._along(vec, ragged, dtypes, extents, {"cluster": 2}, arch)
-            resident = -(-walking.threads_that_fit((1 - SPILLED) * needed) // threads) * threads
-        elif cluster == 1 and clusters(arch) and CLUSTER_ROW < row <= ALONE_ROW:
-            simple = all(a.mode in ("flat", "row") for a in self.loads)  # positions of other values take registers, too
-            resident = 2 * threads if simple else 0
-        elif cluster > 1 and kept == THREAD_BYTES < whole * vec * sum(self.vector_bytes(dtypes)) < 4 * THREAD_BYTES:
-            only_row, resident = not holds_expensive, RESIDENT if holds_expensive else MANY_RESIDENT
+            resident = self._resident(vec, own, deep) // threads
+        elif cluster > 1 and not self.costly and own <= cost.THREAD_BYTES:
+            only_row, resident = True, MANY_RESIDENT // threads
+        else:
+            resident = cost.resident_blocks(vec * vectors, self.alive, threads)
         return RowLaunch(
-            vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident // threads
+            vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident
         )  # fmt: skip
 
     def _wants_runs(
@@ -221,9 +201,9 @@ class Reduction(Reads):
         if not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
             return None
         rounded = replace(extents, columns=-(-columns // vec) * vec)
-        found = self._along(vec, False, dtypes, rounded, schedule, arch)
+        found = self._along(vec, False, dtypes, rounded, schedule, arch, fixed=True)
         if found.threads != found.per_row >= LEAST_THREADS // 2:
-            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch)
+            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch, in_run=True)
         room = -(-columns // found.cluster) * self._run_bytes(dtypes)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
@@ -231,42 +211,34 @@ class Reduction(Reads):
             return None  # a block's columns of halves are no one piece
         return replace(found, ragged=True, exact=False, by_runs=True)
 
-    def _cluster_of(self, row: int, schedule: Mapping[str, int], arch: str | None) -> tuple[int, int]:
-        """The blocks of a cluster that share a row of so many bytes, and the bytes of it that a thread holds."""
-        kept, cluster = THREAD_BYTES, 1
-        if clusters(arch) and row > ALONE_ROW:
-            cluster = 4 if row <= 4 * CLUSTER_ROW else MAX_CLUSTER
-            kept *= 1 if row <= cluster * CLUSTER_ROW else 4 if row > 2 * cluster * CLUSTER_ROW and self.alone else 2
-        return schedule.get("cluster", cluster), kept
+    def _cheapest(
+        self, vec: int, ragged: bool, in_run: bool, columns: int, dtypes: Mapping[str, str],
+        schedule: Mapping[str, int], arch: str | None,
+    ) -> RowLaunch | None:  # fmt: skip
+        """The launch that takes the least time by `cost`, of those whose threads hold a whole row; None if rows are too long."""
+        row = cost.Row(
+            columns,
+            read=self.column_bytes(dtypes),
+            moved=self.moved_bytes(dtypes),
+            written=self.written_bytes(dtypes),
+            narrowest=max(2, min(self.vector_bytes(dtypes), default=4)),
+            alive=self.alive,
+            costly=self.costly,
+            expensive=len(self.expensive),
+            statistics=len(self.rows),
+            meetings=len(self.stages),
+        )
+        narrow = not in_run and columns > 0 and "vector_bytes" not in schedule
+        narrowest = min(vec, -(-LEAST_VECTOR // self.widest(dtypes))) if narrow else vec
+        # Lanes of a warp have a group of columns
+        vecs = [v for v in (vec, vec // 2, vec // 4) if v == vec or (v >= narrowest and self.lanes(v) <= WARP)]
+        least_threads = functools.partial(self.least_threads, columns, dtypes=dtypes)
+        least = LEAST_THREADS // 2 if in_run and columns // vec >= LEAST_THREADS else 1
 
-    def _most_vectors(self, vec: int, count: int, kept: int, dtypes: Mapping[str, str], whole: bool) -> int:
-        """The vectors of a thread, at most, of a row of `count`, of which a thread holds `kept` bytes. `whole`: a block has the
-        row, and no vector needs a mask. If a warp has several such rows, the fewer threads a row has, the fewer instructions reduce
-        it. But each thread needs registers for its vectors, and neighbours read 32 bytes or more side by side."""
-        alone = vec * self.column_bytes(dtypes, own=True)  # of a vector, without arrays that neighbouring rows share
-        most, power = max(1, kept // alone), count & (count - 1) == 0
-        least = 2 if count > 2 or any(a.mode == "flat" for a in self.stores) else 1  # threads, of 16 bytes each
-        if whole and count <= SHORT * WARP:
-            if alone > THREAD_BYTES // 2:
-                most = 1 if power or count > 2 * WARP else 2
-            elif not self.costly or 4 < count <= 8:
-                most = min(SHORT, -(-count // least))
-            elif count <= 4:
-                most = 1 if power else 2
-        if self.costly and self.expensive:
-            most = min(most, max(1, MOST_COSTLY // (vec * (self.column_bytes(dtypes) + 4 * len(self.expensive)))))
-        return most
+        def lanes(vec: int) -> int:
+            return max(least, self.lanes(vec))
 
-    def _threads_of_row(self, count: int, whole: int, most: int, cluster: int) -> int:
-        """The threads of a row of `count` vectors, of which `whole` are whole: so many that none has more than `most`."""
-        per_row = 1
-        while per_row < MAX_THREADS:
-            # One more vector of a ragged row, which few threads have, does not double the threads if registers allow
-            full = cluster == 1 and (per_row < WARP or self.costly)
-            if per_row * cluster * most >= (count if full else whole):
-                break
-            per_row *= 2
-        return walking.fewest_idle(per_row, count, count if self.costly else whole, most, cluster)
+        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch))
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""
@@ -279,10 +251,10 @@ class Reduction(Reads):
     def _resident(self, vec: int, own: int, deep: bool) -> int:
         """The threads for which an SM has registers, if each holds so many bytes of its row and the values of one vector. They are
         fewest if much is held, and most if little is computed and nothing is written."""
-        if deep and own > 2 * THREAD_BYTES:
+        if deep and own > 2 * cost.THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
-        return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else MAX_THREADS
+        return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else cost.MAX_THREADS
 
     def _walk(
         self,
@@ -373,7 +345,7 @@ class Reduction(Reads):
             return None
         threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
         room = threads * count * (2 * needs.width + self.written_bytes(dtypes) + needs.sums)
-        resident = min(MAX_THREADS // threads, shared_memory(arch) // room)
+        resident = min(cost.MAX_THREADS // threads, shared_memory(arch) // room)
         if not resident:
             return None
         return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
@@ -447,8 +419,10 @@ class Reduction(Reads):
         stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads would not
         suffice. Blocks are small then, so some compute while others wait for their clusters."""
         cluster = schedule.get("cluster", cluster)
-        threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else MAX_THREADS)
-        return RowLaunch(vec, ragged, threads, threads, max(1, THREAD_BYTES // width), cluster, False, False, False)
+        threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else cost.MAX_THREADS)
+        return RowLaunch(
+            vec, ragged, threads, threads, max(1, cost.THREAD_BYTES // width), cluster, False, False, False
+        )
 
     def _unheld(
         self, vec: int, ragged: bool, width: int, row: int, too_long: bool, extents: Extents, schedule: Mapping[str, int],
@@ -456,8 +430,8 @@ class Reduction(Reads):
     ) -> RowLaunch | None:  # fmt: skip
         """The launch for rows of so many bytes that registers do not hold: those that have no room, and those of many arrays that are read
         in one pass. None for others."""
-        most, filled, rows = MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch), extents.rows or 0
-        many = self.own_arrays >= MANY_ARRAYS and row > ALONE_ROW and rows >= filled
+        most, filled, rows = cost.MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch), extents.rows or 0
+        many = self.own_arrays >= MANY_ARRAYS and row > cost.ALONE_ROW and rows >= filled
         if self.passes == 1 and not schedule and (many or (too_long and rows * most >= filled)):
             return self._in_one_pass(vec, ragged, width, row // width * vec, rows, arch)
         if not too_long:
@@ -468,7 +442,7 @@ class Reduction(Reads):
     def _in_one_pass(self, vec: int, ragged: bool, width: int, columns: int, rows: int, arch: str | None) -> RowLaunch:
         """The launch for long rows that are read once, since nothing is written along them and all statistics take one pass.
         Registers hold no more than is in flight, and a row has no more blocks than fill all SMs."""
-        cluster, most, least = 1, MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch)
+        cluster, most, least = 1, cost.MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch)
         while cluster < most and rows * cluster < least and 2 * cluster * STREAMING * vec <= columns:
             cluster *= 2
         return self._read_again(vec, ragged, width, {"threads": STREAMING}, cluster)
@@ -484,7 +458,7 @@ class Reduction(Reads):
         """Sizes of the innermost axis at which the kernel changes: a vector, what a thread holds, a
         warp's vectors, what a warp holds."""
         vec = self.width(dtypes, schedule)
-        room = walking.most_kept(self.costly, False) if self.rows and self.columns else THREAD_BYTES
+        room = walking.most_kept(self.costly, False) if self.rows and self.columns else cost.THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
         return vec, kept, 32 * vec, 32 * kept
 

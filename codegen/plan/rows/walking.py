@@ -16,15 +16,17 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from codegen.plan.access import INT_MAX
+from codegen.plan.rows import cost
 from codegen.shared import WARP, WalkLaunch
 from codegen.targets import clusters, features, processors, shared_memory
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread holds before the row gets more threads
-COSTLY_THREAD_BYTES = 64  # if an expensive value is computed of them
-# Registers of a thread if an SM runs `RESIDENT` of them: with so many, the values alive at once in all its columns do not spill
-REGISTERS = 128
+COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of them, and registers suffice
+# Of a thread, by `cost.registers`: up to which it has more of a row's vectors, and from which on larger clusters share the row
+COSTLY_REGISTERS, CROWDED_REGISTERS = 118, 150
+WALKING = 1.5  # times as many as that estimate, where threads walk down rows and hold the columns' results
 # Beyond that many, by estimate, a thread gets all that it asks for: an H100 took 1058 us with 128 of 164, and 706 with all
-MOST_REGISTERS = 145
+MOST_REGISTERS = 190
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
@@ -34,7 +36,6 @@ BUSY_RESIDENT = (1024, 768, RESIDENT)
 REGISTERS_OF_SM = 64 * 1024
 BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
 SPILLED = 0.3  # part of a masked row's registers that may be spilled for more threads
-CLUSTER_THREADS = 256  # of a row, in a block of a cluster, if a value is costly: several blocks are resident
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
 ROOM = 160  # bytes of its data, up to which these results are in registers as well
 WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
@@ -62,6 +63,7 @@ FEW_ROWS, MOST_ROWS = (
     64,
 )  # that meet at a place, where threads reduce all of them; few: however many places there are
 PLACE_BYTES = 32  # bytes of rows that such a thread reads at a time: others load meanwhile
+STEPS_BESIDE = 2.0  # of a part's rows
 
 
 @dataclass(frozen=True)
@@ -185,19 +187,21 @@ class _WholeRows:
         """The vectors of a row that a thread holds, each with so many bytes until the last row."""
         needs = self.needs
         most = max(1, min(most_kept(needs.costly, self.ragged) // needs.width, MOST_FOLDED // folded))
-        return max(1, min(most, REGISTERS // needs.alive // self.vec)) if needs.costly else most
+        while needs.costly and most > 1 and cost.registers(most * self.vec, needs.alive) > COSTLY_REGISTERS:
+            most -= 1
+        return most
 
     def threads(self, cluster: int) -> tuple[int, int]:
         """The threads of a block, and those of a row in it."""
         count, most = self.count, self.most_of_several
-        few = self.needs.costly and cluster > 1 and CLUSTER_THREADS * cluster * self.most >= count
         per_row = 1
-        while per_row < (CLUSTER_THREADS if few else MOST_THREADS) and per_row * cluster * most < count:
+        while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2
             most = self.most_of_several if per_row < LEAST_THREADS else self.most
         per_row = self.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         per_row = max(per_row, 32 if cluster > 1 else self.lanes)
         least = LEAST_MEETING if self.apart > 1 and not self.ragged else LEAST_THREADS
+        least = least if per_row <= WARP else per_row  # rows of several warps would wait for each other
         beside = max(1, self.schedule.get("threads", least) // per_row)  # rows of a block, side by side
         return (max(1, WARP // per_row) if self.single else beside) * per_row, per_row
 
@@ -231,10 +235,11 @@ class _WholeRows:
         return launch, filled(full * apart, slots)
 
     def may_pace(self, threads: int, per_row: int) -> bool:
-        """Whether blocks may keep pace. Warps that have whole rows do not wait for each other otherwise. To pace them took an H200
-        up to as much time as the rest of the kernel."""
+        """Whether blocks may keep pace, where memory takes the time. Warps that have whole rows do not wait for each other otherwise.
+        To pace them took an H200 up to as much time as the rest of the kernel."""
         return (
             features(self.arch).uneven
+            and not self.needs.costly
             and per_row > WARP
             and threads // per_row * self.count * self.needs.width >= PACED_BYTES
         )
@@ -254,14 +259,14 @@ class _WholeRows:
     def takes_freely(self, vectors: int, cluster: int, paced: bool) -> bool:
         """Whether a thread gets all the registers that it asks for, however few blocks are resident then."""
         needs = self.needs
-        values = registers(needs.alive * self.vec * vectors, vectors * (needs.width + needs.fixed))
+        values = WALKING * cost.registers(self.vec * vectors, needs.alive)
         limited = self.ragged or paced or "resident" in self.schedule
         return values > MOST_REGISTERS and (needs.costly or self.apart > 1) and not limited and cluster == 1
 
     def is_crowded(self, launch: WalkLaunch) -> bool:
         """Whether an expensive value lacks registers, so that a larger cluster may be better."""
-        large = launch.cluster > 1 and launch.threads > CLUSTER_THREADS
-        return self.needs.costly and not self.ragged and (launch.vectors > self.most or large)
+        needed = cost.registers(self.vec * launch.vectors, self.needs.alive)
+        return self.needs.costly and not self.ragged and launch.vectors > self.most and needed > CROWDED_REGISTERS
 
 
 def in_runs(
@@ -381,11 +386,11 @@ def shares(pieces: int, slots: int, waves: int) -> int:
 
 
 def least_steps(pieces: int, slots: int, rows: int) -> int:
-    """The number of parts of `rows`, each for all `pieces`, that takes the fewest steps while `slots` blocks run at a time. A part
-    takes one step for each of its rows, and half a step to begin."""
+    """The number of parts of `rows`, each for all `pieces`, that takes the fewest steps while `slots` blocks run at a
+    time. A part takes one step for each of its rows, and some to begin and to add up its results."""
 
     def steps(parts: int) -> float:
-        return -(-parts * pieces // slots) * (-(-rows // parts) + 0.5)
+        return -(-parts * pieces // slots) * (-(-rows // parts) + STEPS_BESIDE)
 
     return min(range(1, max(1, min(rows, 4 * slots)) + 1), key=steps)
 

@@ -395,10 +395,10 @@ def test_bytes_of_a_reduction():
 def test_launch_of_rows():
     op = made("y = softmax(x, axis=N)", "x: float32[..., N]", "y: float32[..., N]")
     _, cost = costs(op, {"...": 1000, "N": 256})
-    # 64 vectors of 4; a thread keeps 4 of them; 8 rows share a block of 128 threads
+    # 64 vectors of 4; a thread keeps 2 of them; 8 rows share a block of 256 threads
     assert cost["launch"] == {
-        "vector": 4, "vector_bytes": {"x": 16, "y": 16}, "threads": 128, "ragged": False, "threads_a_row": 16,
-        "vectors_a_thread": 4, "cluster": 1, "rows_at_once": 1, "rows_read": 1, "left_to_xla": "", "resident": 0, "blocks": 126,
+        "vector": 4, "vector_bytes": {"x": 16, "y": 16}, "threads": 256, "ragged": False, "threads_a_row": 32,
+        "vectors_a_thread": 2, "cluster": 1, "rows_at_once": 1, "rows_read": 1, "left_to_xla": "", "resident": 0, "blocks": 126,
     }  # fmt: skip
     assert cost["launch_in_clusters"] is None
     _, cost = costs(op, {"...": 10, "N": 2**16})

@@ -47,7 +47,7 @@ def test_blocks_move_much(columns):
 def test_a_maximum_of_few_columns_has_large_blocks():
     """Of 64 bytes a row that are read, and two that are written."""
     how = launch(GROUPED + ', b: "bfloat16[(B N=32)]"', "bfloat16[..., B]", "max(x + b, axis=N)", 10**6, 32)
-    assert how.threads > 256 and how.rows_a_block * 64 >= 12 * 1024
+    assert how.threads > 128 and how.rows_a_block * 64 >= 12 * 1024
 
 
 def test_rows_of_several_warps_are_in_smaller_blocks():
@@ -131,3 +131,35 @@ def test_narrow_vectors_divide_a_long_row_of_random_numbers(more, value, vec):
     dtypes = {"x": "float32", "w": "float32", "y": "float32", "key": "uint32"}
     how = plan.launch(dtypes, Extents(4097, 2**26, 4097, 2**14), {}, "sm_90a")
     assert isinstance(how, RowLaunch) and (how.vec, how.by_runs) == (vec, vec > 1)
+
+
+# What landscapes of random kernels showed on an H200: the chosen launch takes 0.6 to 0.8 of the time of the one before
+@pytest.mark.parametrize(
+    ("chain", "columns", "columns_of_thread"),
+    [
+        (
+            "x * rsqrt(mean(square(x), axis=N) + 1.0) * w",
+            1024,
+            32,
+        ),  # 128 threads, of one vector each, took 1.25 times as long
+        ("max(tanh(x) * w, axis=N)", 4096, 32),  # 512 threads took 1.17 times as long
+    ],
+)
+def test_a_thread_has_many_columns_of_a_row(chain, columns, columns_of_thread):
+    output = "bfloat16[...]" if chain.startswith("max") else "bfloat16[..., N]"
+    how = launch(X + ', w: "float32[N]"', output, chain, 10**5, columns)
+    assert how.vec * how.vectors == columns_of_thread and how.cluster == 1
+
+
+def test_values_that_are_alive_at_once_leave_a_thread_fewer_columns():
+    values = [f"(x * {i}.0 + mean(x * {i}.5, axis=N))" for i in range(1, 11)]
+    few = launch(X, "bfloat16[..., N]", "exp(x) * mean(exp(x), axis=N)", 10**5, 1024)
+    how = launch(X, "bfloat16[..., N]", f"exp({' * '.join(values)}) * ({' + '.join(values)})", 10**5, 1024)
+    assert how.vec * how.vectors < few.vec * few.vectors
+
+
+def test_a_cluster_holds_a_long_row_of_several_arrays():
+    """Where no block of 256 threads has room, larger blocks have: else the row would be read twice."""
+    more = ', u: "bfloat16[..., N]"'
+    how = launch(X + more, "bfloat16[..., N]", "tanh(x) * u - mean(tanh(x) * u, axis=N)", 523, 128256)
+    assert how.holds_row and how.cluster == 8 and how.threads > 256

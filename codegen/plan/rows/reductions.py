@@ -203,7 +203,7 @@ class Reduction(Reads):
         rounded = replace(extents, columns=-(-columns // vec) * vec)
         found = self._along(vec, False, dtypes, rounded, schedule, arch, fixed=True)
         if found.threads != found.per_row >= LEAST_THREADS // 2:
-            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch, in_run=True)
+            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch, fixed=True)
         room = -(-columns // found.cluster) * self._run_bytes(dtypes)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None

@@ -13,7 +13,6 @@ from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
 from codegen.render.elementwise import ElementwiseContext, tuple_text
 from codegen.render.records import Function, Kernel
-from codegen.spec.spec import Array
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,6 @@ class ScanContext(ElementwiseContext):
         )
 
     # What is read
-
-    def table(self, array: Array) -> str:
-        """The name of a table that computed indices read: it stays in memory."""
-        return self.tensors[array.name]
 
     def of_states(self) -> set[str]:
         """The names of the values of which each of an element's states reads its own."""

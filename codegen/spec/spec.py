@@ -248,7 +248,9 @@ class Spec:
         no text."""
         if not isinstance(self.chain, Whole):
             return _TAKE.findall(self.chain.value)
-        takes = [n for n in self.read.nodes if n.op == "take"]
+        if self.graph is None:
+            return []
+        takes = [n for n in self.graph.nodes if n.op == "take"]
         leaves = [(n.args[0].attr, n.args[1].attr, str(n.attr)) for n in takes]
         return [(t.name, i.name, axis) for t, i, axis in leaves if isinstance(t, Leaf) and isinstance(i, Leaf)]
 

@@ -27,6 +27,7 @@ ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
 # Up to which a block holds it alone: two such blocks are resident, or an expensive value is computed of each column
 ALONE_ROW, COSTLY_ALONE_ROW = 32 * 1024, 48 * 1024
 ABOUT = 1.03  # times the least time
+NARROWER = 0.9  # times that of wider vectors, from which on narrower ones are worth their additional requests
 
 REGISTERS_OF_SM = 64 * 1024
 THREADS_OF_SM = 2048
@@ -81,21 +82,29 @@ def cheapest(
     least_threads: Callable[[int], int],
     schedule: Mapping[str, int],
     clusters: bool,
+    in_run: bool = False,
 ) -> RowLaunch | None:
     """The launch that takes the least time, of those with such vectors whose threads hold a whole row. None if rows are too long.
-    `lanes` and `least_threads` are the threads that a row has and that a block has, at least."""
-    found: list[RowLaunch] = []
+    `lanes` and `least_threads` are the threads that a row has and that a block has, at least. `in_run`: each block of a cluster has
+    neighbouring columns. The row then ends in the last vector of its threads, since only that one has a mask."""
     for most_threads in (CLUSTER_THREADS, MAX_THREADS):  # small blocks of a cluster wait for few threads
+        best: tuple[float, RowLaunch] | None = None
         for vec in vecs:
-            found += launches(row, vec, ragged, lanes, least_threads, schedule, clusters, most_threads)
-        if found:
-            break
-    else:
-        return None
-    times = {how: time_of_row(row, how) for how in found}
-    # Of those that are about as fast, the one with the fewest columns a thread: it needs the fewest registers
-    near = [how for how in found if times[how] <= ABOUT * min(times.values())]
-    return min(near, key=lambda how: (how.vec * how.vectors, times[how]))
+            found = list(launches(row, vec, ragged, lanes, least_threads, schedule, clusters, most_threads))
+            if in_run:
+                found = [how for how in found if row.columns > vec * how.per_row * (how.vectors * how.cluster - 1)]
+            if not found:
+                continue
+            times = {how: time_of_row(row, how) for how in found}
+            least = min(times.values())
+            # Of those that are about as fast, the one with the fewest columns a thread: it needs the fewest registers
+            near = [how for how in found if times[how] <= ABOUT * least]
+            how = min(near, key=lambda how: (how.vec * how.vectors, times[how]))
+            if best is None or least < NARROWER * best[0]:
+                best = least, how
+        if best is not None:
+            return best[1]
+    return None
 
 
 def launches(

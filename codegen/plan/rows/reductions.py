@@ -212,7 +212,7 @@ class Reduction(Reads):
         return replace(found, ragged=True, exact=False, by_runs=True)
 
     def _cheapest(
-        self, vec: int, ragged: bool, in_run: bool, columns: int, dtypes: Mapping[str, str],
+        self, vec: int, ragged: bool, fixed: bool, columns: int, dtypes: Mapping[str, str],
         schedule: Mapping[str, int], arch: str | None,
     ) -> RowLaunch | None:  # fmt: skip
         """The launch that takes the least time by `cost`, of those whose threads hold a whole row; None if rows are too long."""
@@ -228,17 +228,17 @@ class Reduction(Reads):
             statistics=len(self.rows),
             meetings=len(self.stages),
         )
-        narrow = not in_run and columns > 0 and "vector_bytes" not in schedule
+        narrow = not fixed and columns > 0 and "vector_bytes" not in schedule
         narrowest = min(vec, -(-LEAST_VECTOR // self.widest(dtypes))) if narrow else vec
         # Lanes of a warp have a group of columns
         vecs = [v for v in (vec, vec // 2, vec // 4) if v == vec or (v >= narrowest and self.lanes(v) <= WARP)]
         least_threads = functools.partial(self.least_threads, columns, dtypes=dtypes)
-        least = LEAST_THREADS // 2 if in_run and columns // vec >= LEAST_THREADS else 1
+        least = LEAST_THREADS // 2 if fixed and columns // vec >= LEAST_THREADS else 1
 
         def lanes(vec: int) -> int:
             return max(least, self.lanes(vec))
 
-        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch))
+        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), fixed)
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""

@@ -132,5 +132,5 @@ def test_kernels_without_a_count_have_no_times(monkeypatch):
 
 def test_a_thread_of_a_transpose_has_a_square_of_elements():
     """A few conversions and a product for each element: not as many as if a thread had a single vector."""
-    found = counted("transpose_quantize_fp8", "sm_90a", {"...": 1, "M": 256, "N": 256})
+    found = counted("transpose_quantize_fp8", "sm_90a", {"...": 1, "M": 4096, "N": 4096})
     assert 3 < found.issue < 15

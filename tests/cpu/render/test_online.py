@@ -54,8 +54,9 @@ def logsumexp(rows: np.ndarray) -> np.ndarray:
         ("sm_80", 4099, True, 1),
         ("sm_80", 20_000, False, 1),  # three pieces
         ("sm_80", 16_397, False, 1),  # none of them full of whole vectors
-        ("sm_90a", 9_001, True, 4),
-        ("sm_90a", 40_000, True, 8),  # a few vectors at a time
+        ("sm_90a", 9_001, True, 1),
+        ("sm_90a", 40_000, True, 4),  # a few vectors at a time
+        ("sm_90a", 70_000, True, 8),
     ],
 )
 def test_rows_as_the_formula_is_written(arch, columns, kept, cluster, monkeypatch):

@@ -310,7 +310,7 @@ ALONG_COLUMNS = {  # ops that reduce and gather at an index for each column: inp
         "x * jnp.take(t, i, mode='clip')[:, None] / (1 + jnp.sum(jnp.square(x), (-2, -1), keepdims=True))", "row"),
     "beside_an_axis_that_all_have": ("x: T[..., H, D]; t: T[H, D]; i: int32[H, D]", "T[...]",
         "sum(x * take(t, i, axis=H), axis=(H, D))",
-        "jnp.sum(x * jnp.take_along_axis(t, jnp.clip(i, 0, t.shape[0] - 1), 0), (-2, -1))", "row"),
+        "jnp.sum(x * jnp.take_along_axis(t, jnp.clip(i, 0, t.shape[0] - 1), 0), (-2, -1))", "staged"),
     "half_of_a_split": ("x: T[..., (B G=8)]; t: T[(B G=8)]; i: int32[(B G=8)]", "T[..., (B G=8)]",
         "x * take(t, i, axis=B) / (1 + max(abs(x), axis=G))",
         "z = x.reshape(x.shape[:-1] + (x.shape[-1] // 8, 8)); u = t.reshape(t.shape[0] // 8, 8);"

@@ -163,3 +163,21 @@ def test_a_cluster_holds_a_long_row_of_several_arrays():
     more = ', u: "bfloat16[..., N]"'
     how = launch(X + more, "bfloat16[..., N]", "tanh(x) * u - mean(tanh(x) * u, axis=N)", 523, 128256)
     assert how.holds_row and how.cluster == 8 and how.threads > 256
+
+
+@pytest.mark.parametrize("columns", [*range(8193, 40000, 1111), 33333, 50257])
+def test_a_long_row_of_runs_ends_in_the_last_vector_of_its_threads(columns):
+    """A block of a cluster has neighbouring columns, and only its threads' last vectors have a mask: with more threads than vectors
+    that are missing, those before the last one would have columns past the row's end."""
+    inputs = 'x: "float32[..., N]", a: "float32[N]"'
+    how = launch(inputs, "float32[..., N]", "x * a - max(tanh(x * a), axis=N)", 64, columns)
+    if how.by_runs:
+        assert columns > how.vec * how.per_row * (how.vectors * how.cluster - 1)
+
+
+def test_some_long_rows_of_runs_are_shared_by_a_cluster():
+    inputs = 'x: "float32[..., N]", a: "float32[N]"'
+    found = [
+        launch(inputs, "float32[..., N]", "x * a - max(tanh(x * a), axis=N)", 64, n) for n in range(8193, 40000, 1111)
+    ]
+    assert any(how.by_runs and how.cluster > 1 for how in found)

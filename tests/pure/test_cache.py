@@ -326,6 +326,7 @@ def start_writer(name, environment):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_killed_writers_leave_whole_entries(folder):
     """And unfinished files, which are removed later."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

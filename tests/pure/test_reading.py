@@ -66,6 +66,7 @@ def test_each_chain_is_read_once_and_none_is_printed(monkeypatch):
     assert len(parsed) <= statements
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", sorted(SPECS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_text_of_a_derived_chain_reads_as_its_graph(path):
     """The printed text is in the language of chains, and means what the kernel computes."""

@@ -71,6 +71,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.long
 def test_ops_have_their_signatures(run, tmp_path):
     specs = [str(ROOT / f"specs/{name}.yaml") for name in ("add_rmsnorm", "bias_relu", "rmsnorm")]
     assert run("build", *specs, "--package", "ops", "--tests", "").status == 0

@@ -57,6 +57,7 @@ for items in (31, 64):
 """
 
 
+@pytest.mark.long
 def test_many_specs_are_shared_among_processes(tmp_path):
     result = process("-c", SHARED, cwd=tmp_path)
     assert result.stdout.splitlines() == ["True 0", "True 2"], result

@@ -159,6 +159,7 @@ def fail() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("act", "once", "first"),
     [(kill, True, 1), (interrupt, False, 4), (interrupt, True, 6), (fail, True, 8)],

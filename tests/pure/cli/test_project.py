@@ -178,6 +178,7 @@ def test_init_says_what_to_add_where_it_cannot(run, tmp_path, name, text, messag
 # codegen build --watch
 
 
+@pytest.mark.long
 def test_watching_builds_what_is_saved_until_ctrl_c(tmp_path):
     write_specs(tmp_path / "specs", a=1.0)
     command = [sys.executable, "-m", "codegen", "build", "--watch"]

@@ -115,6 +115,8 @@ def _top_k(made: Any, node: Node) -> str:
     if len(lost) > 1:  # as if they were one
         rows = made.assigned(("rows", node.args, node.attr), rows)
         rows = f"{rows}.reshape({rows}.shape[:-{len(lost)}] + ({' * '.join(made.sizes[a] for a in lost)},))"
+    if node.args[0].kind == "float":  # jax.lax.top_k takes a NaN with a sign for the smallest number
+        rows = f"jnp.where(jnp.isnan({rows}), jnp.nan, {rows})"
     both = made.assigned(("top_k", node.args, node.attr), f"jax.lax.top_k({rows}, {count})")
     found = f"{both}[{int(node.op != 'top_k')}]"
     found = f"jnp.expand_dims({found}, {ends[1:]})" if len(lost) > 1 else found

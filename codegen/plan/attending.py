@@ -178,7 +178,8 @@ class _Matcher:
     def parts(
         self, weights: Node, first: Node, others: Mapping[str, Statement], o: Array
     ) -> tuple[tuple[Scale, Bend | None, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
-        """The scores' scale, what they are tangents of, the scores, their mask, the scores without it; the function of rows; and the function of exponentials."""
+        """The scores' scale, their soft cap, and three parts of them: the scores, their mask, and the scores without it. Then the
+        function of rows, and that of exponentials."""
         weights, others = self.hidden(weights, first, others)
         roots = [weights, *(s.value for s in others.values())]
         found = [n for n in topological(roots, lambda n: n is first) if n.op in IN_STAGES]

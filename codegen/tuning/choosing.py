@@ -11,8 +11,8 @@ from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm, KernelPlan
 from codegen.plan.planner import overrides
+from codegen.plan.rows import cost
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import BESIDE_VALUES, REGISTERS_OF_SM
 from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
 from codegen.targets import clusters, shared_memory
@@ -26,8 +26,6 @@ FIELDS: dict[type, tuple[str, ...]] = {
     AttentionLaunch: ("tile_n", "stages", "splits"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
-MOST_REGISTERS = 255  # of a thread
-MOST_THREADS, MOST_BLOCKS = 2048, 32  # that an SM holds
 
 
 def sizes_of(plan: KernelPlan, extents: Extents) -> dict[str, int]:
@@ -149,15 +147,15 @@ def unfit(
         return f"clusters of {how.cluster} blocks"
     if how.per_row > how.threads or how.threads % how.per_row or how.at_once < 1:
         return f"{how.per_row} of {how.threads} threads a row"
-    if how.resident * how.threads > MOST_THREADS or how.resident > MOST_BLOCKS:
+    if how.resident * how.threads > cost.THREADS_OF_SM or how.resident > cost.BLOCKS_OF_SM:
         return f"{how.resident} blocks of {how.threads} threads at once"
     assert isinstance(plan, Reduction)
     if plan.lanes(how.vec) > WARP:
         return f"{plan.lanes(how.vec)} threads that hold a group of columns"
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
     data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
-    most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
-    if data + BESIDE_VALUES > most:
+    most = min(cost.MOST_REGISTERS, cost.REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
+    if data + cost.BESIDE_VALUES > most:
         return f"{data} registers of data, of {most}"
     if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:
         needs = plan.walking_needs(how.vec, how.vec * plan.column_bytes(dtypes), dtypes, how.each or 1)

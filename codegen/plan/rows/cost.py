@@ -33,6 +33,7 @@ REGISTERS_OF_SM = 64 * 1024
 THREADS_OF_SM = 2048
 MOST_REGISTERS = 255  # of a thread
 BLOCKS_OF_SM = 32
+BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
 
 # Instructions of a thread
 OF_THREAD = 120.0  # whatever it has to do
@@ -150,9 +151,10 @@ def launches(
 
 
 def registers(columns: int, alive: int) -> float:
-    """An estimate of the registers of a thread that holds so many columns. Its error is a sixth (a standard
-    deviation over 200 kernels), of kernels without a limit."""
-    return max(24.0, 24 + columns * alive * (0.37 + 0.029 * alive))
+    """An estimate of the registers of a thread, from its columns and the values of a column that are alive at once. The compiler mixes
+    the instructions of columns: the more values each has, the more. Its error is a sixth, the standard deviation of 200 kernels
+    without a limit."""
+    return BESIDE_VALUES + columns * alive * (0.37 + 0.029 * alive)
 
 
 def time_of_row(row: Row, how: RowLaunch) -> float:

@@ -23,8 +23,6 @@ from codegen.plan.rows.access import LEAST_VECTOR, Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
 from codegen.targets import clusters, processors, shared_memory
 
-THREADS_OF_SM = 2048
-MOST_IN_THREAD = 255  # registers
 LEAST_THREADS = 128  # threads of a block of several rows
 # Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
 # 390 in a microsecond, each of which moves 8 and 12 KiB in their memory's time
@@ -89,7 +87,9 @@ class Reduction(Reads):
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
             own = self.width(dtypes, schedule, late=False)
             least = max([4, *(s.width // WARP for s in self.inner)])  # lanes of a warp have a group of columns
-            while own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_IN_THREAD:
+            while (
+                own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > cost.MOST_REGISTERS
+            ):
                 own //= 2
             vec = own if inner % own == 0 else vec
         if any(DTYPES[d].packed for d in dtypes.values()):
@@ -276,7 +276,7 @@ class Reduction(Reads):
         if self.by_place and columns is not None and rows is not None and inner is not None:
             narrow = self.whole_vector(vec, inner, dtypes)
             # Fewer elements a thread, where places are too few for all threads of the SMs
-            while narrow > 4 and apart * columns < narrow * processors(arch) * THREADS_OF_SM:
+            while narrow > 4 and apart * columns < narrow * processors(arch) * cost.THREADS_OF_SM:
                 narrow //= 2
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
             split, whole = columns % narrow != 0, bool(self.rows)
@@ -315,7 +315,7 @@ class Reduction(Reads):
         """The launch, of which threads hold expensive values from one reduction to the next if they have registers for them."""
         needs = self.walking_needs(how.vec, how.vec * self.column_bytes(dtypes), dtypes, 1)
         row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * len(self.expensive)
-        room = min(MOST_HELD, walking.REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
+        room = min(MOST_HELD, cost.REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
         fits = walking.registers(needs.alive * how.vec, how.vectors * row) <= room
         return replace(how, holds_expensive=bool(self.expensive) and fits)
 

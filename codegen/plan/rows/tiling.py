@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codegen.plan.rows import cost
 from codegen.plan.rows.walking import (
     MOST_ROWS_HELD,
     RESIDENT,
@@ -11,7 +12,6 @@ from codegen.plan.rows.walking import (
     most_parts,
     most_rows,
     registers,
-    registers_of,
     shares,
     threads_that_fit,
 )
@@ -62,7 +62,7 @@ def tiles(
     at_once = 1 if ragged else rows_at_once(width, written, values, costly, arch)
     few = alive * vec >= CROWDED_VALUES or (costly and alive >= COSTLY_VALUES)
     at_once = min(at_once, FEW_AT_ONCE if few else MOST_MEETING if apart > 1 else at_once)
-    crowded = registers_of(vec * at_once, alive) > MOST_OF_MANY
+    crowded = cost.registers(vec * at_once, alive) > MOST_OF_MANY
     own = CROWDED_THREADS if crowded and spread else MASKED_THREADS if ragged and not costly else THREADS
     threads, per_row = schedule.get("threads", own), lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):

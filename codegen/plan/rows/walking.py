@@ -33,8 +33,6 @@ LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more 
 RESIDENT = 512  # threads for which an SM has registers
 # That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
 BUSY_RESIDENT = (1024, 768, RESIDENT)
-REGISTERS_OF_SM = 64 * 1024
-BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
 SPILLED = 0.3  # part of a masked row's registers that may be spilled for more threads
 MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
 ROOM = 160  # bytes of its data, up to which these results are in registers as well
@@ -304,18 +302,12 @@ def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
 
 def registers(values: int, held: int) -> int:
     """An estimate of a thread's registers, from the values that are alive at once and the bytes that it holds."""
-    return BESIDE_VALUES + values + held // 4
-
-
-def registers_of(columns: int, alive: int) -> float:
-    """An estimate of a thread's registers, from its columns and the values of a column that are alive at once. The compiler mixes the
-    instructions of columns, the more the more values each has. Its error is a sixth: the standard deviation of 200 kernels."""
-    return BESIDE_VALUES + columns * alive * (0.37 + 0.029 * alive)
+    return cost.BESIDE_VALUES + values + held // 4
 
 
 def threads_that_fit(needed: float) -> int:
     """The largest number of resident threads whose registers suffice if each needs so many; at least `RESIDENT`."""
-    return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
+    return next((n for n in BUSY_RESIDENT if cost.REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 
 def by_place(

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from codegen.plan.rows.walking import REGISTERS_OF_SM
+from codegen.plan.rows.cost import REGISTERS_OF_SM
 from codegen.shared import WARP, RowLaunch, Walk
 
 _EM_CUDA = 190

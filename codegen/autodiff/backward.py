@@ -228,7 +228,7 @@ def row_backward(op: Op) -> Derived:
 
 
 def _ways(op: Op) -> tuple[str | None, ...]:
-    """The choices of values that the forward may save besides those of the spec, from the fewest on."""
+    """The sets of values that the forward may save, beside those that the spec names. The smallest set comes first."""
     if "contract" in op.spec.read.ops:
         return "products", "products and held"
     return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")

@@ -1,9 +1,9 @@
 """Cheaper forms of the values that a backward computes for each element. Several quotients with one divisor share its reciprocal, a
 quotient by a root takes the reciprocal root, and a power is made from another power of the same base.
 
-A result may differ from the quotient or power in its last bits, and where a divisor's reciprocal or a base's power is no normal
-number though the quotient or power is one. So a value keeps its form where the last bit may matter: where it is compared, or
-rounded to a whole number, or selects elements, and where another kernel has to compute the same bits.
+A result may differ from the quotient or power in its last bits. It may differ by more where a divisor's reciprocal or a base's power is
+no normal number. So a value keeps its form where the last bit may matter: where it is compared, or rounded to a whole number, or
+selects elements, and where another kernel has to compute the same bits.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Reduction(Reads):
         arch: str | None,
         fixed: bool = False,
     ) -> RowLaunch:
-        """The launch of an op that reduces no columns. `fixed`: vectors are not narrower, and a row of many has several warps."""
+        """The launch of an op that reduces no columns. `fixed`: vectors are no narrower, and a row of many vectors has several warps."""
         columns = extents.columns
         width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
         if columns is None:

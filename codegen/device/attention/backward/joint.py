@@ -225,7 +225,7 @@ def _consume(
             _multiply_queries(own, of_q, rows, used, how)
             own.add_keys(stage)
             walk = hopper.step(walk, tile, here, sizes, memory[2:], functions[1], wide, True, True)
-            warpgroup.wait_group(1)  # the products of dq have completed, those of dk go on
+            warpgroup.wait_group(1)  # waits for the products of dq, and not for those of dk
             _hand_over(of_q.dq[0], target, consumer, rings[3], used, how)
             warpgroup.wait_group(0)
             keys.release(rings[:3], stage)

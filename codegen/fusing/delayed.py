@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen.tracing.steps import Atom, Flat, Place, Step, Value
-from codegen.tracing.translate import SAME
-
-ELEMENTWISE = frozenset(SAME) | {"convert_element_type", "integer_pow", "pow", "select_n", "clamp", "round", "not"}
+from codegen.tracing.translate import ELEMENTWISE
 
 
 @dataclass(frozen=True)

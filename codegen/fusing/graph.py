@@ -13,16 +13,13 @@ from dataclasses import dataclass, field, replace
 from codegen.fusing.delayed import delayed
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
-from codegen.tracing.translate import KNOWN, SAME
+from codegen.tracing.translate import COMPUTED, KNOWN, SAME
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
                       "cumsum", "cumprod", "cummax", "cumlogsumexp"})  # fmt: skip
 COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "tanh", "logistic", "erf", "erfc", "pow",
-                    "custom_jvp_call", "atan2", "sinh", "cosh"})  # fmt: skip
-RECOMPUTED = frozenset(
-    {"convert_element_type", "integer_pow", "pow", "not", "round", "clamp"}
-)  # besides those of one name
+                    "custom_jvp_call", "atan2", "sinh", "cosh", "log2"})  # fmt: skip
 FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do
 OWN_KERNEL = frozenset({"dot_general", "scatter-add"})  # in XLA, of the steps that the language has
 OTHER = -1  # what takes an array, where it is no side of a product
@@ -58,9 +55,9 @@ def is_recomputed(step: Step) -> bool:
     """Whether each kernel that uses a step's result may compute it again: the step has one array, with no more bytes
     than the result."""
     arrays = [v for v in step.inputs if isinstance(v, Value) and elements(v.shape) > 1]
-    if len(arrays) != 1 or len(step.outputs) != 1 or step.name not in ("custom_jvp_call", *SAME, *RECOMPUTED):
+    if len(arrays) != 1 or len(step.outputs) != 1 or step.name not in ("custom_jvp_call", *SAME, *COMPUTED):
         return False
-    if any(s.name != "own" and s.name not in SAME and s.name not in RECOMPUTED for s in step.inner):
+    if any(s.name != "own" and s.name not in SAME and s.name not in COMPUTED for s in step.inner):
         return False  # of a function such as `relu`
     (given,), (result,) = arrays, step.outputs
     return (
@@ -191,7 +188,7 @@ class StepGraph:
         self.results = {v for v in self.flat.outputs if isinstance(v, Value)}
         for place, step in enumerate(self.flat.steps):
             made = [isinstance(v, Number) or self.maker.get(v) in self.constants for v in step.inputs]
-            if all(made) and (step.name in LAYOUT or step.name in SAME or step.name in RECOMPUTED):
+            if all(made) and (step.name in LAYOUT or step.name in SAME or step.name in COMPUTED):
                 self.constants.add(place)
 
     @property

@@ -20,7 +20,7 @@ SAME = {
     "div": "div", "rem": "rem", "abs": "abs", "sign": "sign", "floor": "floor", "ceil": "ceil", "exp": "exp",
     "exp2": "exp2", "expm1": "expm1", "log": "log", "log1p": "log1p", "sqrt": "sqrt", "rsqrt": "rsqrt", "cbrt": "cbrt",
     "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "atan2": "atan2",
-    "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "logistic": "sigmoid", "erf": "erf", "erfc": "erfc",
+    "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "logistic": "sigmoid", "erf": "erf", "erfc": "erfc", "log2": "log2",
     "square": "square", "is_finite": "isfinite", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
     "and": "and", "or": "or", "xor": "xor", "population_count": "popcount", "stop_gradient": "stop_gradient",
     "add_jaxvals": "add",
@@ -32,10 +32,13 @@ SCANS = {"cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cumlogsu
 UNCHANGED = frozenset({"copy", "copy_p", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "device_put",
                        "optimization_barrier", "sharding_constraint", "reshard", "reduce_precision", "pvary"})  # fmt: skip
 LAYOUT = UNCHANGED | {"reshape"}
-KNOWN = frozenset(SAME) | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
-    "convert_element_type", "select_n", "clamp", "integer_pow", "pow", "round", "not", "iota", "argmax", "argmin",
-    "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own", "shift_left", "scatter-add",
-    "shift_right_arithmetic",
+COMPUTED = frozenset(
+    {"convert_element_type", "integer_pow", "pow", "clamp", "round", "not", "one_minus_square", "polynomial"}
+)
+ELEMENTWISE = frozenset(SAME) | COMPUTED | {"select_n", "shift_left", "shift_right_arithmetic"}
+KNOWN = ELEMENTWISE | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
+    "iota", "argmax", "argmin", "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own",
+    "scatter-add",
 })  # fmt: skip
 HELP = {
     "scan": "the language has no loops: fuse the function that the loop calls",
@@ -163,6 +166,11 @@ class Translator:
                 return make("square", args, kind) if power == 2 else make("pow", (args[0], number(power)), kind)
             case "pow":
                 return make("pow", args, kind)
+            case "one_minus_square":  # without the cancellation of 1 - x * x
+                one = number(1, kind)
+                return make("mul", (make("add", (one, args[0]), kind), make("sub", (one, args[0]), kind)), kind)
+            case "polynomial":
+                return self._polynomial(args[0], args[1:])
             case "round":
                 if int(params["rounding_method"]) != 1:
                     raise UserError("rounding halves away from zero", "jnp.round rounds them to even")
@@ -182,6 +190,14 @@ class Translator:
             case "square" if kind == "int":
                 return make("mul", (args[0], args[0]), kind)
         return make(SAME[step.name], args, kind)
+
+    def _polynomial(self, x: Formula, coefficients: Sequence[Formula]) -> Formula:
+        """The value by Horner's rule. Coefficients are in the order of powers, the constant first."""
+        total = coefficients[-1]
+        for coefficient in reversed(coefficients[:-1]):
+            product = self.formulas.make("mul", (total, x), x.kind)
+            total = self.formulas.make("add", (product, coefficient), x.kind)
+        return total
 
     def _converted(self, value: Formula, old: str, new: str) -> Formula:
         make, number = self.formulas.make, self.formulas.number

@@ -1,11 +1,14 @@
 """Functions become specs: each case has the lines that its spec must contain. `trace` compares the results with the function's."""
 
+import functools
 import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from typer.testing import CliRunner
 
 import codegen
@@ -115,6 +118,37 @@ def test_a_function_becomes_the_chain_a_person_would_write(name):
     function, examples, lines = CASES[name]
     text = codegen.trace(function, *examples, verify=name in ("parts", "over rows"))
     assert [line for line in lines if line not in text] == [], text
+
+
+def horner(x, *coefficients):
+    return functools.reduce(lambda total, c: total * x + c, reversed(coefficients))
+
+
+NEWER = {
+    "log2": (jnp.log2, lambda f, x: f(jnp.abs(x) + 1), "log2("),
+    "one_minus_square": (lambda x: (1 + x) * (1 - x), lambda f, x: f(jnp.tanh(x)), "(1 + t) * (1 - t)"),
+    "polynomial": (horner, lambda f, x: f(x, 1.0, 3 * x, 0.5), "(0.5 * x + 3 * x) * x + 1"),
+}  # fmt: skip
+
+
+def primitive(name, function):
+    """A primitive of `jax.lax`, or one of the same name where this version has none."""
+    if own := getattr(jax.lax, f"{name}_p", None):
+        return functools.partial(own.bind, **({"accuracy": None} if name == "log2" else {}))
+    made = Primitive(name)
+    made.def_impl(function)
+    made.def_abstract_eval(lambda x, *rest: x)
+    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=False))
+    return made.bind
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_primitives_of_newer_versions_are_read(name):
+    """The derivative of tanh is one of them from JAX 0.11.2 on."""
+    function, use, line = NEWER[name]
+    own = primitive(name, function)
+    text = codegen.trace(lambda x: use(own, x), like(4, 8, dtype=F32), op=name)
+    assert line in text
 
 
 def test_what_the_language_lacks_is_an_error_at_its_own_line():

@@ -447,3 +447,15 @@ class SumLaunch(Launch):
     def of_chunks(self) -> SumLaunch:
         """The launch of the kernels that sum chunks."""
         return replace(self, vec=self.chunk_vec, across=self.chunk_across)
+
+
+@dataclass(frozen=True)
+class TallyLaunch(Launch):
+    """The launch of a sum by few keys. Each warp has tables of sums in shared memory. Lanes that have the same table add in turn."""
+
+    keys: int = 1
+    columns: int = 1  # sums of a key
+    alike: int = 1  # neighbouring keys of the same values
+    copies: int = WARP  # tables of a warp
+    parts: int = 1  # blocks that share the rows, whose tables another kernel adds up
+    at_once: int = 2  # times `vec` rows that a thread has in flight

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import DTYPES
-from codegen.shared import WARP, SumLaunch
+from codegen.shared import WARP, SumLaunch, TallyLaunch
 
 THREADS = 256  # of a block
 WIDEST = 16  # bytes of a load or a store
@@ -17,12 +18,20 @@ MOST_IN_A_ROW = 64  # chunks that a thread may add one after the other
 MOST_BLOCKS = 2**31 - 1  # of a kernel
 PACKED = 2**32  # a key and a row's number are one number of 32 bits below this
 RANKED = 8192  # rows that are compared with each other to sort them
+TABLES = 96 * 1024  # bytes of shared memory for a block's tables of sums
+TALLIED = 8  # columns of rows that are added to tables, at most
+WARPS, LEAST_WARPS = 16, 4  # of a block with tables: at most; and where they can have tables each
+VALUES = 4  # that a thread adds to its table together
+PARTS = 264  # blocks that add to tables: two for each SM of an H200
+ALONE = 4  # times that a block without others reads rows
+MOST_TALLIED, MOST_OUTER = 2**30, 2**16  # rows that are added to tables, and outer rows
 
 # Measured on an H200, in microseconds and bytes per microsecond: XLA's sort of many rows, and the time for each further row; a
 # comparison of two rows; a kernel's start; memory read or written. Then of XLA's scatter: what it adds with atomics, what it adds
 # where many rows have one key, and single elements that it adds
 SORT, SORTED, COMPARED, START = 38.0, 2.7e-5, 1.5e-7, 1.5
 MEMORY, SCATTERED, CONTENDED, SINGLE = 3.6e6, 1.7e6, 0.6e6, 11e3
+TURN, ROUND = 0.035, 0.06  # of a warp with tables: the lanes of one turn add their values; what precedes the turns
 OFTEN = 1024  # rows of each key, on average, from which on atomics wait for each other
 
 
@@ -37,6 +46,13 @@ class Sums:
     keys: int | None
     dtype: str  # of the values
     result: str
+    alike: int = 1  # neighbouring keys of the same row of values
+
+    @classmethod
+    def of(cls, count: object, values: Sequence[object], dtype: str, keys: object, result: str) -> Sums:
+        """Of so many keys and of values with a shape (outer, rows, columns)."""
+        outer, rows, columns, every, own = (n if isinstance(n, int) else None for n in (*values, count, keys))
+        return cls(outer, every, columns, own, dtype, result, every // rows if every and rows else 1)
 
     @property
     def compute(self) -> str:
@@ -47,8 +63,36 @@ class Sums:
         """Whether a key and a row's number fit one of so many numbers: they are then in the order of these numbers."""
         return self.rows is not None and self.keys is not None and (self.keys + 1) * self.rows < numbers
 
-    def launch(self) -> SumLaunch | None:
+    def launch(self) -> SumLaunch | TallyLaunch | None:
         """The kernels' launch, or None where no kernel takes such a call."""
+        ways = [how for how in (self.tally(), self.in_order()) if how is not None]
+        return min(ways, key=self._time) if len(ways) > 1 else next(iter(ways), None)
+
+    def tally(self) -> TallyLaunch | None:
+        """The launch of kernels with tables of sums in shared memory, or None where the tables have no room there."""
+        outer, rows, columns, keys = self.outer, self.rows, self.columns, self.keys
+        if outer is None or rows is None or columns is None or keys is None:
+            return None
+        if not 0 < columns <= TALLIED or not keys or not 0 < outer < MOST_OUTER or not 0 < rows < MOST_TALLIED:
+            return None
+        room = TABLES // ((keys + 1) * columns * DTYPES[self.compute].size)
+        if not room:
+            return None
+        copies = WARP
+        while copies > 1 and room < copies * LEAST_WARPS:
+            copies //= 2
+        threads = WARP * min(WARPS, room // copies)
+        how = TallyLaunch(VALUES, False, threads, keys=keys, columns=columns, alike=self.alike, copies=copies)
+        rounds = -(-rows // (threads * how.vec * how.at_once))
+        return how if rounds <= ALONE else replace(how, parts=min(max(1, PARTS // outer), rounds))
+
+    @property
+    def tallied(self) -> bool:
+        """Whether kernels with tables of sums are the fastest."""
+        return isinstance(self.launch(), TallyLaunch)
+
+    def in_order(self) -> SumLaunch | None:
+        """The launch of kernels that read the rows in the order of their keys, or None where there are too many."""
         value, result = DTYPES[self.dtype].size, DTYPES[self.result].size
         vec, chunk_vec = self._vec(min(value, result)), self._vec(value)
         chunk_across = self._across(chunk_vec)
@@ -76,20 +120,34 @@ class Sums:
             return "too many rows for a kernel"
         if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
             return ""
-        values = self.outer * self.rows * self.columns * DTYPES[self.dtype].size
         sums = self.outer * self.keys * self.columns
-        result = sums * DTYPES[self.result].size
-        order = START + COMPARED * self.rows**2 if how.ranks else SORT + SORTED * self.rows
-        ours = order + (2 + how.levels) * 2 * START + (values + result) / MEMORY
+        values = self.outer * self.rows * self.columns * DTYPES[self.dtype].size
+        ours = self._time(how)
         often = self.rows > OFTEN * self.keys
         added = values / (CONTENDED if often else SCATTERED)
         if self.columns < WARP // 4:
             added = max(added, self.outer * self.rows * self.columns / SINGLE)
-        filled = sums * DTYPES[self.compute].size
+        filled, result = sums * DTYPES[self.compute].size, sums * DTYPES[self.result].size
         scatter = 2 * START + filled / MEMORY + added
         if self.result != self.compute:
             scatter += START + (filled + result) / MEMORY
         return f"{scatter:.0f} us, the kernels {ours:.0f} us" if scatter < ours else ""
+
+    def _time(self, how: SumLaunch | TallyLaunch) -> float:
+        """The microseconds that kernels with such a launch should take. Unknown sizes count as large."""
+        if self.outer is None or self.rows is None or self.columns is None or self.keys is None:
+            return math.inf
+        read = self.outer * self.rows * self.columns * DTYPES[self.dtype].size
+        if isinstance(how, TallyLaunch):
+            rounds = -(-self.outer * self.rows // (how.threads * how.vec * max(self.outer * how.parts, PARTS)))
+            if how.parts * self.outer < PARTS:
+                rounds = -(-self.rows // (how.threads * how.vec * how.parts))
+            turns = WARP // how.copies * self.columns
+            moved = (read + self.outer * self.rows * 4) / MEMORY
+            return (1 + (how.parts > 1)) * 2 * START + max(moved, rounds * (turns * TURN + ROUND))
+        order = START + COMPARED * self.rows**2 if how.ranks else SORT + SORTED * self.rows
+        written = self.outer * self.keys * self.columns * DTYPES[self.result].size
+        return order + (2 + how.levels) * 2 * START + (read + written) / MEMORY
 
     def _vec(self, size: int) -> int:
         """The columns of a thread: a whole vector of elements of so many bytes, if that divides the columns."""

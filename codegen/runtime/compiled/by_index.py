@@ -12,7 +12,7 @@ from codegen.plan.by_index import WIDEST, Sums
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import current_arch
-from codegen.shared import SumLaunch
+from codegen.shared import SumLaunch, TallyLaunch
 
 NAMES = ["order", "keys", "values", "sums", "the order of keys", "sums of chunks"]
 FOUR = 4  # of a vector of keys
@@ -20,19 +20,38 @@ FOUR = 4  # of a vector of keys
 
 def sizes(keys: jax.Array, values: jax.Array, rows: int, result: str) -> Sums:
     """The sizes and dtypes of a call."""
-    known = (n if isinstance(n, int) else None for n in (values.shape[0], keys.shape[0], values.shape[2], rows))
-    outer, count, columns, own = known
-    return Sums(outer, count, columns, own, values.dtype.name, result)
+    return Sums.of(keys.shape[0], values.shape, values.dtype.name, rows, result)
 
 
 def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> LauncherCall:
     """The call of the kernels: `values` (outer, M, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
     N is a multiple of M: so many neighbouring keys are of the same values. A key of `rows` or more has no row."""
-    from codegen.device.by_index.sums import sum_by_index_launch
-
     own = sizes(keys, values, rows, result)
     how = own.launch()
     assert how is not None
+    return _tallied(keys, values, own, how) if isinstance(how, TallyLaunch) else _in_order(keys, values, rows, own, how)
+
+
+def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) -> LauncherCall:
+    """The call of kernels with tables of sums."""
+    from codegen.device.by_index.tallies import tally_launch
+
+    def single(shape: tuple[int, ...], dtype: str) -> Tensor:
+        return Tensor(shape, dtype, (1,) * len(shape), DTYPES[dtype].size)
+
+    outputs = [single((values.shape[0], how.keys, how.columns), own.result)]
+    if how.parts > 1:
+        outputs.append(single((values.shape[0], how.parts, how.keys * how.columns), own.compute))
+    inputs = single(keys.shape, "int32"), single(values.shape, own.dtype)
+    shapes = tuple(t.shape for t in outputs)
+    return LauncherCall(tally_launch, (keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants))
+
+
+def _in_order(keys: jax.Array, values: jax.Array, rows: int, own: Sums, how: SumLaunch) -> LauncherCall:
+    """The call of kernels that read rows in the order of their keys."""
+    from codegen.device.by_index.sums import sum_by_index_launch
+
+    result = own.result
     count, vec = keys.shape[0], how.vec
     order, words = None, rows + 1
     if how.ranks:
@@ -68,7 +87,8 @@ def launched(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.
 def interpreted_sums(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
     """The same, interpreted on the CPU."""
     call = kernel_call(keys, values, rows, result)
-    return call.interpreted(interpreted.architecture(), NAMES[: 3 + len(call.outputs)], 1, {})[0]
+    names = NAMES[1:4] + NAMES[5:] if isinstance(call.how, TallyLaunch) else NAMES
+    return call.interpreted(interpreted.architecture(), names[: len(call.inputs) + len(call.outputs)], 1, {})[0]
 
 
 def _chunks(rows: int, how: SumLaunch) -> int:

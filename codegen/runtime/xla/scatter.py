@@ -16,6 +16,7 @@ from codegen.autodiff.reverse import Scattered
 from codegen.graph.nodes import ROWS
 from codegen.language.chain import output_parts
 from codegen.plan.access import Access, Plan
+from codegen.plan.by_index import Sums
 from codegen.plan.op import Summed
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types, bind_axes
@@ -72,7 +73,7 @@ def table_gradient(
         if so_far is not None:
             parts_of.append(named_axes(array, so_far, axes, part))
         rows = [_rows((names, shape), t, axes, t.how.index in given) for t in taken if t.how.part == part]
-        joined = _joined(rows)
+        joined = rows if _apart((names, shape), rows, compute) else _joined(rows)
         whole = len(joined) == 1 and not parts_of  # nothing is added: the sums may have the table's dtype at once
         for own in joined:
             parts_of.append(_summed_rows((names, shape), own, summed, table.dtype if whole else compute))
@@ -137,6 +138,17 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         tuple(columns),
         (taken.values, taken.how.divided),
     )
+
+
+def _apart(table: tuple[Sequence[str], Sequence[Any]], rows: Sequence[_Rows], dtype: str) -> bool:
+    """Whether sums of some rows and of others cost no more than their copy as one array does: they need no order."""
+    size_of = dict(zip(*table, strict=True))
+    for own in rows:
+        keys, values = flat(own.keys, own.values)
+        places = math.prod(n for axis, n in size_of.items() if axis not in (*own.outer, *own.columns))
+        if not Sums.of(keys.shape[0], values.shape, values.dtype.name, places, dtype).tallied:
+            return False
+    return True
 
 
 def _joined(rows: Sequence[_Rows]) -> list[_Rows]:

@@ -9,6 +9,7 @@ from codegen.plan import by_index as plan
 from codegen.runtime.compiled import by_index as kernels
 from codegen.runtime.ops import by_index
 from codegen.runtime.ops.by_index import sums_by_index
+from codegen.shared import TallyLaunch
 from tests.meshes import P, collectives, make_mesh
 from tests.meshes import put as put_on
 
@@ -24,6 +25,7 @@ def small(monkeypatch):
     """Chunks of a few rows, on several levels."""
     monkeypatch.setattr(plan, "CHUNK", 4)
     monkeypatch.setattr(plan, "MOST_IN_A_ROW", 4)
+    monkeypatch.setattr(plan, "TALLIED", 0)  # rows are read in the order of their keys
 
 
 def made(case):
@@ -74,6 +76,37 @@ def test_the_order_of_a_sum(small):
     for i in (8, 12, 16):
         total += ((x[i] + x[i + 1]) + x[i + 2]) + x[i + 3]
     assert got[0, 1, 0] == (total + x[20]) + x[21]
+
+
+TABLES = {  # the case; how many neighbouring keys have the same values; tables of a warp, and blocks
+    "a table for each lane": ((1, 1000, 1, 5, "bfloat16", "float32", 4), 1, 32, 1),
+    "several blocks, and columns": ((2, 4200, 3, 40, "float32", "bfloat16", 7), 2, 4, 5),
+    "one table for a warp": ((1, 300, 1, 900, "float16", "float32", None), 1, 1, 2),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_sums_of_few_keys(name, monkeypatch):
+    """Tables in shared memory: most rows have one key, some have none, and the last are fewer than the threads."""
+    case, alike, copies, parts = TABLES[name]
+    _, rows, columns, keys, *_, result, _ = case
+    monkeypatch.setattr(plan, "TABLES", (keys + 1) * columns * 4 * copies * (1 if copies == 1 else plan.LEAST_WARPS))
+    monkeypatch.setattr(plan, "ALONE", 0 if parts > 1 else plan.ALONE)
+    places, values = made(case)
+    values = values[:, : rows // alike]
+    how = kernels.sizes(places, values, keys, result).launch()
+    assert isinstance(how, TallyLaunch) and (how.copies, how.parts, how.alike) == (copies, parts, alike)
+    got = sums_by_index("interpret", jnp.asarray(places), values, keys, result)
+    error = max(2.0**-20, 2 * float(jnp.finfo(result).eps))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected(places, values, keys), error, 4 * error)
+
+
+def test_infinities_stay_in_their_sums():
+    """Also of rows whose neighbours have other keys, and of rows without a key."""
+    places = jnp.arange(200, dtype=jnp.int32) % 8
+    values = jnp.where(places % 4 == 3, jnp.inf, 1.0).reshape(1, 200, 1)
+    got = sums_by_index("interpret", places, values, 7, "float32")
+    np.testing.assert_array_equal(got[0, :, 0], [25, 25, 25, jnp.inf, 25, 25, 25])
 
 
 @pytest.mark.parametrize("mapped", [(0, None), (None, 1), (0, 2)], ids=["keys", "values", "both"])

@@ -196,8 +196,12 @@ class Algebra:
         then waits for fewer other statistics."""
         if not axes or _is(value, 0):
             return value
+        if _is_about_mean(value, axes):
+            return self.const(0)
         if value.op == "neg":
             return self.neg(self.sum_over(value.args[0], axes))
+        if value.op in ("add", "sub") and (apart := self.sum_apart(value, axes)) is not None:
+            return apart
         if value.op == "sum":
             return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
         if value.op == "div" and id(value) in self.known and not set(axes) & set(value.args[1].dims):
@@ -217,6 +221,56 @@ class Algebra:
                 return self.sum_over(product, self.graph.order((*axes, *lost)))
         dims = [d for d in value.dims if d not in axes]
         return self.graph.node("sum", (value,), self.graph.order(axes), kind="float", dims=dims)
+
+    def sum_apart(self, value: Node, axes: tuple[str, ...]) -> Node | None:
+        """The sum of a sum as a sum for each term that waits for other sums along these axes, and one for all other terms: the gradient
+        of a norm's mean, `sum(g - c * v)` where `c` is a sum itself. None if it would wait for as many."""
+        terms = self.terms(value)
+        if any(not set(axes) <= set(term.dims) for term in terms):
+            return None
+        waits = self.waits(value, axes)
+        late = [term for term in terms if self.waits(term, axes) == waits]
+        if not waits or len(late) == len(terms):
+            return None
+        early = functools.reduce(self.add, [term for term in terms if term not in late])
+        sums = [self.sum_over(term, axes) for term in (early, *late)]
+        apart = functools.reduce(self.add, sums)
+        return apart if self.waits(apart, axes) <= waits else None
+
+    def terms(self, value: Node) -> list[Node]:
+        """The terms of a sum, in order, of which none is a sum that was made here; the rest stays whole as in `factors`."""
+        terms = [value]
+        while len(terms) < MOST_FACTORS:
+            split = [part for term in terms for part in self.addends(term)]
+            if len(split) == len(terms):
+                break
+            terms = split
+        return terms
+
+    def addends(self, term: Node) -> tuple[Node, ...]:
+        sign, own = (self.neg, term.args[0]) if term.op == "neg" else (None, term)
+        if own.op not in ("add", "sub") or id(own) in self.known:
+            return (term,)
+        first, second = own.args
+        found = (first, self.neg(second) if own.op == "sub" else second)
+        return found if sign is None else tuple(map(sign, found))
+
+    def waits(self, value: Node, axes: tuple[str, ...]) -> int:
+        """The most reductions along some of these axes that a value needs one after the other, without those of the user's values."""
+        depth: dict[int, int] = {}
+        for node in topological([value], lambda n: id(n) in self.known):
+            own = node.op in REDUCTIONS and bool(set(axes) & set(lost_axes(node)))
+            inner = () if id(node) in self.known else node.args
+            depth[id(node)] = max((depth[id(a)] for a in inner), default=0) + (own and id(node) not in self.known)
+        return depth[id(value)]
+
+
+def _is_about_mean(value: Node, axes: tuple[str, ...]) -> bool:
+    """Whether a value is the distance from a mean along some of these axes: such distances add up to 0."""
+    if value.op != "sub" or value.args[1].op != "mean":
+        return False
+    mean = value.args[1]
+    return mean.args[0] is value.args[0] and set(lost_axes(mean)) <= set(axes)
 
 
 def _plain(node: Node) -> Node:

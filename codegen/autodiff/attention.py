@@ -272,11 +272,11 @@ class _Cut:
         return value
 
     def made_delta(self) -> Node:
-        """sum(do * o), along the last axis of o."""
+        """sum(do * o), along the last axis of o, with `do` as the product do @ v has it: of one key the two are equal."""
         if self.delta is None:
             plan = self.plan
-            both = [self.graph.node("input", attr=Leaf(a.name), kind="float", dims=a.axes) for a in (self.do, plan.o)]
-            product = self.graph.node("mul", tuple(both), kind="float", dims=plan.o.axes)
+            do, o = (self.graph.node("input", attr=Leaf(a.name), kind="float", dims=a.axes) for a in (self.do, plan.o))
+            product = self.graph.node("mul", (self.rounded or do, o), kind="float", dims=plan.o.axes)
             dims = [axis for axis in plan.o.axes if axis != plan.value]
             self.delta = self.graph.node("sum", (product,), (plan.value,), kind="float", dims=dims)
         return self.delta

@@ -191,6 +191,18 @@ def test_a_result_in_float32(tmp_path, result, written):
     check_gradient(op, "interpret", examples=2)
 
 
+def test_of_one_key_a_result_in_float32_has_no_gradient_of_scores(tmp_path):
+    """The cotangent, in float32, is rounded before its product with v. So it is in sum(do * o), which then is equal to the product."""
+    op = make_op(
+        tmp_path, attention("o = softmax(q @ k, axis=S) @ v", "p = jax.nn.softmax(x)", outputs="o: float32[..., Q, E]")
+    )
+    rng = np.random.default_rng(0)
+    q, k, v, do = (rng.standard_normal((*rows, 64)).astype("float32") for rows in ((9,), (1,), (1,), (9,)))
+    arrays = [jnp.asarray(x, "bfloat16") for x in (q, k, v)]
+    dq, dk, _ = jax.vjp(lambda *xs: op(*xs, implementation="interpret"), *arrays)[1](jnp.asarray(do))
+    assert max(float(abs(dx.astype("float32")).max()) for dx in (dq, dk)) < 1e-4
+
+
 def test_attention_merged_with_a_part_that_is_given(tmp_path):
     """Values of rows that other stages need are results of attention's kernel, and have cotangents."""
     text = attention(

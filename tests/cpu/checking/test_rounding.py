@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import generated
+from codegen.checking.gradients import gradient_call
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.checking.testing import Case, Disagreement, Types, check_case, check_gradient_case
 from codegen.interpret import approximations
@@ -108,6 +109,25 @@ def test_products_kept_in_fewer_bits_may_turn_a_slope(tmp_path):
     inputs = "x: bfloat16[..., K]; w: bfloat16[K, N]"
     op = make_op(tmp_path, spec_text(inputs, "y: bfloat16[..., N]", "y = sin(x @ w)", "y = jnp.sin(x @ w)"))
     check_gradient_case(op, "xla", Case(Types(()), (3,), (("K", 130), ("N", 128)), (), (), False, 1.0, 0))
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_what_the_forward_saves_is_rounded(tmp_path, implementation):
+    """Attention's backward subtracts sum(do * o), with o in bfloat16, from gradients of weights that are equal to it where one key
+    has almost all weight. Large scores multiply what is left."""
+    chain = """s = (q @ k) * 2.0; m = maximum(max(s, axis=S), sink); e = exp(s - m)
+  o = e / (sum(e, axis=S) + exp(sink - m)) @ v"""
+    reference = """s = jnp.einsum("bqd,bsd->bqs", q, k) * 2
+  total = jnp.logaddexp(jax.nn.logsumexp(s, axis=-1, keepdims=True), sink)
+  o = jnp.einsum("bqs,bse->bqe", jnp.exp(s - total), v)"""
+    inputs = "q: bfloat16[B, Q, D]; k: bfloat16[B, S, D]; v: bfloat16[B, S, E]; sink: float32[]"
+    op = make_op(tmp_path, spec_text(inputs, "o: bfloat16[B, Q, E]", chain, reference))
+    sizes = (("B", 4), ("Q", 3), ("S", 2), ("D", 64), ("E", 64))
+    case = Case(Types(()), (), sizes, (), (), False, 1.0, 2)
+    check_gradient_case(op, implementation, case)
+    with jax.enable_x64(True):
+        moved = gradient_call(op, case).resaved
+    assert moved["v"] < 1e-5 < 1e-2 < moved["q"] < 0.5  # of v, which is weights times do, only float32 numbers move it
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16"])

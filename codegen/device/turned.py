@@ -197,7 +197,7 @@ class Tile:
 def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
     """This thread's tile of outputs with these sizes, of which `axis` is the turned one."""
     tidx, _, _ = cute.arch.thread_idx()
-    rest = Int64(cute.arch.block_idx()[0])
+    rest = Int32(cute.arch.block_idx()[0])
     beside = how.threads // how.across
     turned = beside if beside <= FEW else max(LANES, WARP // how.across)  # lanes of a warp along the turned axis
     along = WARP // turned

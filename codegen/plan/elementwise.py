@@ -37,6 +37,11 @@ TILE_THREADS, TILE, ACROSS = (
     8,
     16,
 )  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+STRETCH, SHORT_LANES = (
+    64,
+    8,
+)  # threads of a block along an axis that vectors do not fill: at most, and a divisor of their number
+LANES = 4  # threads along the other axis, at least
 SMALL = (
     2**11
 )  # elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
@@ -199,11 +204,29 @@ def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int]) -> Lau
         return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2), vec)
     sizes = [min(vec, _power_of_two(n)) for n in (inner, turned)]
     fitting = [math.gcd(n, size) for n, size in zip((inner, turned), sizes, strict=True)]
-    ragged = any(2 * n < size for n, size in zip(fitting, sizes, strict=True))
+    short = [2 * n < size for n, size in zip(fitting, sizes, strict=True)]
+    if short[0] != short[1]:
+        place = short.index(True)
+        lanes = _lanes_beside(inner // fitting[0], turned // fitting[1], place, threads)
+        if lanes is not None:
+            return Launch(fitting[0], False, math.prod(lanes), lanes[0], fitting[1])
+    ragged = any(short)
     own, down = sizes if ragged else fitting
     along, beside = (_power_of_two(-(-n // size)) for n, size in ((inner, own), (turned, down)))
     across = min(ACROSS, threads // 2, along)
     return Launch(own, ragged, threads, min(along, max(across, threads // beside, 1), threads), down)
+
+
+def _lanes_beside(inner: int, turned: int, place: int, threads: int) -> tuple[int, int] | None:
+    """The threads of a block along the innermost axis and along the turned one, for so many vectors. Those along one of the two
+    (`place`) have few elements: its elements are read one by one, by threads that together read a stretch of it, and a few threads
+    along the other axis fill whole sectors. None where an axis has too few vectors for that."""
+    short, other = (inner, turned)[place], (inner, turned)[1 - place]
+    if short < SHORT_LANES or other < LANES or threads < STRETCH * LANES:
+        return None
+    own = min(STRETCH, -(-short // SHORT_LANES) * SHORT_LANES)
+    beside = max(LANES, 1 << (min(other, threads // own).bit_length() - 1))
+    return (own, beside) if place == 0 else (beside, own)
 
 
 def _power_of_two(least: int) -> int:

@@ -21,7 +21,22 @@ def launch(rows, columns, batch=2**16):
 
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
 @pytest.mark.parametrize(
-    "shape", [(2, 24, 16), (12, 20), (4, 6), (3, 9, 17), (49, 40), (50, 33), (3, 40), (2, 40, 3), (4, 40), (0, 16)]
+    "shape",
+    [
+        (2, 24, 16),
+        (12, 20),
+        (4, 6),
+        (3, 9, 17),
+        (49, 40),
+        (50, 33),
+        (3, 40),
+        (2, 40, 3),
+        (4, 40),
+        (0, 16),
+        (49, 96),
+        (64, 17),
+        (2, 65, 33),
+    ],
 )
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
@@ -35,6 +50,15 @@ def test_vectors_are_half_as_wide_where_those_fill_both_axes():
     assert [(how.vec, how.ragged) for how in (launch(64, 64), launch(64, 12), launch(6, 64), launch(7, 64))] == [
         (8, False), (4, False), (8, True), (8, True),
     ]  # fmt: skip
+
+
+def test_an_axis_that_vectors_do_not_fill_is_read_one_by_one_where_they_fill_the_other():
+    """No element is put together from two vectors. The threads of a block read whole stretches of the one, whole sectors of the other."""
+    found = [launch(*shape) for shape in ((1024, 49), (49, 1024), (1024, 50), (1024, 1001), (49, 49))]
+    assert [(how.vec, how.down, how.ragged) for how in found] == [
+        (1, 8, False), (8, 1, False), (2, 8, False), (1, 8, False), (8, 8, True),
+    ]  # fmt: skip
+    assert [(how.across, how.threads // how.across) for how in found[:4]] == [(56, 4), (4, 56), (32, 8), (64, 4)]
 
 
 def test_few_tiles_are_small():

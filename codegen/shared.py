@@ -221,6 +221,13 @@ class SelectLaunch:
         return rows // (self.threads // self.per_row) + 1
 
 
+def slot_bytes(row: int, single: bool) -> int:
+    """The bytes of shared memory for a row of so many bytes that begins anywhere in a vector of 16. `single`: threads have single
+    columns; else the last thread's vector may end one later. They are an odd number of vectors: neighbouring rows begin in different
+    banks."""
+    return 16 * (-(-row // 16) + (1 if single else 2) | 1)
+
+
 # The Hopper GEMM
 STAGED_ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
 GAP = 128  # bytes of a piece of them that nothing uses, part of it after each block of columns

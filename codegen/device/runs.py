@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
-from codegen.shared import WARP, RowLaunch, Walk
+from codegen.shared import WARP, RowLaunch, Walk, slot_bytes
 
 
 def first_column(how: RowLaunch | Walk, piece: Int32) -> Int32:
@@ -192,8 +192,8 @@ def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: i
     if tensor is None or not how.by_runs:
         return None
     vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
-    vectors = -(-how.per_row * how.vectors * how.vec * parts // vec) + (1 if how.vec == 1 else 2)
-    size = (vectors | 1) * vec  # an odd number of vectors: neighbouring rows begin in different banks
+    row = how.per_row * how.vectors * how.vec * parts * tensor.element_type.width // 8
+    size = slot_bytes(row, how.vec == 1) // 16 * vec
     whole = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((beside * rows * size,)), 16)
     tidx, _, _ = cute.arch.thread_idx()
     own = whole.iterator + cute.assume(tidx // how.per_row * size, divby=vec)

@@ -19,7 +19,7 @@ from codegen.graph import online
 from codegen.graph.nodes import DTYPES, Leaf, Node, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Extent, Group, View, vector_width
-from codegen.shared import RowLaunch, WalkLaunch
+from codegen.shared import RowLaunch, WalkLaunch, slot_bytes
 from codegen.spec.spec import Array
 
 LEAST_VECTOR = 4  # bytes of a narrower vector, which divides a row
@@ -185,6 +185,18 @@ class Reads:
     def along_own_rows(self) -> tuple[Access, ...]:
         """The accesses in vectors of arrays of which each row has its own values."""
         return tuple(a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
+
+    def slot_bytes(self, dtypes: Mapping[str, str], columns: int, rows: int, single: bool) -> int:
+        """The bytes of shared memory that hold so many columns of `rows` rows of all that is read by way of it, and of one row of
+        what is written. `single`: threads have single columns."""
+        own = [a for a in self.along_own_rows if a.array is not None and a.array.name not in self.late]
+
+        def size(access: Access) -> int:
+            array = access.array
+            assert array is not None
+            return columns * DTYPES[dtypes[array.name]].size * (array.parts or 1 if access.interleaved else 1)
+
+        return sum(slot_bytes(size(a), single) * (rows if a in self.loads else 1) for a in own)
 
     @functools.cached_property
     def by_runs(self) -> bool:

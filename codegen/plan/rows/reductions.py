@@ -344,7 +344,9 @@ class Reduction(Reads):
         if per_row > WARP:
             return None
         threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
-        room = threads * count * (2 * needs.width + self.written_bytes(dtypes) + needs.sums)
+        room = (
+            threads // per_row * self.slot_bytes(dtypes, per_row * count, 2, single=True) + threads * count * needs.sums
+        )
         resident = min(cost.MAX_THREADS // threads, shared_memory(arch) // room)
         if not resident:
             return None
@@ -370,8 +372,8 @@ class Reduction(Reads):
         found = next(filter(None, map(launch, sizes)), None)
         if found is None:
             return None
-        own = found.at_once * needs.width + vec * self.written_bytes(dtypes) + needs.sums
-        block = found.threads * found.vectors * own
+        slots = self.slot_bytes(dtypes, found.per_row * found.vectors * vec, found.at_once, single=False)
+        block = found.threads // found.per_row * slots + found.threads * found.vectors * needs.sums
         resident = min(max(1, found.resident), shared_memory(arch) // block)
         if not resident:
             return None
@@ -389,8 +391,11 @@ class Reduction(Reads):
             return None
         vec = self.width(dtypes, schedule, shared=False, late=False)
         needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
-        written = vec * self.written_bytes(dtypes)
-        return tiling.tiles_in_runs(vec, needs, written, waves, columns, rows, apart, dict(schedule), arch)
+
+        def slots(columns: int, rows: int) -> int:
+            return self.slot_bytes(dtypes, columns, rows, single=False)
+
+        return tiling.tiles_in_runs(vec, needs, slots, waves, columns, rows, apart, dict(schedule), arch)
 
     def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
         """The room that a thread needs to walk down whole rows; `each` neighbouring columns have one result."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from codegen.plan.rows import cost
 from codegen.plan.rows.walking import (
     MOST_ROWS_HELD,
@@ -97,11 +99,11 @@ def tiles(
 
 
 def tiles_in_runs(
-    vec: int, needs: Needs, written: int, waves: int, columns: int, rows: int | None, apart: int, schedule: dict[str, int],
-    arch: str | None,
+    vec: int, needs: Needs, slots: Callable[[int, int], int], waves: int, columns: int, rows: int | None, apart: int,
+    schedule: dict[str, int], arch: str | None,
 ) -> WalkLaunch | None:  # fmt: skip
     """As `tiles`, of ragged rows. A warp, or fewer threads if rows are short, loads and stores its piece of a row through shared
-    memory, in which its next pieces arrive. `written` are the bytes of a vector's results. None without room."""
+    memory, in which its next pieces arrive. `slots`: the bytes of so many columns of so many rows there. None without room."""
     threads, count = schedule.get("threads", THREADS), -(-columns // vec)
     per_row = 1
     while per_row < WARP and per_row < count:
@@ -113,8 +115,8 @@ def tiles_in_runs(
     resident = max(1, threads_that_fit(needed) // threads)
     row = threads * vectors * needs.width  # bytes of a row of each of a block's threads
     at_once = max(2, min(MOST_IN_FLIGHT, 1 + IN_FLIGHT // (resident * row)))
-    block = at_once * row + threads * vectors * (written + needs.sums)
-    resident = min(resident, shared_memory(arch) // (block + block // 8))  # rows begin anywhere in a vector
+    block = threads // per_row * slots(per_row * vectors * vec, at_once) + threads * vectors * needs.sums
+    resident = min(resident, shared_memory(arch) // block)
     if not resident:
         return None
     full = shares(pieces * apart, resident * processors(arch), waves)

@@ -342,3 +342,44 @@ def test_tiles_of_ragged_rows(tmp_path, dtype, rows, columns, parts):
     assert np.array_equal(found.turned, jnp.asarray(np.stack([pair[:, 1::2], v], axis=-1).reshape(pair.shape), dtype))
     assert np.array_equal(found.most, v.max(0))
     assert np.array_equal(found.total, np.sum(x[:, columns:] * pair[:, ::2], axis=0))
+
+
+ROTATED_IN_PART = (
+    HEAD.format(name="rotated_in_part")
+    + """\
+inputs:
+  x: T[B, S, H, (8 P)]
+  cos: float32[S, P]
+  sin: float32[S, P]
+outputs:
+  y: T[B, S, H, (8 P)]
+chain: |
+  y[0] = x[0] * cos - x[1] * sin
+  y[1] = x[1] * cos + x[0] * sin
+"""
+    + "".join(f"  y[{i}] = x[{i}]\n" for i in range(2, 8))
+    + """\
+reference: |
+  n = cos.shape[1]
+  one, two, rest = x[..., :n], x[..., n:2 * n], x[..., 2 * n:]
+  c, s = cos[:, None], sin[:, None]
+  y = jnp.concatenate([one * c - two * s, two * c + one * s, rest], axis=-1)
+"""
+)
+
+
+# Eighteen short rows at a time, of which each begins a vector of its own in shared memory, have no room there
+@pytest.mark.parametrize("columns", [1, 2])
+def test_gradients_of_many_parts_of_short_rows(tmp_path, columns):
+    op = make_op(tmp_path, ROTATED_IN_PART)
+    x, cos, sin, dy = drawn(
+        12, (5, 3, 2, 8 * columns), (3, columns), (3, columns), (5, 3, 2, 8 * columns), dtype="float32"
+    )
+    found = jax.vjp(lambda *arrays: op(*arrays, implementation="interpret"), x, cos, sin)[1](dy)
+    x, cos, sin, dy = (np.asarray(a, np.float64) for a in (x, cos, sin, dy))
+    (one, two), (d1, d2) = (np.split(a[..., : 2 * columns], 2, axis=-1) for a in (x, dy))
+    c, s = cos[:, None], sin[:, None]
+    wanted = np.concatenate([d1 * c + d2 * s, d2 * c - d1 * s, dy[..., 2 * columns :]], axis=-1)
+    assert np.allclose(found[0], wanted, atol=1e-5)
+    assert np.allclose(found[1], (d1 * one + d2 * two).sum((0, 2)), atol=1e-5)
+    assert np.allclose(found[2], (d2 * one - d1 * two).sum((0, 2)), atol=1e-5)

@@ -31,7 +31,7 @@ os.environ["CODEGEN_BUILD_CACHE"] = "0"
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-# Tests of a generated op, of which those of every sixth op run by default
+# Tests of a generated op, of which those of every tenth op run by default
 INTERPRETED_GRADIENT = re.compile(r"test_gradient_of_.*\[interpret\]")
 
 hypothesis.settings.register_profile(
@@ -78,14 +78,14 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, and the interpreted
-    gradients of every sixth op of several, unless all are requested."""
+    gradients of every tenth op of several, unless all are requested."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
         mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
         turns = mark.args[0] * SPARSER if mark else 1
         if INTERPRETED_GRADIENT.fullmatch(item.name):
-            name, turns = INTERPRETED_GRADIENT.pattern, 6
+            name, turns = INTERPRETED_GRADIENT.pattern, 10
         (left if not EVERY and found[name] % turns else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)

@@ -11,6 +11,7 @@ import generated
 from codegen import __version__
 from tests import installing
 from tests.places import ROOT
+from tests.turns import EVERY
 
 USE = """
 import jax.numpy as jnp
@@ -98,15 +99,18 @@ def test_the_way_of_a_user(wheel, tmp_path):
     assert str(bin.parent) in place
     assert "1 of 1 ops agree" in run("codegen", "verify", "scaled", "--implementation", "xla", "--examples", "1")
     assert "elementwise" in run("codegen", "explain", "scaled")
-    assert ".target sm_90a" in run("codegen", "compile", "scaled", "--arch", "sm_90a", "--ptx", "--jobs", "1")
+    if EVERY:
+        assert ".target sm_90a" in run("codegen", "compile", "scaled", "--arch", "sm_90a", "--ptx", "--jobs", "1")
     shape = ("--shape", "...=rows,N=64")
     run("codegen", "export", "scaled", "--arch", "sm_90a", *shape, "--types", "T=float32", "--out", "scaled.jax")
     assert (home / "scaled.jax").stat().st_size > 1000
-    assert "2 passed" in run("python", "-m", "pytest", "tests/generated")
+    if EVERY:
+        assert "2 passed" in run("python", "-m", "pytest", "tests/generated")
     run("codegen", "init")
     assert "2 passed" in run("python", "-P", "-m", "pytest", "tests/generated")  # as `pytest`
     (home / "use.py").unlink()
-    assert "Success" in run("python", "-m", "mypy", "generated")
+    if EVERY:  # mypy reads JAX, which takes as long as all before it
+        assert "Success" in run("python", "-m", "mypy", "generated")
     assert "All checks passed" in run("python", "-m", "ruff", "check")
 
 

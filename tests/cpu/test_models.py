@@ -8,11 +8,12 @@ import pytest
 
 from codegen.runtime import interpret_mode
 from examples.training import train
+from tests.turns import some
 
 INTERPRETED = ("gpt",)  # compiling a model's kernels takes seconds
 
 
-@pytest.mark.parametrize("name", ["gpt", "gemma"])
+@pytest.mark.parametrize("name", some(["gpt", "gemma"], 2))
 def test_fused_layers_have_the_losses_of_plain_ones(name):
     setup = importlib.import_module(f"examples.{name}.train").setup
     config = replace(importlib.import_module(f"examples.{name}.model").TINY, dtype="float32")

@@ -17,6 +17,7 @@ from codegen.language.statements import MAX_STATEMENTS
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import render_op
+from tests.turns import some
 
 BUILD, EXPLAIN = 3 * 2.0, 3 * 3.0
 TYPES = "types:\n  T: [float32, bfloat16, float16]\n"
@@ -67,7 +68,7 @@ LARGE = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", some(LARGE, 2))
 def test_specs_at_the_limits_take_no_longer_than_promised(name):
     start = time.process_time()
     op = read_op("specs/large.yaml", LARGE[name])

@@ -309,7 +309,7 @@ def test_the_derivatives_of_a_product_are_those_of_jnp(count, implementation):
         np.testing.assert_allclose(got, wanted, rtol=5e-7, atol=1e-38)  # jnp flushes denormals
 
 
-@pytest.mark.parametrize("axes", ["N", "...", "(..., N)"])
+@pytest.mark.parametrize("axes", some(["N", "...", "(..., N)"], 3, 2))
 def test_the_derivative_of_a_product_along_any_axes(axes, tmp_path):
     """Over rows, elements wait for reductions over all rows. Some elements are zero, and one whole row."""
     shape = {"N": "...", "...": "N", "(..., N)": ""}[axes]
@@ -481,6 +481,8 @@ def test_statistics_are_saved_by_a_forward_of_their_own(implementation, tmp_path
     x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 8)), jnp.float32)
     y, _ = jax.vjp(lambda v: op(v, jnp.ones(8), implementation=implementation), x)
     np.testing.assert_allclose(y, op.reference(x, jnp.ones(8)), rtol=1e-5, atol=1e-6)
+    if implementation == "interpret":
+        return
     second = jax.grad(
         lambda v: jnp.sum(jax.grad(lambda u: jnp.sum(jnp.sin(op(u, jnp.ones(8), implementation="xla"))))(v) ** 2)
     )
@@ -700,7 +702,7 @@ WIDE_TYPES = {  # of types that may be float64: inputs, output, chain, reference
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WIDE_TYPES)
+@pytest.mark.parametrize("name", some(WIDE_TYPES, 2))
 def test_backwards_of_types_that_may_be_float64(name, tmp_path):
     """Values that are saved, added up by index or waited for have the compute type's bits."""
     inputs, output, chain, reference, more = WIDE_TYPES[name]
@@ -725,7 +727,7 @@ BESIDE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", some(BESIDE, 3, 2))
 def test_gradients_of_columns_beside_those_of_rows(name, tmp_path):
     inputs, output, chain, reference, more, stages = BESIDE[name]
     op = make_op(

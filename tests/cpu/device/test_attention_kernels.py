@@ -15,7 +15,7 @@ from codegen.plan.attention import Bend, Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
-from tests.turns import some
+from tests.turns import EVERY, some
 
 WIDTH = 70  # of the window
 
@@ -228,7 +228,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize("scale", [0.5, -0.25, 0.0])
+@pytest.mark.parametrize("scale", some([-0.25, 0.5, 0.0], 2))
 def test_a_scale_of_any_sign(scale, tmp_path):
     """The kernel multiplies by a scale's magnitude where it takes exponentials; a row that sees nothing keeps weights of zero."""
     op = make_op(tmp_path, SCALED)
@@ -255,7 +255,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize("d", [16, 192])
+@pytest.mark.parametrize("d", some([192, 16], 2))
 def test_documents(d, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
     192 are two kernels, of tiles of two sizes."""
@@ -301,7 +301,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("cap", "spread"), [(50.0, 1), (50.0, 3), (5.0, 0.5), (-50.0, 1)])
+@pytest.mark.parametrize(("cap", "spread"), [(50.0, 1), (50.0, 3), *some([(-50.0, 1), (5.0, 0.5)], 2)])
 def test_a_soft_cap(cap, spread, tmp_path, monkeypatch):
     """Where products are small against the cap, a polynomial gives exponents in fewer instructions than the scores of a chain that is
     no tangent. A negative cap has its sign twice."""
@@ -317,8 +317,9 @@ def test_a_soft_cap(cap, spread, tmp_path, monkeypatch):
     np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=2.0**-16, atol=3e-4)
     wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2 * spread)
-    other(q, k, v, cap=cap, implementation="interpret")
-    assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)
+    if cap == 50.0 or EVERY:
+        other(q, k, v, cap=cap, implementation="interpret")
+        assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)
 
 
 BIASED = """

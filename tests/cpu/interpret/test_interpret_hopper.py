@@ -21,6 +21,7 @@ from codegen.interpret.memory.arrays import Global
 from codegen.interpret.ptx import PtxError
 from codegen.plan.gemms.hopper_tiles import TABLE
 from codegen.runtime.compiled import interpreted, kernels
+from tests.turns import some
 
 
 def step_of(product: Product) -> int:
@@ -41,7 +42,7 @@ def test_any_extents(kind):
     check(dataclasses.replace(kind, M=m, N=n, K=k, tiles=tiles), 0, Product.interpret)
 
 
-@pytest.mark.parametrize("extents", [(0, 64, 64), (64, 0, 64), (64, 64, 0), (1, 8, 8)], ids=str)
+@pytest.mark.parametrize("extents", some([(64, 0, 64), (0, 64, 64), (1, 8, 8), (64, 64, 0)], 2), ids=str)
 def test_nothing_and_next_to_nothing(extents):
     m, k, n = extents
     check(dataclasses.replace(BASE, M=m, K=k, N=n), 0, Product.interpret)

@@ -56,10 +56,10 @@ def nth(names: Collection[str], turn: int, count: int) -> str:
     return list(names)[turn if EVERY else turn * len(names) // count]
 
 
-@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 2), *turns(products, 6)])
+@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 4), *turns(products, 3)])
 def test_products_compile_for_hoppers_tensor_cores(turn):
     """With one of their types and sets of defaults, in turns: TMA loads the factors, and nothing is spilled."""
-    name = turn if isinstance(turn, str) else nth(products(), turn, 6)
+    name = turn if isinstance(turn, str) else nth(products(), turn, 3)
     op, turn = products()[name], list(products()).index(name)
     found = [v for v in variants(op) if not v.ragged and not lacks(op, v.types, "sm_90a")]
     hopper = [v for v in found if on_tensor_cores(op, v)] or found
@@ -77,10 +77,10 @@ def on_tensor_cores(op: GemmOp, variant: Variant) -> bool:
     return factor in HALVES or (factor != "float32" and op.plan.tile.b_is_nk)
 
 
-@pytest.mark.parametrize("turn", turns(products, 4))
+@pytest.mark.parametrize("turn", turns(products, 2))
 def test_products_compile_elsewhere(turn):
     """Ragged products, with one of the types for one architecture, in turns."""
-    name = nth(products(), turn, 4)
+    name = nth(products(), turn, 2)
     op = products()[name]
     found = [(v, a) for v in variants(op) if v.ragged for a in ARCHITECTURES if not lacks(op, v.types, a)]
     variant, arch = found[turn % len(found)]
@@ -90,7 +90,7 @@ def test_products_compile_elsewhere(turn):
     assert compiled.spills <= KNOWN_SPILLS.get(name, SPILLS_OF_RAGGED_PRODUCTS), (variant, arch)
 
 
-@pytest.mark.parametrize("name", ["matmul_dswiglu_pairs", "matmul_dgelu", "dense_swiglu"])
+@pytest.mark.parametrize("name", some(["matmul_dswiglu_pairs", "matmul_dgelu", "dense_swiglu"], 3))
 def test_ragged_rows_of_products_for_hopper(name):
     """The outputs' rows are not whole vectors; TMA can load rows of K elements."""
     op = products()[name]
@@ -117,10 +117,10 @@ def test_factors_that_are_converted_compile():
 
 # More of the ops' own kernels than of derived ones
 @pytest.mark.parametrize(
-    ("own", "turn"), [*((own, t) for own, n in ((True, 11), (False, 5)) for t in turns(partial(others, own), n))]
+    ("own", "turn"), [*((own, t) for own, n in ((True, 7), (False, 3)) for t in turns(partial(others, own), n))]
 )
 def test_kernels_compile_with_wide_accesses_and_without_spills(own, turn):
-    op = everything()[nth(others(own), turn, 11 if own else 5)]
+    op = everything()[nth(others(own), turn, 7 if own else 3)]
     count, problems = 0, []
     for variant, arch in dealt_out(op, turn):
         count += 1

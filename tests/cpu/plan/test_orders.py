@@ -10,7 +10,7 @@ from codegen.checking import testing
 from codegen.plan.launches import Extents
 from tests.making import make_op, spec_text
 from tests.meshes import normal
-from tests.turns import EVERY
+from tests.turns import EVERY, some
 
 QUANTIZE = generated.transpose_quantize_fp8
 
@@ -22,22 +22,14 @@ def launch(rows, columns, batch=2**16):
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
 @pytest.mark.parametrize(
     "shape",
-    [
-        (2, 24, 16),
-        (12, 20),
-        (4, 6),
-        (3, 9, 17),
-        (49, 40),
-        (50, 33),
-        (3, 40),
-        (2, 40, 3),
-        (4, 40),
-        (0, 16),
-        (49, 96),
-        (64, 17),
-        (2, 65, 33),
-    ],
-)
+    some(
+        [
+            (2, 24, 16), (4, 6), (3, 9, 17), (49, 96), (49, 40), (64, 17), (2, 65, 33), (50, 33), (3, 40),
+            (0, 16), (2, 40, 3), (4, 40), (12, 20),
+        ],
+        3,
+    ),
+)  # fmt: skip
 def test_a_transposed_output_is_the_other_one_transposed(shape):
     x = normal(*shape).astype(jnp.bfloat16)
     q, transposed = QUANTIZE(x, 0.5, implementation="interpret")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from jax import export
 
 import generated
@@ -59,11 +60,11 @@ print(json.dumps([len(counted), float(y.astype(jnp.float32).sum()), found]))
 """
 
 
-def process(code, folder, **environment):
+def process(code, folder):
     """The output of another process that uses this cache."""
     extra = {"CODEGEN_CACHE_DIR": str(folder), "CUTE_DSL_ARCH": "sm_90a", "JAX_PLATFORMS": "cpu"}
     path = os.pathsep.join(filter(None, sys.path))
-    made = os.environ | {"PYTHONPATH": path} | extra | environment
+    made = os.environ | {"PYTHONPATH": path} | extra
     done = subprocess.run(
         [sys.executable, "-c", COUNTING + code], env=made, capture_output=True, text=True, check=False
     )
@@ -81,10 +82,12 @@ def counted(cold_cache, monkeypatch):
 
 
 def forget():
-    """Clears the caches that a new process would not have. JAX's own remain: a call that is lowered asks for its kernel."""
+    """Clears the caches that a new process would not have. JAX's own remain: a call that is lowered asks for its kernel. The bridge's
+    function for it would also collect garbage, which takes seconds among many programs."""
     kernels.forget()
     interpreted.compile_call.cache_clear()
-    compiling.release_compile_cache()
+    compiling._CUTLASS_COMPILE_CACHE.clear()
+    CuTeDSL._get_dsl().jit_cache.clear()
 
 
 def exported(op, *shapes, dtype=jnp.bfloat16, **static):
@@ -95,17 +98,21 @@ def exported(op, *shapes, dtype=jnp.bfloat16, **static):
 
 
 def test_processes_that_start_together_agree_and_the_next_compiles_nothing(tmp_path):
-    with ThreadPoolExecutor(3) as pool:
-        without = pool.submit(process, SOME, tmp_path / "none", CODEGEN_CACHE_LIMIT="0")
+    with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: process(SOME, tmp_path / "cache"), range(2))
-        alone = without.result()
-    assert alone[0] == 3
-    assert not (tmp_path / "none").exists()
     assert max(one[0], other[0]) <= 3 <= one[0] + other[0]
     assert one[1:] == other[1:]
-    compiled, total, modules = process(SOME, tmp_path / "cache")
-    assert compiled == 0
-    assert [total, modules] == one[1:] == alone[1:]  # to the byte: JAX's own cache finds them again
+    assert process(SOME, tmp_path / "cache") == [0, *one[1:]]  # to the byte: JAX's own cache finds them again
+
+
+def test_a_cache_that_holds_nothing_changes_no_kernel(counted, cold_cache, monkeypatch):
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")
+    made = []
+    for _ in range(2):
+        forget()
+        made.append(exported(generated.relu, (4, 64)))
+    assert len(counted) == 2 and made[0] == made[1]
+    assert not cold_cache.exists()
 
 
 @pytest.mark.parametrize("op", ["bias_relu", "rmsnorm"])
@@ -134,7 +141,7 @@ def test_no_launch_of_a_reduction_depends_on_the_number_of_rows(arch, monkeypatc
         sum(bool(op.plan.apart) for op in found) > 5 < len(found)
         and sum(isinstance(op.plan, Middle) for op in found) > 3
     )
-    for op in some(found, 2, first=arch == "sm_90a"):
+    for op in some(found, 12, first=6 * (arch == "sm_90a")):
         axis, types = op.plan.walked_groups[0].axes[0], next(all_types(op.spec))
         for extent in (16, 64, 300, 4096):
             extents = {a: op.spec.extents.get(a, extent) for a in op.spec.axes if a != "..."}
@@ -170,8 +177,6 @@ def test_what_decides_a_kernel_recompiles_it(counted, monkeypatch):
 
 
 def test_versions_and_settings_of_the_compiler_are_part_of_the_key(counted, monkeypatch):
-    from cutlass.cutlass_dsl.cutlass import CuTeDSL
-
     def cold():
         before = len(counted)
         forget()

@@ -8,6 +8,7 @@ import pytest
 from codegen.runtime.compiled import interpreted
 from tests.making import make_op, spec_text
 from tests.meshes import normal
+from tests.turns import some
 
 INPUTS = "x: T[..., K]; wq: T[{q}]; wk: T[{k}]; wv: T[{k}]; b: T[Q]"
 OUTPUTS = "q: T[..., Q]; m: float32[...]; k: T[..., H]; v: T[..., H]"
@@ -52,12 +53,15 @@ def check(op, args, **keywords):
 
 @pytest.mark.parametrize(
     ("arch", "dtype", "nk", "rows"),
-    [
-        ("sm_90a", "bfloat16", False, 130),
-        ("sm_90a", "float16", True, 5),
-        ("sm_80", "bfloat16", True, 40),
-        ("sm_80", "float32", False, 9),
-    ],
+    some(
+        [
+            ("sm_90a", "bfloat16", False, 130),
+            ("sm_90a", "float16", True, 5),
+            ("sm_80", "float32", False, 9),
+            ("sm_80", "bfloat16", True, 40),
+        ],
+        2,
+    ),
 )
 def test_one_launch_computes_all(arch, dtype, nk, rows, tmp_path, launches):
     op = made(tmp_path, nk)

@@ -101,7 +101,7 @@ def check_transformed(name: str, how: str, got, mesh: Mesh) -> None:
         assert jax.typeof(g).sharding.is_equivalent_to(NamedSharding(mesh.abstract_mesh, spec), g.ndim), how
 
 
-@pytest.mark.parametrize(("name", "path"), some(itertools.product(TRANSFORMED, ["kernel", "jnp"]), 3))
+@pytest.mark.parametrize(("name", "path"), some(itertools.product(TRANSFORMED, ["kernel", "jnp"]), 7))
 def test_transformations_on_an_explicit_mesh(request, name, path):
     if path == "kernel":
         request.getfixturevalue("kernels")
@@ -116,7 +116,7 @@ def test_transformations_on_an_explicit_mesh(request, name, path):
             check_transformed(name, how, got, mesh)
 
 
-@pytest.mark.parametrize("path", ["kernel", "jnp", "interpret"])
+@pytest.mark.parametrize("path", some(["interpret", "jnp", "kernel"], 2))
 def test_eager_transformations_on_an_explicit_mesh(request, path):
     if path == "kernel":
         request.getfixturevalue("kernels")

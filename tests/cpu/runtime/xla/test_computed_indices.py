@@ -50,7 +50,7 @@ GRADIENTS = {  # inputs, output, chain, reference
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", some(GRADIENTS, 2))
+@pytest.mark.parametrize("name", some(GRADIENTS, 4))
 def test_a_tables_gradient_is_added_up_at_computed_indices(name, tmp_path):
     inputs, output, chain, reference = GRADIENTS[name]
     op = make_op(

@@ -10,7 +10,7 @@ from codegen.checking import testing
 from codegen.interpret.machine import InterpretError
 from tests.making import make_op, spec_text
 from tests.meshes import normal
-from tests.turns import EVERY
+from tests.turns import EVERY, some
 
 # The axis that is written along is first, in the middle, or last; a batch is shared, or not; q has axes of its own
 OPS = {
@@ -49,7 +49,7 @@ OPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", some(OPS, 2))
 def test_values_and_gradients(name, tmp_path):
     inputs, outputs, chain, reference = OPS[name]
     op = make_op(

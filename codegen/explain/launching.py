@@ -56,12 +56,12 @@ def stages_of(op: Op) -> tuple[Op, ...]:
 
 
 def as_called(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Op:
-    """The op as such a call runs it: the kernel that computes all its stages, where it has room."""
+    """The op as such a call runs it: the kernel that computes all its stages, or its two kernels, where the first has room."""
     if not isinstance(op.plan, Staged) or op.plan.whole is None:
         return op
     whole = replace(op.plan.whole, tuning=op.tuning)
     try:
-        launch_of(whole, binding, shape, arch)
+        launch_of(replace(stages_of(whole)[0], tuning=op.tuning), binding, shape, arch)
     except UserError:
         return op
     return whole

@@ -453,8 +453,11 @@ class StagedWords:
         found = f"{self.plan.kind}: {'one stage' if len(self.plan.stages) == 1 else many}{sums}"
         if (whole := self.plan.whole) is None:
             return found
-        (axes,) = {lost_axes(s.node) for s in whole.plan.rows}
-        return f"{found}; or one kernel, where a block has room for all elements along {' x '.join(map(axis_word, axes))} of some rows"
+        first, many = (
+            (whole, "one kernel") if not isinstance(whole.plan, Staged) else (whole.plan.stages[0], "two kernels")
+        )
+        (axes,) = {lost_axes(s.node) for s in first.plan.rows}
+        return f"{found}; or {many}, where a block has room for all elements along {' x '.join(map(axis_word, axes))} of some rows"
 
     def groups(self) -> str:
         return "each stage has its own"

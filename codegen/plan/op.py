@@ -72,7 +72,7 @@ class Staged(Unreduced):
     scaled: tuple[Scaled, ...] = ()
     # The stages that are given a sample of the elements they reduce, with the axes along which it may be taken (`stages/moments.py`)
     sampled: tuple[tuple[int, tuple[str, ...]], ...] = ()
-    # One kernel that computes all of it where it has room, and one that writes the `held` values too
+    # One kernel that computes all of it where it has room (or two, `stages/parts.py`), and one that writes the `held` values too
     whole: Op | None = None
     saving: Op | None = None
     summed: tuple[Summed, ...] = ()  # what is summed by index after the stages

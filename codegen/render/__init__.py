@@ -123,7 +123,7 @@ def kernels(name: str, op: Op) -> dict[str, Op]:
         return {name: op, **own}
     stages = [kernels("_".join(filter(None, (name, f"stage{i}"))), op) for i, op in enumerate(op.plan.stages, 1)]
     joined = dict(zip(JOINED, (op.plan.whole, op.plan.saving), strict=True))
-    stages.append({"_".join(filter(None, (name, how))): made for how, made in joined.items() if made is not None})
+    stages += [kernels("_".join(filter(None, (name, how))), made) for how, made in joined.items() if made is not None]
     return {name: made for stage in stages for name, made in stage.items()}
 
 

@@ -31,6 +31,7 @@ from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.neighbours import written_once
 from codegen.stages.order import from_the_end
+from codegen.stages.parts import in_parts
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
@@ -175,7 +176,21 @@ def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = (middle.m
             whole = _as_one(kernel, spec, "whole", spec.outputs, ())
             saving = _as_one(kernel, spec, "saving", (*spec.outputs, *held_arrays(plan)), more) if more else None
             return replace(plan, whole=whole, saving=saving)
+    for kernel in kernels if not (more or plan.together or plan.summed) else ():
+        if (stages := in_parts(_part(spec, "whole"), functools.partial(_made_by, kernel), one_kernel)) is not None:
+            return replace(plan, whole=staged(_part(spec, "whole"), stages))
     return plan
+
+
+def _made_by(make_plan: MakePlan, spec: Spec) -> Op:
+    return _made(spec, make_plan(spec, spec.read.statements))
+
+
+def _part(spec: Spec, name: str) -> Spec:
+    """The spec of a kernel for all of an op in stages, for calls of some sizes."""
+    return replace(
+        spec, op=f"{spec.op}_{name}", grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=(),
+    )  # fmt: skip
 
 
 def held_arrays(plan: Staged) -> tuple[Array, ...]:
@@ -193,17 +208,15 @@ def _as_one(
 ) -> Op:
     """The kernel of some kind that writes these outputs, `more` values among them. Raises `SpecError` or `UserError` if there is none."""
     summary = f"{spec.op} in one kernel" + (", which also writes what its backward takes." if more else ".")
-    own = replace(
-        spec, op=f"{spec.op}_{name}", summary=summary, outputs=tuple(outputs), grad="none", aliases=(), save=(), tolerance=(), domain=(),
-        bench=(), for_backward=(*spec.for_backward, *(name for name, _ in more)),
-    )  # fmt: skip
+    held = (*spec.for_backward, *(name for name, _ in more))
+    own = replace(_part(spec, name), summary=summary, outputs=tuple(outputs), for_backward=held)
     if more:
         graph = spec.read.graph
         named = {s.name for s in spec.read.statements}
         unnamed = [Statement(name, None, value) for name, value in more if name not in named]
         taken = {a.name for a in own.arrays} | {p.name for p in spec.params} | named
         own = extended_spec(own, spec, unnamed, graph, taken)
-    return _made(own, make_plan(own, own.read.statements))
+    return _made_by(make_plan, own)
 
 
 def _around_products(spec: Spec) -> Stages | None:

@@ -9,14 +9,14 @@ along the axis is multiplied last.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from codegen.graph.nodes import Call, Chain, Graph, Node, topological
+from codegen.graph.nodes import Graph, Node, topological
 from codegen.graph.ops import COSTLY
 from codegen.graph.shifting import evaluated_at
-from codegen.language.unparse import unparse
 from codegen.spec.spec import Spec
+from codegen.stages.rewriting import rewritten
 
 MOST_NODES = 400  # of a chain that is searched
 COST = 12  # simple operations that an expensive one takes
@@ -45,9 +45,9 @@ def written_once(spec: Spec) -> Spec | None:
         return None
     own, found = spec, None
     for axis in _steps(nodes):
-        own = _rewritten(own, functools.partial(_regrouped, axis))
+        own = rewritten(own, functools.partial(_regrouped, axis), "neighbours")
     while (family := _best(own)) is not None:
-        own = found = _rewritten(own, functools.partial(_read, family))
+        own = found = rewritten(own, functools.partial(_read, family), "neighbours")
     return found
 
 
@@ -111,24 +111,3 @@ def _regrouped(axis: str, graph: Graph, node: Node, args: tuple[Node, ...]) -> N
 
 def _factors(value: Node) -> list[Node]:
     return [f for a in value.args for f in _factors(a)] if value.op == "mul" and value.kind == "float" else [value]
-
-
-def _rewritten(spec: Spec, rule: Callable[[Graph, Node, tuple[Node, ...]], Node | None]) -> Spec:
-    """The same op with other nodes for some: `rule` takes the graph, a node, and its arguments as they are then."""
-    graph, made = spec.read.graph.fork(), dict[int, Node]()
-    for node in spec.read.nodes:
-        args = tuple(made[id(a)] for a in node.args)
-        made[id(node)] = rule(graph, node, args) or _again(graph, node, args, made)
-    statements = tuple(replace(s, value=made[id(s.value)]) for s in spec.read.statements)
-    chain, outputs, names = Chain(statements, graph), {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
-    return spec.with_chain(f"{spec.source.path} (neighbours)", chain, lambda: unparse(chain, outputs, names))
-
-
-def _again(graph: Graph, node: Node, args: tuple[Node, ...], made: Mapping[int, Node]) -> Node:
-    if all(a is b for a, b in zip(args, node.args, strict=True)):
-        return node
-    own = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
-    if (call := graph.calls.get(id(node))) is not None:
-        arguments = {n: made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
-        graph.calls.setdefault(id(own), Call(call.name, arguments))
-    return own

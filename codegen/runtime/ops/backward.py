@@ -31,6 +31,7 @@ from codegen.runtime.ops.staged import (
     Stage,
     StagedForward,
     Whole,
+    WholeInStages,
     has_kernels,
     kernels_of,
     stages_of,
@@ -58,7 +59,7 @@ class BackwardOp(DerivedOp):
     forward: DerivedOp | None = None
     frozen: BackwardOp | None = None
     stages: tuple[Stage, ...] = ()
-    whole: Whole | None = None  # instead of the stages, where it has room
+    whole: Whole | WholeInStages | None = None  # instead of the stages, where it has room
 
     def __init__(self, forward: AnyOp, parts: dict[str, Any], whole: BackwardOp | None = None):
         which = "backward" if whole is None else "frozen"
@@ -88,7 +89,7 @@ class BackwardOp(DerivedOp):
 
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
-        joined = () if self.whole is None else (self.whole,)
+        joined = () if self.whole is None else self.whole.own_kernels
         return (*joined, *kernels_of(self.stages)) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
@@ -211,7 +212,7 @@ def kernels_of_call(op: AnyOp, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
     if not isinstance(op, InStages | BackwardOp):
         return op.own_kernels
     if op.whole is not None and op.whole.has_room(types, axes):
-        return (op.whole,)
+        return op.whole.own_kernels
     return kernels_of(op.stages) or op.own_kernels
 
 

@@ -118,9 +118,12 @@ def stages_of(whole: AnyOp, prefix: str, parts: dict[str, Any]) -> tuple[Stage, 
     return tuple(found)
 
 
-def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False) -> Whole | None:
-    """The kernel that computes all of an op in stages, whose launcher is the one of `parts` that begins with `prefix`, if there is one."""
+def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False) -> Whole | WholeInStages | None:
+    """The kernel that computes all of an op in stages, or its two kernels, whose launchers are those of `parts` that begin with `prefix`,
+    if there are any."""
     name = f"{prefix}{'saving' if saving else 'whole'}"
+    if is_made(f"{name}_stage1", parts):
+        return WholeInStages(op, name, parts)
     return Whole(op, name, parts, saving) if is_made(name, parts) else None
 
 
@@ -162,8 +165,8 @@ class InStages(Op[P, R]):
     """An op of several kernels. Each stage is mapped, partitioned and lowered by itself, or with those of one launch."""
 
     stages: tuple[Stage, ...]
-    whole: Whole | None = None
-    saving: Whole | None = None
+    whole: Whole | WholeInStages | None = None
+    saving: Whole | WholeInStages | None = None
 
     @functools.cached_property
     def steps(self) -> tuple[Stage | Joint, ...]:
@@ -173,7 +176,7 @@ class InStages(Op[P, R]):
     @property
     def own_kernels(self) -> tuple[AnyOp, ...]:
         joined = (one for one in (self.whole, self.saving) if one is not None)
-        return (*joined, *kernels_of(self.stages))
+        return (*kernels_of(joined), *kernels_of(self.stages))
 
     @property
     def kernels(self) -> tuple[AnyOp, ...]:
@@ -188,7 +191,7 @@ class InStages(Op[P, R]):
         """The outputs, and what the stages write for each other, by name."""
         return self._by(self.saving or self.whole, key, operands)
 
-    def _by(self, whole: Whole | None, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
+    def _by(self, whole: Whole | WholeInStages | None, key: Key, operands: tuple[Any, ...]) -> dict[str, jax.Array]:
         """Every array that one kernel writes, or where it has no room the stages."""
         there = dict(zip(self.operand_names(key), operands, strict=True))
         if whole is not None and whole.takes(key, there):
@@ -334,6 +337,29 @@ class Joint(InStages[..., Any], DerivedOp):
         return [*inputs, *(n for own, count in zip(names, made, strict=True) for n in own[-count:])]
 
 
+class WholeInStages(InStages[..., Any], DerivedOp):
+    """Two kernels that compute all of an op of several kernels, where the first has room."""
+
+    def __init__(self, op: Any, which: str, parts: dict[str, Any]):
+        super().__init__(op.origin if isinstance(op, DerivedOp) else op, which, parts)
+        self.of = op
+        self.stages = stages_of(self, f"{which}_", parts)
+
+    @functools.cached_property
+    def planned(self) -> PlannedOp:
+        found: PlannedOp = self.of.plan.whole
+        return found
+
+    def takes(self, key: Key, there: Mapping[str, jax.Array]) -> bool:
+        """Whether the first has room for a call."""
+        own, operands = self.call(key, there)
+        return self.has_room(own.types, arguments.bind_axes(self.spec, self.arrays(own, operands)))
+
+    def has_room(self, types: Types, axes: Axes) -> bool:
+        """Whether they run a call of these types and sizes."""
+        return in_one_kernel() and self.stages[0]._refused(types, axes) is None
+
+
 class StagedOp(InStages[P, R]):
     """A generated op of several kernels."""
 
@@ -342,11 +368,11 @@ class StagedOp(InStages[P, R]):
         return stages_of(self, "", self._parts)
 
     @functools.cached_property
-    def whole(self) -> Whole | None:  # type: ignore[override]
+    def whole(self) -> Whole | WholeInStages | None:  # type: ignore[override]
         return whole_of(self, "", self._parts)
 
     @functools.cached_property
-    def saving(self) -> Whole | None:  # type: ignore[override]
+    def saving(self) -> Whole | WholeInStages | None:  # type: ignore[override]
         return whole_of(self, "", self._parts, saving=True)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from codegen.checking import testing
+from codegen.plan.rows.middle import in_stages
 from tests.making import make_op, spec_text
 from tests.turns import EVERY
 
@@ -13,11 +14,31 @@ REFERENCE = (
 )
 
 
-@pytest.mark.parametrize(("axes", "places"), [("N", -1), ("S", 1), ("(B, S)", (0, 1))])
-def test_gradients_of_a_norm(tmp_path, axes, places):
-    text = spec_text(
+def norm(axes, places):
+    return spec_text(
         "x: T[B, S, N]; weight: T[N]", "y: T[B, S, N]", NORM.format(axes), REFERENCE.format(places),
         types="{T: [float32, bfloat16]}",
     )  # fmt: skip
-    op = make_op(tmp_path, text)
+
+
+@pytest.mark.parametrize(("axes", "places"), [("N", -1), ("S", 1), ("(B, S)", (0, 1))])
+def test_gradients_of_a_norm(tmp_path, axes, places):
+    op = make_op(tmp_path, norm(axes, places))
     testing.check_gradient(op, "interpret", examples=4 if EVERY else 2)
+
+
+def test_gradients_of_a_norm_in_stages(tmp_path):
+    op = make_op(tmp_path, norm("S", 1))
+    with in_stages():
+        testing.check_gradient(op, "interpret", examples=2)
+
+
+def test_a_parameter_of_a_softmax_along_the_middle(tmp_path):
+    text = spec_text(
+        "x: T[B, S, N]", "y: T[B, S, N]; z: float32[B, N]", "y = softmax(x * beta, axis=S); z = logsumexp(x * beta, axis=S)",
+        "y = jax.nn.softmax(x * beta, axis=1); z = jax.nn.logsumexp(x * beta, axis=1)",
+        types="{T: [float32, bfloat16]}", more="params: {beta: {type: float, default: 0.5, static: false}}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    assert [kernel.planned.spec.op for kernel in op.kernels if "_whole_stage" in kernel.planned.spec.op]
+    testing.check_gradient(op, "interpret", examples=2)

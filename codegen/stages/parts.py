@@ -1,0 +1,60 @@
+"""Cuts an op that one kernel could compute but for sums over more axes than the kernel's rows have.
+
+The gradients of a norm along middle axes are of this kind. Its elements need sums along these axes, `[B, S, N]` along S. The gradient of
+its weight is a sum over B and S. Here the one kernel writes the sum along S too, and another kernel adds these sums up along B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from codegen.errors import SpecError, UserError
+from codegen.graph.nodes import Graph, Node, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS
+from codegen.plan.op import Op
+from codegen.spec.spec import Spec
+from codegen.stages.cut import Cutting, Kernel
+from codegen.stages.rewriting import rewritten
+
+
+def in_parts(spec: Spec, first: Kernel, last: Kernel) -> tuple[Op, Op] | None:
+    """The `first` kernel of an op, which writes all outputs but those that need sums over more axes, and the `last`, which adds up parts
+    of these sums. None if there are no such kernels."""
+    for axes in _shorter(spec):
+        with suppress(SpecError, UserError):
+            return _cut_along(spec, axes, first, last)
+    return None
+
+
+def _shorter(spec: Spec) -> Iterator[tuple[str, ...]]:
+    """The axes along which the op reduces, where it also reduces along these and more."""
+    found = dict.fromkeys(lost_axes(n) for n in spec.read.nodes if n.op in REDUCTIONS)
+    return (axes for axes in found if any({*axes} < {*others} for others in found))
+
+
+def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, Op]:
+    """The two kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
+    parts = list[Node]()
+
+    def rule(graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
+        if node.op != "sum" or node.kind != "float" or not {*lost_axes(node)} > {*axes}:
+            return None
+        dims = [d for d in args[0].dims if d not in axes]
+        parts.append(graph.node("sum", args, graph.order(axes), kind="float", dims=dims))
+        others = graph.order(d for d in lost_axes(node) if d not in axes)
+        return graph.node("sum", (parts[-1],), others, kind="float", dims=node.dims)
+
+    own = rewritten(spec, rule, "sums in parts")
+    made = {id(n) for n in parts}
+    late = {s.name for s in own.read.statements if any(id(n) in made for n in topological([s.value]))}
+    elements = [a for a in own.outputs if a.name not in late]
+    if not elements:
+        raise UserError("all outputs need sums over more axes")
+    before, after = Cutting(own, first), Cutting(own, last)
+    after.know(parts)
+    found = (
+        before.made_of([*elements, *dict.fromkeys(parts)]),
+        after.made_of([a for a in own.outputs if a.name in late]),
+    )
+    return before.named(found[0], 1), after.named(found[1], 2)

@@ -1,0 +1,34 @@
+"""Makes a spec that computes the same op with other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from codegen.graph.nodes import Call, Chain, Graph, Node
+from codegen.language.unparse import unparse
+from codegen.spec.spec import Spec
+
+# A graph, a node, and its arguments as they are then: the node that replaces it, if another one does
+Rule = Callable[[Graph, Node, tuple[Node, ...]], Node | None]
+
+
+def rewritten(spec: Spec, rule: Rule, word: str) -> Spec:
+    """The same op with other nodes for some, as messages name it: the spec with a `word` in parentheses."""
+    graph, made = spec.read.graph.fork(), dict[int, Node]()
+    for node in spec.read.nodes:
+        args = tuple(made[id(a)] for a in node.args)
+        made[id(node)] = rule(graph, node, args) or _again(graph, node, args, made)
+    statements = tuple(replace(s, value=made[id(s.value)]) for s in spec.read.statements)
+    chain, outputs, names = Chain(statements, graph), {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
+    return spec.with_chain(f"{spec.source.path} ({word})", chain, lambda: unparse(chain, outputs, names))
+
+
+def _again(graph: Graph, node: Node, args: tuple[Node, ...], made: Mapping[int, Node]) -> Node:
+    if all(a is b for a, b in zip(args, node.args, strict=True)):
+        return node
+    own = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+    if (call := graph.calls.get(id(node))) is not None:
+        arguments = {n: made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
+        graph.calls.setdefault(id(own), Call(call.name, arguments))
+    return own

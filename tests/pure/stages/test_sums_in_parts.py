@@ -1,0 +1,51 @@
+"""Ops in stages that one kernel computes together with another one, which adds up parts of the sums over more axes."""
+
+import pytest
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.graph.nodes import lost_axes
+from codegen.pipeline import read_op
+from codegen.plan.op import Staged
+from codegen.plan.rows.middle import Middle
+from tests.making import spec_text
+
+
+def backward(chain: str, inputs: str, params: str = "") -> Staged:
+    made = backward_of(read_op("specs/made.yaml", spec_text(inputs, "y: float32[B, S, N]", chain, more=params)))
+    assert isinstance(made, Derived), made
+    assert isinstance(made.op.plan, Staged)
+    return made.op.plan
+
+
+NORM = "v = x - mean(x, axis=S); y = v * rsqrt(mean(square(v), axis=S) + 0.1) * weight"
+
+
+@pytest.mark.parametrize("weight", ["N", "B, N"])
+def test_a_weight_of_all_rows_is_summed_after_the_one_kernel(weight):
+    plan = backward(NORM, f"x: float32[B, S, N]; weight: float32[{weight}]")
+    assert plan.whole is not None
+    if weight == "B, N":  # one of each row
+        assert isinstance(plan.whole.plan, Middle)
+        return
+    assert isinstance(plan.whole.plan, Staged)
+    first, last = plan.whole.plan.stages
+    assert isinstance(first.plan, Middle) and "dx" in {a.name for a in first.spec.outputs}
+    (parts,) = last.spec.inputs  # no element is read again
+    assert parts.axes == ("B", "N") and parts.dtype == "float32"
+    assert [lost_axes(s.node) for s in last.plan.columns] == [("B",)]
+
+
+def test_a_parameter_is_summed_after_the_one_kernel():
+    plan = backward(
+        "y = softmax(x * beta, axis=S)",
+        "x: float32[B, S, N]",
+        "params: {beta: {type: float, default: 0.5, static: false}}",
+    )
+    assert plan.whole is not None and isinstance(plan.whole.plan, Staged)
+    _, last = plan.whole.plan.stages
+    assert [a.name for a in last.spec.outputs] == ["dbeta"]
+
+
+def test_elements_that_need_the_longer_sum_take_stages():
+    plan = backward("v = x - mean(x, axis=S); y = v * mean(square(v), axis=(B, S))", "x: float32[B, S, N]")
+    assert plan.whole is None

@@ -216,8 +216,12 @@ class _Growing:
                 if self.waits(maker):  # as the logarithm of a row's sum, which each element would compute again
                     self.join_makers(maker)
                 others.append(maker)
-            for maker in sorted(set(others), reverse=True):
+            makers, alone = sorted(set(others), reverse=True), self.group[place]
+            for maker in makers:
                 self.try_joined(self.group[maker], self.group[place])
+            if self.group[place] is not alone:  # with one of them, the step may be worth joining to another
+                for maker in makers:
+                    self.try_joined(self.group[maker], self.group[place])
 
     def join_makers(self, place: int) -> None:
         for maker in sorted(self.before[place], reverse=True):

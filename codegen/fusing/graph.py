@@ -7,13 +7,14 @@ conversion to a wider type. Free steps belong to every chain that uses them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from codegen.fusing.delayed import delayed
 from codegen.graph.nodes import DTYPES
+from codegen.tracing.axes import added
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
-from codegen.tracing.translate import COMPUTED, KNOWN, SAME
+from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
@@ -144,8 +145,10 @@ def spread(flat: Flat) -> Flat:
     kept = {v for v in flat.outputs if isinstance(v, Value)}  # the values whose own steps are needed
     copies: dict[Value, list[Value]] = {}
     made: list[Step] = []
+    few = max((v.bytes for v in maker), default=0) // 8
+    each = {s for s in flat.steps if is_recomputed(s) or _is_of_numbers(s, maker) or _is_of_labels(s, few)}
     for step in reversed(flat.steps):
-        again = is_recomputed(step)
+        again = step in each
         whole = [step] if not again or step.outputs[0] in kept else []
         whole += [_giving(step, copy) for copy in (copies.get(step.outputs[0], ()) if again else ())]
         for one in whole:
@@ -154,13 +157,28 @@ def spread(flat: Flat) -> Flat:
                 if not isinstance(given, Value) or given not in maker:
                     continue
                 several = uses[given] > 1 or len(whole) > 1
-                if several and not one.inner and is_recomputed(maker[given]) and len(made) < 4 * len(flat.steps):
+                if several and not one.inner and maker[given] in each and len(made) < 4 * len(flat.steps):
                     inputs[place] = copy = Value(given.shape, given.dtype)
                     copies.setdefault(given, []).append(copy)
                 else:
                     kept.add(given)
             made.append(replace(one, inputs=tuple(inputs)))
     return Flat(flat.inputs, tuple(reversed(made)), flat.outputs)
+
+
+def _is_of_numbers(step: Step, maker: Mapping[Value, Step]) -> bool:
+    """Whether a step adds one element to each row of zeros, or of another number: a position says whether a row has it there."""
+    if step.name != "scatter-add" or added(step) is None:
+        return False
+    table = maker.get(step.inputs[0]) if isinstance(step.inputs[0], Value) else None
+    return table is not None and table.name == "broadcast_in_dim" and isinstance(table.inputs[0], Number)
+
+
+def _is_of_labels(step: Step, few: int) -> bool:
+    """Whether a step compares or selects integers of a `few` bytes, as the labels of rows: to read them again costs nothing."""
+    values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
+    whole = all(v.dtype in DTYPES and DTYPES[v.dtype].kind != "float" and v.bytes <= few for v in values)
+    return step.name in ELEMENTWISE and whole and len(step.outputs) == 1
 
 
 def _giving(step: Step, value: Value) -> Step:

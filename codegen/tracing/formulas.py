@@ -99,8 +99,32 @@ class Formulas:
             size = math.prod(a.size for a in inner.attr) * len(inner.args)
             if math.isclose(count, size, rel_tol=1e-6):
                 return self.make("mean", inner.args, "float", inner.attr)
+        if op == "sum" and len(args) == 1 and (simpler := self._simpler_sum(args[0], attr)) is not None:
+            return simpler
         axes = frozenset().union(*(a.axes for a in args)) if args else frozenset()
         return self._new(op, args, attr, kind, self._axes(op, attr, axes))
+
+    def _simpler_sum(self, term: Formula, over: frozenset[Axis]) -> Formula | None:
+        """The sum of -x as that of x, and the sum of a value that one position of an axis has as the value."""
+        if term.op == "neg":
+            return self.make("neg", (self.make("sum", term.args, term.kind, over),), term.kind)
+        if term.op != "where" or not (term.args[2].is_number and term.args[2].attr == 0) or len(over) != 1:
+            return None
+        condition, value, _ = term.args
+        (axis,) = over
+        index = self.make("index", (), "int", axis)
+        if condition.op != "eq" or index not in condition.args or axis in value.axes:
+            return None
+        (place,) = (
+            (a for a in condition.args if a is not index) if condition.args[0] is not condition.args[1] else (index,)
+        )
+        if axis in place.axes:
+            return None
+        least, most = self.number(0), self.number(axis.size)
+        inside = self.make(
+            "and", (self.make("ge", (place, least), "bool"), self.make("lt", (place, most), "bool")), "bool"
+        )
+        return self.make("where", (inside, value, term.args[2]), term.kind)
 
     @staticmethod
     def _axes(op: str, attr: Any, axes: frozenset[Axis]) -> frozenset[Axis]:

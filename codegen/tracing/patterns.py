@@ -70,13 +70,21 @@ FUNCTIONS: dict[str, tuple[Callable[..., jax.Array], ...]] = {
     ),
     "logsumexp": (lambda x: jax.nn.logsumexp(x, -1),),
 }
+# The same, times `g`, which is of shape (R,): what JAX's derivatives compute
+MULTIPLIED: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], ...]] = {
+    "softmax": (
+        lambda x, g: jax.vjp(lambda x: jax.nn.logsumexp(x, -1), x)[1](g)[0],
+        lambda x, g: (g / jnp.sum(e := jnp.exp(x - jax.lax.stop_gradient(jnp.max(x, -1))[:, None]), -1))[:, None] * e,
+    ),
+}
 ALONG = frozenset({"var", "norm", "softmax", "log_softmax", "logsumexp"})  # they take an axis
+SHAPES = {"x": (3, 5), "g": (3,)}
 SWAPPED = frozenset({"add", "mul", "maximum", "minimum", "and", "or", "eq", "ne"})
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function of the language, and a formula that it stands for."""
+    """A function of the language, and a formula that it stands for, perhaps times `g`."""
 
     name: str
     formula: Formula
@@ -87,7 +95,7 @@ class Pattern:
 def patterns() -> tuple[Pattern, ...]:
     """All patterns; each is written with those before it."""
     found: list[Pattern] = []
-    for name, forms in FUNCTIONS.items():
+    for name, forms in (*FUNCTIONS.items(), *MULTIPLIED.items()):
         made = []
         for function in forms:
             scalars = tuple(
@@ -103,8 +111,10 @@ def _has_default(function: Callable[..., object], name: str) -> bool:
 
 
 def _traced(function: Callable[..., jax.Array], scalars: tuple[str, ...], known: list[Pattern]) -> Formula:
-    flat = traced(lambda x: function(x, *(SCALARS[s] for s in scalars)), jax.ShapeDtypeStruct((3, 5), "float32"))
-    made = translated(flat.steps, {flat.inputs[0]: "x"})
+    names = [p for p in inspect.signature(function).parameters if p in SHAPES]
+    arrays = [jax.ShapeDtypeStruct(SHAPES[n], "float32") for n in names]
+    flat = traced(lambda *given: function(*given, *(SCALARS[s] for s in scalars)), *arrays)
+    made = translated(flat.steps, dict(zip(flat.inputs, names, strict=True)))
     (formula,) = made.parts(flat.outputs[0])
     return recognised(made.formulas, [formula], 1e-6, known)[0]
 
@@ -141,7 +151,9 @@ def _called(formulas: Formulas, pattern: Pattern, formula: Formula, bound: Bound
     if any(a.is_number for a in args[:1]):  # type: ignore[attr-defined]
         return None
     attr = bound["axes"] if pattern.name in ALONG else None
-    return formulas.make(pattern.name, args, formula.kind, attr)  # type: ignore[arg-type]
+    made = formulas.make(pattern.name, args, formula.kind, attr)  # type: ignore[arg-type]
+    factor = bound.get("g")
+    return formulas.make("mul", (factor, made), formula.kind) if isinstance(factor, Formula) else made
 
 
 def _match(
@@ -149,8 +161,9 @@ def _match(
 ) -> Iterator[Bound]:
     """The ways in which a formula is of the pattern's form: what x, the axes and the scalars stand for."""
     if pattern.op == "input":
-        if bound.get("x", formula) is formula and formula.kind == "float":
-            yield {**bound, "x": formula}
+        name, _ = pattern.attr
+        if bound.get(name, formula) is formula and formula.kind == "float":
+            yield {**bound, name: formula}
         return
     if pattern.is_number:
         yield from _number(pattern, formula, bound, tolerance, scalars)

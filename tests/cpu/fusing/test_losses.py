@@ -1,0 +1,69 @@
+"""Losses of rows with a label each: the loss and its gradient are one chain, however they are written in JAX.
+
+The label's gradient is a scatter in JAX, whose sum over a row is its number. What JAX's derivative computes for nothing is left out.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import codegen
+
+LOGITS = 20 * jax.random.normal(jax.random.key(0), (2, 6, 16))
+LABEL = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+
+
+def at(x, label):
+    return jnp.take_along_axis(x, label[..., None], axis=-1)[..., 0]
+
+
+def capped(logits, label):
+    capped = 15 * jnp.tanh(logits / 15)
+    return jnp.mean(jax.nn.logsumexp(capped, axis=-1) - at(capped, label))
+
+
+def of_sums(logits, label):
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - at(logits, label))
+
+
+def of_probabilities(logits, label):
+    return -jnp.mean(at(jax.nn.log_softmax(logits), label))
+
+
+def smoothed(logits, label):
+    wanted = jax.nn.one_hot(label, logits.shape[-1]) * 0.9 + 0.1 / logits.shape[-1]
+    return -jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(logits), axis=-1))
+
+
+def with_squared_sums(logits, label):
+    total = jax.nn.logsumexp(logits, axis=-1)
+    return jnp.mean(total - at(logits, label) + 1e-2 * total**2)
+
+
+def with_ignored_labels(logits, label):
+    wanted = label != 3
+    found = at(jax.nn.log_softmax(logits), jnp.where(wanted, label, 0))
+    return -jnp.sum(found * wanted) / jnp.sum(wanted)
+
+
+LOSSES = (capped, of_sums, of_probabilities, smoothed, with_squared_sums, with_ignored_labels)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_loss_and_its_gradient_are_one_chain(loss):
+    both = jax.value_and_grad(loss)
+    fused = codegen.fuse(both)
+    got, wanted = jax.jit(fused)(LOGITS, LABEL), jax.jit(both)(LOGITS, LABEL)
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    (chain,) = (r.chain for r in fused.report)
+    assert "softmax(" in chain and "exp(" not in chain.replace("logsumexp(", "")
+    assert chain.count("== index(N)") + chain.count("index(N) ==") == 1
+
+
+def test_the_mean_of_a_loss_is_left_out_of_its_chain():
+    fused = codegen.fuse(capped)
+    np.testing.assert_allclose(jax.jit(fused)(LOGITS, LABEL), jax.jit(capped)(LOGITS, LABEL), rtol=2e-5)
+    (chain,) = (r.chain for r in fused.report)
+    assert "logsumexp(" in chain and "axis=..." not in chain

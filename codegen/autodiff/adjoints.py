@@ -58,11 +58,16 @@ class Adjoints:
 
     With `by_index`, the gradients of all tables are added up by index, also if each index selects from its own row. `held` are named
     values that the op's stages write: their names are taken. `constant` are the identities of values that are not differentiated.
-    Raises `UserError` if there is no derivative that kernels can compute.
+    New names differ from those `taken`. Raises `UserError` if there is no derivative that kernels can compute.
     """
 
     def __init__(
-        self, spec: Spec, by_index: bool, held: Iterable[tuple[str, Node]], constant: Collection[int] = frozenset()
+        self,
+        spec: Spec,
+        by_index: bool,
+        held: Iterable[tuple[str, Node]],
+        constant: Collection[int] = frozenset(),
+        taken: Collection[str] = (),
     ):
         self.spec, self.scope, self.by_index = spec, make_scope(spec, spec.read), by_index
         self.held, self.constant = dict(held), constant
@@ -78,7 +83,7 @@ class Adjoints:
         self.calls = self.graph.calls
         self.made = {a.name for a in spec.outputs}
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
-        self.taken |= self.held.keys()
+        self.taken |= {*self.held, *taken}
         self.cotangents = {
             a.name: replace(a, name=fresh(self.taken, f"d{a.name}"), default=None)
             for a in spec.outputs

@@ -38,7 +38,7 @@ GIVEN = ("input", "param", "const", "index", "size")  # values that are not comp
 MOST_STATISTICS = 6  # of a row, in shared memory
 
 
-def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]:
+def attention_backward(op: Op, taken: Collection[str]) -> tuple[Op, Backward, Op | None, frozenset[str]]:
     """The backward of an op that is attention, its forward with more outputs, and the inputs and parameters without a gradient of
     kernels. Raises `UserError` or `SpecError` if kernels cannot compute it."""
     assert isinstance(op.plan, Attention)
@@ -48,13 +48,13 @@ def attention_backward(op: Op) -> tuple[Op, Backward, Op | None, frozenset[str]]
     if op.plan.pages:
         tables = " and ".join(p.table.name for p in op.plan.pages)
         raise UserError(f"the gradients of {tables}, whose rows are taken from pages, have no kernel")
-    return _Cut(op, op.plan).stages()
+    return _Cut(op, op.plan, taken).stages()
 
 
 class _Cut:
     """The gradients of an op, and their stages."""
 
-    def __init__(self, op: Op, plan: Attention):
+    def __init__(self, op: Op, plan: Attention, taken: Collection[str]):
         self.op, self.spec, self.plan = op, op.spec, plan
         contracts = [n for n in nodes_of(op.statements) if n.op == "contract"]
         self.first, second = contracts
@@ -62,7 +62,7 @@ class _Cut:
         self.weights = cast.args[0]
         outputs = {a.name for a in self.spec.outputs}
         constant = shifts(op.statements, outputs) if plan.rows_part is not None else frozenset()
-        self.reverse = Reverse(self.spec, constant=constant)
+        self.reverse = Reverse(self.spec, constant=constant, taken=taken)
         self.graph = self.reverse.graph
         chosen = self.reverse.saved_for("rows")
         self.how = self.reverse.backward(chosen)

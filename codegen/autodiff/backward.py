@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.autodiff.attention import attention_backward
-from codegen.autodiff.composed import Part, composed, parts_of
+from codegen.autodiff.composed import Part, composed, names_of, parts_of
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.errors import SpecError, UserError
@@ -92,19 +92,19 @@ def backward_of(op: Op) -> Derived | UserError:
     return _found[op]
 
 
-def _backward_of(op: Op) -> Derived | UserError:
+def _backward_of(op: Op, taken: Collection[str] = ()) -> Derived | UserError:
     if op.spec.grad == "none":
         return UserError("the spec says `grad: none`")
     try:
         if isinstance(op.plan, Attention):
-            made, how, forward, lacking = attention_backward(op)
+            made, how, forward, lacking = attention_backward(op, taken)
             return Derived(made, how, forward, lacking=lacking)
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
         if parts := parts_of(op):
             with contextlib.suppress(SpecError, UserError):
                 return _composed(op, parts)
-        return row_backward(op)
+        return row_backward(op, taken)
     except SpecError as error:
         return UserError(error.diagnostics[0].message)
     except UserError as error:
@@ -114,15 +114,16 @@ def _backward_of(op: Op) -> Derived | UserError:
 def _composed(op: Op, parts: list[Op]) -> Derived:
     """The backward of an op, put together from the backwards of its `parts`. Raises `SpecError` or `UserError` if there is none."""
     found: list[Part] = []
-    lacking = frozenset[str]()
+    lacking, taken = frozenset[str](), set[str]()
     for part in parts:
-        own = _backward_of(part)
+        own = _backward_of(part, taken)
         if isinstance(own, UserError):
             raise own
         if own.products or own.lacking - {a.name for a in op.spec.inputs} - {p.name for p in op.spec.params}:
             raise UserError("no kernel computes the gradients of what another part computes")
         lacking |= own.lacking
         found.append(Part(part, own.op, own.how, own.forward))
+        taken |= names_of(found[-1], parts)
     return Derived(*composed(op.spec, found), lacking=lacking)
 
 
@@ -196,7 +197,7 @@ def _is_whole(cotangent: Array, array: Array) -> bool:
     return plain and {*cotangent.axes} == {*array.axes}
 
 
-def row_backward(op: Op) -> Derived:
+def row_backward(op: Op, taken: Collection[str] = ()) -> Derived:
     """The backward of an op that does not contract: of these, the one with the fewest kernels. It takes statistics of
     rows from the forward, if that saves a sweep; takes none; takes statistics of columns. For an op in stages, it takes
     the values that these write. If none of them can be computed, the same with the gradients of tables added up by
@@ -206,7 +207,7 @@ def row_backward(op: Op) -> Derived:
     reasons: dict[str | None, SpecError | UserError] = {}
     for by_index in (False, True) if takes else (False,):
         try:
-            reverse = Reverse(spec, by_index=by_index, held=held)
+            reverse = Reverse(spec, by_index=by_index, held=held, taken=taken)
         except (SpecError, UserError) as reason:
             reasons.setdefault(None, reason)
             continue

@@ -1,18 +1,22 @@
-"""The backward of attention among other stages, from the backwards of its three parts: the chain that computes q, k and v, such as
-norms and rotations; attention; and the chain that follows it, such as a gate or a projection.
+"""The backward of attention among other stages, from the backwards of its parts: the chain that computes q, k and v, such as
+norms and rotations; attention, perhaps several; and the chain that follows, such as a gate, a projection or a difference.
 
-The gradients of what one part computes for a later one are outputs of the later part's backward, and cotangents of its own.
+The gradients of what one part computes for a later one are outputs of the later part's backward, and cotangents of its own. What
+several parts read has the sum of their gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.reverse import Backward
 from codegen.errors import UserError
-from codegen.graph.nodes import Leaf, Statement
-from codegen.language.transfer import joined_spec
+from codegen.graph.names import fresh
+from codegen.graph.nodes import Leaf, Node, Statement, topological
+from codegen.language.transfer import Values, derived_spec, joined_spec
 from codegen.plan.attention import Attention
 from codegen.plan.op import Op, Staged
 from codegen.spec.spec import Array, Param, Spec
@@ -35,30 +39,35 @@ class Part:
 
 
 def parts_of(op: Op) -> list[Op]:
-    """The parts of an op with a stage that is attention: the chain that computes the values that this stage reads, if any; the
-    stage; the chain that computes the outputs from its result, if the stage does not write them. Empty for other ops."""
+    """The parts of an op with stages that are attention: the chain that computes the values that these read, if any; the
+    stages; the chain that computes the outputs from their results, if the stages do not write them. Empty for other ops."""
     plan, spec = op.plan, op.spec
     if not isinstance(plan, Staged) or plan.summed or spec.save or spec.grad != "auto":
         return []
-    places = [i for i, stage in enumerate(plan.stages) if isinstance(stage.plan, Attention)]
-    outputs = {a.name for a in spec.outputs}
-    if len(places) != 1:
+    attends = [stage for stage in plan.stages if isinstance(stage.plan, Attention)]
+    outputs, held = {a.name for a in spec.outputs}, dict(plan.held)
+    own = {a.name: a for stage in attends for a in stage.spec.outputs}
+    between = {a.name: a for stage in attends for a in stage.spec.inputs if a.name in held}
+    before = {id(n) for n in topological(held[name] for name in between)}
+    later = [stage for stage in plan.stages if stage not in attends and not _is_before(stage, held, before)]
+    earlier = {a.name for stage in plan.stages if stage not in (*attends, *later) for a in stage.spec.outputs}
+    written = {*own} if later else {a.name for stage in later for a in stage.spec.outputs}
+    if not attends or any(id(held.get(name)) in before for name in own) or (earlier | written) & outputs:
         return []
-    at, held = plan.stages[places[0]], dict(plan.held)
-    earlier = {a.name for stage in plan.stages[: places[0]] for a in stage.spec.outputs}
-    later = {a.name for stage in plan.stages[places[0] + 1 :] for a in stage.spec.outputs}
-    own = {a.name for a in at.spec.outputs}
-    if earlier & outputs or (own if later else later) & outputs:
-        return []
-    found = [_rounding_once(at)]
-    if between := [a for a in at.spec.inputs if a.name in held]:
-        statements = [Statement(a.name, None, held[a.name]) for a in between]
-        found.insert(0, _part(spec, "before", statements, between, [], {}))
+    found = [_rounding_once(stage) for stage in attends]
+    if between:
+        statements = [Statement(name, None, held[name]) for name in between]
+        found.insert(0, _part(spec, "before", statements, [*between.values()], [], {}))
     if later:
-        leaves = {id(held[a.name]): Leaf(a.name) for a in at.spec.outputs}
+        leaves = {id(held[name]): Leaf(name) for name in own}
         statements = [s for s in spec.read.statements if s.name in outputs]
-        found.append(_part(spec, "after", statements, list(spec.outputs), list(at.spec.outputs), leaves))
+        found.append(_part(spec, "after", statements, list(spec.outputs), [*own.values()], leaves))
     return found
+
+
+def _is_before(stage: Op, held: Mapping[str, Node], before: Collection[int]) -> bool:
+    """Whether a stage only writes values that others, by their identities `before` attention, are computed from."""
+    return all(a.name in held and id(held[a.name]) in before for a in stage.spec.outputs)
 
 
 def _rounding_once(attention: Op) -> Op:
@@ -94,52 +103,115 @@ def _part(
 def composed(spec: Spec, parts: Sequence[Part]) -> tuple[Op, Backward, Op]:
     """The backward of an op of several parts, how it reads the op's arrays, and the forward that saves what it takes. Raises `UserError`
     or `SpecError` if the backwards of the parts do not fit together."""
-    backwards = [part.how for part in reversed(parts)]
-    inner = {a.name for part in parts[:-1] for a in part.op.spec.outputs}
-    pairs = [pair for how in backwards for pair in how.gradients]
-    gradients, joints = [p for p in pairs if p[0] not in inner], [p for p in pairs if p[0] in inner]
-    needed = [pair for how in backwards[1:] for pair in how.cotangents]
-    same = backwards[0].same  # the gradients that are cotangents of the op
-    names = [x for x, _ in (*gradients, *same)]
-    once = len(set(names)) == len(names) and not set(names) & inner
-    other = any(how.same for how in backwards[1:]) or any(how.scattered for how in backwards)
-    if sorted(joints) != sorted(needed) or not once or other:
-        raise UserError("the gradients of one array come from several parts")
-    order = [a.name for a in spec.inputs] + [p.name for p in spec.params]
-    gradients.sort(key=lambda pair: order.index(pair[0]))
-    arrays = {a.name: a for part in parts for a in (*part.how.spec.arrays, *part.run.spec.arrays)}
-    own, handed = {a.name for a in spec.inputs}, {dy for _, dy in joints}
-    cotangents = backwards[0].cotangents
-    given = {dy for _, dy in cotangents}
-    taken = dict.fromkeys(a for how in backwards for a in how.spec.inputs if a.name not in handed)
-    saved = [a for a in taken if a.name not in own | given]
+    inner = {a.name for part in parts for a in part.op.spec.outputs} - {a.name for a in spec.outputs}
+    given = _Given(spec, parts, inner)
+    ops: list[Op] = []
+    specs: list[Spec] = []
+    for part in reversed(parts):
+        for op in (*given.sums_for(part), part.backward):
+            ops += _stages(op)
+            specs.append(part.how.spec if op is part.backward else op.spec)
+    gradients, more = given.of_inputs()
+    ops += more
+    specs += [op.spec for op in more]
+    arrays = given.arrays | {a.name: a for part in parts for a in (*part.how.spec.arrays, *part.run.spec.arrays)}
+    own, made_before = {a.name for a in spec.inputs}, {a.name for one in specs for a in one.outputs}
+    cotangents = given.cotangents
+    outer = {dy for _, dy in cotangents}
+    taken = dict.fromkeys(a for one in specs for a in one.inputs if a.name not in made_before)
+    saved = [a for a in taken if a.name not in own | outer]
     inputs = [a for a in spec.inputs if a in taken]
-    _demand_names(parts, own | inner | handed | {a.name for a in saved})
-    used = {p.name for how in backwards for p in how.spec.params}
+    common = own | inner | outer | {dy for part in parts for _, dy in part.how.cotangents}
+    _demand_names(parts, common | {a.name for a in saved})
+    used = {p.name for one in specs for p in one.params}
     params = tuple[Param, ...](p for p in spec.params if p.name in used)
     made = replace(
         spec, op=f"{spec.op}_backward", summary=f"The gradients of {spec.op}.",
         inputs=(*(arrays[dy] for _, dy in cotangents), *saved, *inputs), outputs=tuple(arrays[dx] for _, dx in gradients),
         params=params, grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
     )  # fmt: skip
-    made = joined_spec(made, f"{spec.path} (backward)", [how.spec for how in backwards])
-    more = [a for a in saved if a.name not in {o.name for o in spec.outputs}]
+    made = joined_spec(made, f"{spec.path} (backward)", specs)
+    more_outputs = [a for a in saved if a.name not in {o.name for o in spec.outputs}]
     forward = replace(
-        spec, op=f"{spec.op}_forward", outputs=(*spec.outputs, *more), grad="none", save=(), bench=(),
-        for_backward=tuple(a.name for a in more),
+        spec, op=f"{spec.op}_forward", outputs=(*spec.outputs, *more_outputs), grad="none", save=(), bench=(),
+        for_backward=tuple(a.name for a in more_outputs),
     )  # fmt: skip
     forward = joined_spec(forward, f"{spec.path} (forward)", [part.run.spec for part in parts])
-    how = Backward(
-        made,
-        forward,
-        cotangents,
-        tuple(a.name for a in saved),
-        tuple(a.name for a in inputs),
-        tuple(gradients),
-        same=same,
-    )
+    names = tuple(a.name for a in saved), tuple(a.name for a in inputs)
+    how = Backward(made, forward, cotangents, *names, tuple(gradients), same=given.same)
     runs = staged(forward, tuple(stage for part in parts for stage in _stages(part.run)))
-    return staged(made, tuple(stage for part in reversed(parts) for stage in _stages(part.backward))), how, runs
+    return staged(made, tuple(ops)), how, runs
+
+
+class _Given:
+    """The gradients that the parts of an op give: of its inputs and parameters, and of the values that parts compute for
+    others (`inner`). Where several parts give the gradient of one array, another kernel adds them."""
+
+    def __init__(self, spec: Spec, parts: Sequence[Part], inner: Collection[str]):
+        backwards = [part.how for part in reversed(parts)]
+        if any(how.same for how in backwards[1:]) or any(how.scattered for how in backwards):
+            raise UserError("the gradients of one array come from several parts")
+        self.spec, self.inner = spec, inner
+        self.arrays = {a.name: a for how in backwards for a in how.spec.arrays}
+        self.taken = {a.name for part in parts for op in _all_stages(part) for a in op.spec.arrays}
+        self.cotangents = tuple(pair for how in backwards for pair in how.cotangents if pair[0] not in inner)
+        self.terms: dict[str, list[str]] = {}
+        for x, dx in [pair for how in backwards for pair in how.gradients]:
+            self.terms.setdefault(x, []).append(dx)
+        alone = [x for x, _ in backwards[0].same if x not in self.terms and x not in inner]
+        self.same = tuple(pair for pair in backwards[0].same if pair[0] in alone)
+        for x, array in backwards[0].same:
+            if x not in alone:
+                self.terms.setdefault(x, []).append(array.name)
+
+    def sums_for(self, part: Part) -> list[Op]:
+        """The kernels that write the cotangents of a part which no other part writes."""
+        found: list[Op] = []
+        for y, dy in part.how.cotangents:
+            if y in self.inner:
+                if not (terms := self.terms.get(y)):
+                    raise UserError(f"no part gives the gradient of {y}")
+                found += [] if terms == [dy] else [self.sum_of(terms, self.arrays[dy])]
+        return found
+
+    def of_inputs(self) -> tuple[list[tuple[str, str]], list[Op]]:
+        """The gradients of inputs and parameters, with the names of their arrays, and the kernels that add up those of several
+        parts."""
+        order = [a.name for a in self.spec.inputs] + [p.name for p in self.spec.params]
+        found, ops = list[tuple[str, str]](), list[Op]()
+        for x in sorted(self.terms.keys() - self.inner, key=order.index):
+            name = self.terms[x][0]
+            if len(self.terms[x]) > 1:
+                array = replace(self.arrays[name], name=fresh(self.taken, f"d{x}"))
+                self.arrays[array.name], name = array, array.name
+                ops.append(self.sum_of(self.terms[x], array))
+            found.append((x, name))
+        return found, ops
+
+    def sum_of(self, terms: Sequence[str], result: Array) -> Op:
+        """The kernel that adds up gradients."""
+        graph = self.spec.read.graph.fork()
+        nodes = [graph.node("input", attr=Leaf(n), kind="float", dims=self.arrays[n].axes) for n in terms]
+        value = functools.reduce(lambda a, b: graph.node("add", (a, b), kind="float", dims=(*a.dims, *b.dims)), nodes)
+        own = replace(
+            self.spec, op=f"{self.spec.op}_{result.name}", summary="The sum of some gradients.", outputs=(result,), params=(),
+            inputs=tuple(self.arrays[name] for name in dict.fromkeys(terms)), grad="none", aliases=(), save=(), tolerance=(), domain=(),
+            schedule=(), bench=(),
+        )  # fmt: skip
+        values = Values((Statement(result.name, None, value),), graph.calls)
+        return one_kernel(derived_spec(own, f"{self.spec.path} (backward)", values, self.taken))
+
+
+def names_of(part: Part, parts: Sequence[Op]) -> set[str]:
+    """The names that the kernels of a part give, and no other part may. A cotangent has the name that its only reader gives the
+    gradient."""
+    readers = Counter(a.name for op in parts for a in op.spec.inputs)
+    names = {a.name for op in _all_stages(part) for a in op.spec.arrays}
+    return names - {dy for y, dy in part.how.cotangents if readers[y] == 1}
+
+
+def _all_stages(part: Part) -> tuple[Op, ...]:
+    return *_stages(part.run), *_stages(part.backward)
 
 
 def _stages(op: Op) -> tuple[Op, ...]:
@@ -150,8 +222,7 @@ def _demand_names(parts: Sequence[Part], common: set[str]) -> None:
     """Raises `UserError` if the kernels of two parts give one name to two arrays."""
     met: set[str] = set()
     for part in parts:
-        ops = (*_stages(part.run), *_stages(part.backward))
-        names = {a.name for op in ops for a in op.spec.arrays} - common
+        names = {a.name for op in _all_stages(part) for a in op.spec.arrays} - common
         if found := names & met:
             raise UserError(f"two values have the name {min(found)!r}")
         met |= names

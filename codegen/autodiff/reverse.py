@@ -89,8 +89,9 @@ class Reverse(Adjoints):
         by_index: bool = False,
         held: Iterable[tuple[str, Node]] = (),
         constant: Collection[int] = frozenset(),
+        taken: Collection[str] = (),
     ):
-        super().__init__(spec, by_index, held, constant)
+        super().__init__(spec, by_index, held, constant, taken)
         self.dtype, self.save = dtype, spec.save
         self.saved_type = spec.compute if dtype == "float32" else dtype
         self.places: dict[int, Array] = {}  # the outputs that are computed indices, by the identity of their values

@@ -463,4 +463,4 @@ def part_of(
         outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
     )  # fmt: skip
     made = derived_spec(own, f"{spec.path} ({which})", values, taken)
-    return Part(made, made.read.statements, tile_plan(made, made.read.statements, made.axes))
+    return Part(which, made, made.read.statements, tile_plan(made, made.read.statements, made.axes))

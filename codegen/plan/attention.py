@@ -48,8 +48,9 @@ BYTES = (*FLOAT8, "int8")  # types that the kernel converts to one of these, exa
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the chain as an element-wise spec, and its plan."""
+    """A part of the chain as an element-wise spec, and its plan. It is `called` by what it gives, such as scores."""
 
+    called: str
     spec: Spec
     statements: tuple[Statement, ...]
     plan: Elementwise

@@ -301,7 +301,8 @@ class PartContext(ElementwiseContext):
         return {id(n) for n in self.nodes if n.op == "tanh" and id(n) in terms}
 
     def named_chain(self) -> Chain:
-        return replace(self.chain(), name=f"{self.spec.op}_chain")
+        """The chain, with a name of its own where several stages are attention."""
+        return replace(self.chain(), name=f"{self.whole.spec.op}_{self.part.called}_chain")
 
     def vector_names(self) -> list[str]:
         return [*self.given(), *super().vector_names()]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.checking.testing import check_gradient, check_op
+from codegen.checking.testing import Case, Types, check_case, check_gradient, check_gradient_case, check_op
 from codegen.graph.nodes import topological
 from codegen.pipeline import read_op
 from codegen.plan.attention import AttentionBackward
@@ -202,6 +202,32 @@ def test_of_one_key_a_result_in_float32_has_no_gradient_of_scores(tmp_path):
     arrays = [jnp.asarray(x, "bfloat16") for x in (q, k, v)]
     dq, dk, _ = jax.vjp(lambda *xs: op(*xs, implementation="interpret"), *arrays)[1](jnp.asarray(do))
     assert max(float(abs(dx.astype("float32")).max()) for dx in (dq, dk)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("query", "result", "added"),
+    [("q", "a - gate * b", {"dq", "dv"}), ("q * rsqrt(mean(square(q), axis=D) + 0.1)", "a + b", {"da", "db", "dn", "dv"})],
+    ids=["a difference", "a sum"],
+)  # fmt: skip
+def test_two_attentions(tmp_path, query, result, added):
+    """The gradients of what both read are added up: of inputs, and of a value that an earlier stage writes. A sum's two cotangents
+    are the cotangent of the result."""
+    chain = f"""n = {query}; s = n @ k; t = where(index(S) <= index(Q), n @ r, -inf); a = softmax(s, axis=S) @ v
+  b = softmax(t, axis=S) @ v; o = {result}"""
+    reference = f"""n = q if "{query}" == "q" else q * jax.lax.rsqrt(jnp.mean(q * q, -1, keepdims=True) + 0.1)
+  s, t = (jnp.einsum("...qd,...sd->...qs", n, x) for x in (k, r))
+  t = jnp.where(jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None], t, -jnp.inf)
+  a, b = (jnp.einsum("...qs,...se->...qe", jax.nn.softmax(x), v) for x in (s, t)); o = {result}"""
+    gate = "; gate: float32[]" if "gate" in result else ""
+    text = spec_text(f"{INPUTS}; r: T[..., S, D]{gate}", "o: T[..., Q, E]", chain, reference, types=TYPES)
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], r: [-1, 1]}")
+    stages = op.backward.op.plan.stages
+    assert [stage.plan.kind for stage in stages].count("attention") == 2 and not op.backward.lacking
+    assert {a.name.rstrip("23456") for s in stages if s.plan.kind == "elementwise" for a in s.spec.outputs} == added
+    sizes = (("Q", 5), ("S", 19), ("D", 16), ("E", 24))
+    case = Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0)
+    check_case(op, "interpret", case)
+    check_gradient_case(op, "interpret", case)
 
 
 def test_attention_merged_with_a_part_that_is_given(tmp_path):

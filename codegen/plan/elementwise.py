@@ -45,6 +45,7 @@ LANES = 4  # threads along the other axis, at least
 SMALL = (
     2**11
 )  # elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
+BLOCKS = 128  # that a small call should have
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
@@ -152,7 +153,11 @@ class Elementwise(Unreduced):
         if not self.groups:  # a single number
             return Launch(1, False, schedule.get("threads", THREADS))
         threads = schedule.get("threads", THREADS)
-        unit = extents.total if self.collapsed or not self.coordinates else extents.inner
+        whole = self.collapsed or not self.coordinates
+        unit = extents.total if whole else extents.inner
+        if "vector_bytes" not in schedule:
+            vec = _narrower(vec, extents.total or 0, BLOCKS * threads)
+            vec = vec if whole or unit is None else _filling(vec, unit)
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
@@ -181,6 +186,20 @@ class Elementwise(Unreduced):
         moved = {axis for a in self.loads for axis, _ in a.back}
         several = sum(bool(a.back) for a in self.loads) >= SEVERAL
         return several and len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
+
+
+def _narrower(vec: int, total: int, threads: int) -> int:
+    """The vector width with which a small call has so many threads: each then has less to compute, and more SMs compute."""
+    while vec > 1 and SMALL <= total < threads * vec:
+        vec //= 2
+    return vec
+
+
+def _filling(vec: int, inner: int) -> int:
+    """The vector width, or half of it where only that fills the rows. Then no vector is put together from two, which took an H200
+    twice the time of a copy for rows of 100 with two arrays that lack an axis; narrower vectors have too few bytes in flight."""
+    fitting = math.gcd(vec, inner)
+    return fitting if 2 * fitting >= vec else vec
 
 
 def _rows_at_once(how: Launch, extents: Extents) -> int:

@@ -111,7 +111,8 @@ def test_every_op_is_explained(name):
             # Lanes have neighbouring columns, and several vectors each; with states, one element each
             assert cost["launch"]["vector"] == 1 if op.plan.states else widest == 4
             continue
-        assert widest in (16, 32)  # 32: two accesses, of what rows share
+        least = 8 if op.plan.kind == "gemm" else 16  # the shape has few rows of a product: narrow vectors
+        assert least <= widest <= 32  # 32: two accesses, of what rows share
 
 
 # The graph, the kernel, the roofline
@@ -153,7 +154,7 @@ def test_ragged_words_name_who_stays_wide():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "ragged", "blocks"), [("...=64,N=4096", False, 129), ("...=1,N=8191", True, 4), ("...=8,N=3", True, 1)]
+    ("sizes", "ragged", "blocks"), [("...=64,N=4096", False, 129), ("...=64,N=8191", True, 256), ("...=8,N=3", True, 1)]
 )
 def test_launch(sizes, ragged, blocks):
     op = made("y = x + w", "x: float16[..., N]; w: float16[N]", "y: float16[..., N]", "schedule: {threads: 256}")

@@ -1,0 +1,39 @@
+"""The vectors of element-wise kernels."""
+
+import pytest
+
+from codegen.pipeline import read_op
+from codegen.plan.launches import Extents
+from tests.making import spec_text
+
+
+def launch(inputs, chain, columns, total=2**26, dtype="bfloat16", **schedule):
+    op = read_op("specs/made.yaml", spec_text(inputs, "y: T[M, N]", chain, types="{T: [float32, bfloat16]}"))
+    dtypes = {a.name: dtype for a in op.spec.arrays}
+    return op.plan.launch(dtypes, Extents(columns, total), schedule)
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "vec", "ragged"),
+    [(96, "bfloat16", 8, False), (100, "bfloat16", 4, False), (50, "bfloat16", 8, True), (51, "bfloat16", 8, True),
+     (50, "float32", 2, False), (51, "float32", 4, True)],
+)  # fmt: skip
+def test_rows_are_filled_by_whole_vectors_or_halves(columns, dtype, vec, ragged):
+    how = launch("x: T[M, N]; w: T[N]", "y = x * w", columns, dtype=dtype)
+    assert (how.vec, how.ragged) == (vec, ragged)
+
+
+def test_what_has_no_coordinates_has_whole_vectors():
+    """One vector at the end is not whole."""
+    how = launch("x: T[M, N]; z: T[M, N]", "y = x * z", 100, total=2**26 + 100)
+    assert (how.vec, how.ragged) == (8, True)
+
+
+def test_a_schedule_chooses_the_vectors():
+    assert launch("x: T[M, N]; w: T[N]", "y = x * w", 100, vector_bytes=16).vec == 8
+
+
+@pytest.mark.parametrize(("total", "vec"), [(2**26, 8), (2**18, 8), (2**17, 4), (2**16, 2), (2**12, 1), (2**10, 8)])
+def test_small_calls_have_narrow_vectors(total, vec):
+    """So that more SMs compute. A symbolic total, a divisor, is smaller than any of these calls."""
+    assert launch("x: T[M, N]; w: T[N]", "y = x * w", 64, total=total).vec == vec

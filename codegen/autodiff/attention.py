@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.autodiff.exponentials import factored, term_of, together
+from codegen.autodiff.exponentials import factored, term_of, together, unguarded
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
@@ -221,13 +221,14 @@ class _Cut:
     def summed(self, node: Node) -> Node:
         """A sum over S, and perhaps over more axes."""
         plan, lost = self.plan, lost_axes(node)
-        (value,) = node.args
-        if lost == (plan.column,) and (powers := self.times_delta(value)) is not None:
-            return self.scaled(self.made_delta(), powers)
+        term, is_negative = unguarded(node.args[0])
+        if lost == (plan.column,) and (powers := self.times_delta(term)) is not None:
+            found = self.scaled(self.made_delta(), powers)
+            return self.made(node, "neg", (found,)) if is_negative else found
         # Down columns where both are summed: one kernel of all gradients has no sums along rows
         columns = {plan.row, *(a for a in plan.batch if a not in plan.k.axes)} <= {*lost}
         axis = plan.row if columns else plan.column
-        return self.along(axis, value, [other for other in lost if other != axis])
+        return self.along(axis, node.args[0], [other for other in lost if other != axis])
 
     def along(self, axis: str, term: Node, rest: list[str]) -> Node:
         """A sum of terms along rows, that is over S, or along columns, over Q; and over the `rest` of its axes."""
@@ -237,7 +238,6 @@ class _Cut:
         shared = {a for a in plan.batch if a not in plan.k.axes} if axis == plan.row else set()
         _demand(shared <= {*rest})  # where rows of k stay, all that share them are added up
         name = fresh(self.taken, f"sum{len(self.sums) + 1}")
-        self.taken.add(name)
         self.sums[name] = term
         if axis == plan.column:
             self.along_rows.add(name)

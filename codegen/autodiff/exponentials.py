@@ -17,6 +17,14 @@ def term_of(node: Node, column: str) -> tuple[Node, Node] | None:
     return score, shift
 
 
+def unguarded(value: Node) -> tuple[Node, bool]:
+    """x and False, or True for -x, of where(g == 0, 0, x): a value that is 0 where an adjoint is, also if a factor is infinite.
+    (An infinite or NaN weight of attention makes its row's other terms NaN anyway.)"""
+    if value.op == "where" and value.args[0].op == "eq" and is_zero(value.args[0].args[1]) and is_zero(value.args[1]):
+        value = value.args[2]
+    return (value.args[0], True) if value.op == "neg" else (value, False)
+
+
 def factored(value: Node, column: str) -> tuple[list[int], dict[int, tuple[Node, int]]]:
     """The factors of a product: the identities of those with columns; values without them with their powers, by identity."""
     inner: list[int] = []

@@ -137,13 +137,13 @@ def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> 
         takers = [n for n in spec.read.nodes if product in n.args]
         value = takers[0] if [n.op for n in takers] == ["cast"] else product
         found += [value] if value not in stored else []
-        found += _of_rows(spec, product)
-    return found
+        found += _of_rows(spec, product, weights)
+    return list(dict.fromkeys(found))
 
 
-def _of_rows(spec: Spec, product: Node) -> list[Node]:
-    """The values of rows of attention's scores, such as their logsumexp, with which other values than the weights are computed: the
-    kernel of the weights writes them."""
+def _of_rows(spec: Spec, product: Node, every: Sequence[Node]) -> list[Node]:
+    """The values of rows of attention's scores, such as their logsumexp, with which other values than weights (of `every` attention) are
+    computed: the kernel of this product's weights writes them."""
     weights = next(f for f in factors_of(product) if products_of([f]))
     scores = {id(p) for p in products_of([weights]).values()}
     rows = {*product.dims} & {*weights.dims}
@@ -157,7 +157,7 @@ def _of_rows(spec: Spec, product: Node) -> list[Node]:
         sources[id(node)] = made
         if made == scores and node.kind == "float" and {*node.dims} <= rows:
             own[id(node)] = node
-    inside = {id(n) for n in topological([weights, *own.values()])}
+    inside = {id(n) for n in topological([*every, *own.values()])}
     last = [n for n in own.values() if any(id(u) not in inside for u in users.get(id(n), []))]
     others = {id(n) for n in last}
 

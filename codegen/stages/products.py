@@ -97,6 +97,9 @@ class _Around(Cutting):
         """The factors that a stage before a product writes."""
         return [f for f in factors_of(product) if id(f) not in self.own]
 
+    def is_known_or_own(self, node: Node) -> bool:
+        return self.is_known(node) or id(node) in self.own
+
     def hold(self, node: Node) -> None:
         """Makes a node one that a stage may write."""
         if id(node) not in self.results:
@@ -202,7 +205,9 @@ class _Around(Cutting):
         inner = of_products(topological(values, self.is_known), self.is_known)
         given = {id(v) for v in values if id(v) in self.results}
         later = [v for item in left for v in self.values(item)]
-        more = [n for n in shared(later, inner, self.is_known) if id(n) not in given]
+        # What is needed for weights alone, their own kernel computes again: scores are not written
+        made = [n for n in inner if id(n) not in self.own]
+        more = [n for n in shared(later, made, self.is_known_or_own) if id(n) not in given]
         for node in more:
             self.hold(node)
         items, products = [*group, *more], [n for n in inner if n.op == "contract"]

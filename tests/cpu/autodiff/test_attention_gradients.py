@@ -230,6 +230,29 @@ def test_two_attentions(tmp_path, query, result, added):
     check_gradient_case(op, "interpret", case)
 
 
+def test_the_logarithm_of_a_sum_with_another_term(tmp_path):
+    """The sum's gradient has two terms, and the term of the weights is guarded where their result has no cotangent."""
+    text = attention(
+        "s = q @ k; m = maximum(max(s, axis=S), 0.0); e = exp(s - m); z = sum(e, axis=S) + exp(-m); o = e / z @ v; l = m + log(z)",
+        "l = jnp.logaddexp(jax.nn.logsumexp(x, axis=-1), 0.0); p = jnp.exp(x - l[..., None])",
+        outputs="o: T[..., Q, E]; l: float32[..., Q]",
+    )
+    op = make_op(tmp_path, text)
+    assert [stage.plan.kind for stage in op.backward.op.plan.stages] == ["row", "attention"]
+    sizes = (("Q", 5), ("S", 19), ("D", 16), ("E", 24))
+    check_gradient_case(op, "interpret", Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0))
+
+
+def test_scores_that_two_products_share():
+    """Each of three attentions computes its scores, though two have them alike; what is computed from them all is a stage after."""
+    chain = """s = q @ k; near = index(Q) - index(S) < 4; p = softmax(s, axis=S); n = softmax(where(near, s, -inf), axis=S)
+  l = logsumexp(s, axis=S); o = (p @ v) * l + (n @ v) - (p @ w)"""
+    op = read_op("specs/made.yaml", attention(chain, "p = x", "w: T[..., S, E]"))
+    assert [stage.plan.kind for stage in op.plan.stages] == ["attention", "attention", "attention", "elementwise"]
+    kinds = [stage.plan.kind for stage in backward_of(op).op.plan.stages]
+    assert kinds.count("attention") == 3 and "gemm" not in kinds
+
+
 def test_attention_merged_with_a_part_that_is_given(tmp_path):
     """Values of rows that other stages need are results of attention's kernel, and have cotangents."""
     text = attention(

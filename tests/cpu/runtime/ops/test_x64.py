@@ -9,6 +9,7 @@ from jax import export
 import generated
 from codegen.checking.testing import check_op
 from tests.making import make_op
+from tests.turns import EVERY
 
 SPEC = """
 op: counted
@@ -117,7 +118,7 @@ def test_export_without_x64(op, monkeypatch):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_random_calls_agree_with_the_reference(op, implementation):
-    check_op(op, implementation, examples=10)
+    check_op(op, implementation, examples=10 if EVERY else 4)
 
 
 # Features that JAX lacks without x64

@@ -17,6 +17,7 @@ from codegen.checking.errorbound import Analysis
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
 from tests.making import make_jnp_op, make_op, spec_text
+from tests.turns import EVERY
 
 
 def made(*args: str, **more: str):
@@ -311,7 +312,7 @@ AMAX = spec_text("x: float32[..., N]", "y: float32[]", "y = max(abs(x), axis=(..
 
 @pytest.mark.parametrize("text", [SOFTMAX, MOMENTS, NORM, PRODUCT, AMAX])
 def test_the_jnp_form_agrees_with_the_reference(text):
-    testing.check_op(make_jnp_op(text), "xla", 8)
+    testing.check_op(make_jnp_op(text), "xla", 8 if EVERY else 3)
 
 
 @pytest.mark.parametrize("text", [SOFTMAX, NORM, AMAX])

@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 EVERY = os.environ.get("CODEGEN_EVERY_TEST") == "1"
 SPARSER = 6  # so many times fewer sets of parameters than `turns` says
-FEWER = 1 if EVERY else 8  # how many times fewer calls Hypothesis draws
+FEWER = 1 if EVERY else 12  # how many times fewer calls Hypothesis draws
 
 
 def some(items: Iterable[T], step: int, first: int = 0) -> list[T]:

@@ -359,7 +359,7 @@ def test_builds_at_once_never_mix(tmp_path):
     (tmp_path / "cwd").mkdir()
     builders = [
         subprocess.Popen(
-            [sys.executable, "-c", BUILDER, str(tmp_path / name / "specs"), "100" if EVERY else "8"],
+            [sys.executable, "-c", BUILDER, str(tmp_path / name / "specs"), "100" if EVERY else "4"],
             cwd=tmp_path / "cwd",
             env=HERE,
             stderr=subprocess.PIPE,

@@ -463,6 +463,7 @@ class TallyLaunch(Launch):
     keys: int = 1
     columns: int = 1  # sums of a key
     alike: int = 1  # neighbouring keys of the same values
+    clamp: bool = False  # whether a key out of range is the nearest one; else it has no row
     copies: int = WARP  # tables of a warp
     parts: int = 1  # blocks that share the rows, whose tables another kernel adds up
-    at_once: int = 2  # times `vec` rows that a thread has in flight
+    at_once: int = 4  # times `vec` rows that a thread has in flight

@@ -20,6 +20,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, nodes_of, put_inputs, topological
 from codegen.graph.ops import REDUCTIONS, SELECTIONS
 from codegen.graph.precision import deciding_types
+from codegen.graph.ranges import ranges
 from codegen.language.chain import output_parts
 from codegen.language.formula.reader import Reader
 from codegen.language.statements import MAX_STATEMENTS, read_lines
@@ -28,6 +29,7 @@ from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.products import shared
 
 # The results of these operations have about the relative error of an argument
+NARROW = {"uint8": 255, "uint16": 65535}  # types of an index that stays below, with room for what rounding adds
 PROPORTIONAL = {"mul", "div", "neg", "abs", "reciprocal", "square", "sqrt", "rsqrt", "sum", "mean", "float"}
 
 
@@ -257,9 +259,14 @@ class Reverse(Adjoints):
         return replace(taken, adjoint=adjoint, divided=tuple(divided)), alike
 
     def places_of(self, index: Node, dims: tuple[Axis, ...]) -> Array:
-        """The output that has a computed index. One that depends on no array is written for each element of the `take`'s result."""
-        read = any(n.op == "input" for n in topological([index]))
-        return Array(fresh(self.taken, "places"), self.spec.integer, self.dims_of(index) if read else dims)
+        """The output that has a computed index. One that depends on no array is written for each element of the `take`'s result. Its
+        type has as few bytes as the bounds of the index allow, and their rounding."""
+        nodes = list(topological([index]))
+        low, high = ranges(nodes)[id(index)]
+        narrow = (name for name, most in NARROW.items() if low >= 0 and high < most)
+        read = any(n.op == "input" for n in nodes)
+        dtype = next(narrow, self.spec.integer)
+        return Array(fresh(self.taken, "places"), dtype, self.dims_of(index) if read else dims)
 
     def index_of(self, taken: Taken) -> str:
         return self.places[id(taken.index)].name if isinstance(taken.index, Node) else taken.index

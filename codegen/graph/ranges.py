@@ -60,6 +60,9 @@ def _range(node: Node, args: list[Range]) -> Range:
         return 0.0, 1.0
     if node.op == "float":
         return args[0] if node.args[0].kind == "float" or is_within(args[0], INT32) else ANY
+    if node.op == "cast" and node.kind == "int":  # a NaN becomes 0
+        low, high = args[0]
+        return (min(low, 0.0), max(high, 0.0)) if is_within(args[0], INT32) and node.attr == "int32" else ANY
     rule = RULES.get(node.op)
     if rule is None:
         return ANY
@@ -135,6 +138,7 @@ RULES: dict[str, Callable[..., Range]] = {
     "neg": _neg,
     "abs": _abs,
     "reciprocal": lambda a: _div((1.0, 1.0), a),
+    "floor": lambda a: (math.floor(a[0]) if a[0] > -math.inf else a[0], a[1]),
     "exp": _rising(math.exp),
     "exp2": _rising(lambda x: 2.0**x),
     "sqrt": lambda a: (math.sqrt(max(a[0], 0.0)), math.sqrt(max(a[1], 0.0))),

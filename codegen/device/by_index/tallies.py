@@ -41,7 +41,9 @@ class _Rows:
         for i, number in enumerate(numbers):
             there = number < count
             row = cutlass.select_(there, number, Int32(0))
-            key = mKeys[row]
+            key = Int32(mKeys[row])
+            if how.clamp:
+                key = cutlass.max(cutlass.min(key, how.keys - 1), 0)
             self.keys.append(cutlass.select_(there & (key < how.keys), key, Int32(how.keys)))
             place = (begin + (row if how.alike == 1 else row // how.alike)) * how.columns
             for c in range(how.columns):

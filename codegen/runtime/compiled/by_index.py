@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +24,17 @@ def sizes(keys: jax.Array, values: jax.Array, rows: int, result: str) -> Sums:
     return Sums.of(keys.shape[0], values.shape, values.dtype.name, rows, result)
 
 
-def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str) -> LauncherCall:
+def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> LauncherCall:
     """The call of the kernels: `values` (outer, M, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
-    N is a multiple of M: so many neighbouring keys are of the same values. A key of `rows` or more has no row."""
+    N is a multiple of M: so many neighbouring keys are of the same values. A key of `rows` or more has no row. Kernels with tables may
+    `clamp` it instead."""
     own = sizes(keys, values, rows, result)
     how = own.launch()
     assert how is not None
-    return _tallied(keys, values, own, how) if isinstance(how, TallyLaunch) else _in_order(keys, values, rows, own, how)
+    if isinstance(how, TallyLaunch):
+        return _tallied(keys, values, own, replace(how, clamp=clamp))
+    assert not clamp
+    return _in_order(keys, values, rows, own, how)
 
 
 def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) -> LauncherCall:
@@ -42,7 +47,7 @@ def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) ->
     outputs = [single((values.shape[0], how.keys, how.columns), own.result)]
     if how.parts > 1:
         outputs.append(single((values.shape[0], how.parts, how.keys * how.columns), own.compute))
-    inputs = single(keys.shape, "int32"), single(values.shape, own.dtype)
+    inputs = single(keys.shape, keys.dtype.name), single(values.shape, own.dtype)
     shapes = tuple(t.shape for t in outputs)
     return LauncherCall(tally_launch, (keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants))
 
@@ -76,17 +81,17 @@ def _in_order(keys: jax.Array, values: jax.Array, rows: int, own: Sums, how: Sum
     )
 
 
-def launched(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
+def launched(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> jax.Array:
     """The sums, by the kernels on a GPU. Raises ValueError where no architecture is known."""
     arch = current_arch()
     if arch is None:
         raise ValueError("sums by index: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
-    return kernel_call(keys, values, rows, result).launched(arch, {})[0]
+    return kernel_call(keys, values, rows, result, clamp).launched(arch, {})[0]
 
 
-def interpreted_sums(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
+def interpreted_sums(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> jax.Array:
     """The same, interpreted on the CPU."""
-    call = kernel_call(keys, values, rows, result)
+    call = kernel_call(keys, values, rows, result, clamp)
     names = NAMES[1:4] + NAMES[5:] if isinstance(call.how, TallyLaunch) else NAMES
     return call.interpreted(interpreted.architecture(), names[: len(call.inputs) + len(call.outputs)], 1, {})[0]
 

@@ -15,8 +15,10 @@ from codegen.runtime.call.described import Implementation
 from codegen.runtime.compiled import by_index as kernels
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.sharding.by_index import partitioned_sums
-from codegen.runtime.sharding.partition import varying
-from codegen.runtime.xla.scatter import flat
+from codegen.runtime.sharding.partition import is_one_shard, varying
+from codegen.runtime.xla.scatter import clamped, flat
+
+NARROW = ("int8", "int16", "int32", "uint8", "uint16")  # types of keys that a kernel clamps
 
 
 def sums_by_index(
@@ -27,16 +29,18 @@ def sums_by_index(
     result: str,
     groups: int | None = None,
     ordered: bool = False,
+    clamp: bool = False,
 ) -> jax.Array:
     """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, from
     0 on; one of `rows` or more is that of no row. They have the axes of the values between `outer` and `columns`, and perhaps others
     after these, along which all keys are of the same values. Sums are computed in float32, of float64 values in float64. With
     `groups`, the first axis of the keys has so many, each of which has `rows` of its own: the sums are (outer, groups * rows, columns).
-    If they are to be `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time."""
+    If they are to be `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time. If it is
+    to `clamp` them, keys are of any integer type, and one out of range is the nearest one."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
-        return sums_by_index(implementation, keys, values, rows, "float32", groups, ordered).astype(result)
-    return _differentiable(_How(implementation, rows, result, groups, ordered), keys, values)
+        return sums_by_index(implementation, keys, values, rows, "float32", groups, ordered, clamp).astype(result)
+    return _differentiable(_How(implementation, rows, result, groups, ordered, clamp), keys, values)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class _How:
     result: str
     groups: int | None
     ordered: bool
+    clamp: bool
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -62,6 +67,7 @@ def _forward(how: _How, keys: Any, values: Any) -> Any:
 
 def _backward(how: _How, residuals: Any, cotangent: jax.Array) -> Any:
     keys, like = residuals
+    keys = clamped(keys, how.rows) if how.clamp else keys
     taken = jnp.take(cotangent, _among_all(keys, how.rows, how.groups), axis=1, mode="fill", fill_value=0)
     return None, taken.sum(tuple(range(like.ndim, keys.ndim + 1))).astype(like.dtype)
 
@@ -88,7 +94,7 @@ def _mappable(how: _How) -> Any:
         count = size * (how.groups or 1)
         if how.groups is not None:
             keys, every = keys.reshape(count, *keys.shape[2:]), every.reshape(every.shape[0], count, *every.shape[3:])
-        found = sums_by_index(how.implementation, keys, every, how.rows, how.result, count, how.ordered)
+        found = sums_by_index(how.implementation, keys, every, how.rows, how.result, count, how.ordered, how.clamp)
         return jnp.moveaxis(found.reshape(found.shape[0], size, -1, found.shape[-1]), 1, 0), True
 
     return batched
@@ -103,18 +109,22 @@ def _among_all(keys: jax.Array, rows: int, groups: int | None) -> jax.Array:
 
 
 def _run(how: _How, keys: jax.Array, values: jax.Array) -> jax.Array:
-    implementation, rows, result, groups = how.implementation, how.rows, how.result, how.groups
+    implementation, rows, result, groups, clamp = how.implementation, how.rows, how.result, how.groups, how.clamp
     every = rows * (groups or 1)
     own = kernels.sizes(*flat(keys, values), every, result)
+    if clamp and not (groups is None and own.tallied and is_one_shard() and keys.dtype in NARROW):
+        keys, clamp = clamped(keys, rows), False
     faster = implementation is None and not how.ordered and own.left_to_xla()
     if implementation == "xla" or own.launch() is None or faster:
-        return _by_scatter(keys, values, rows, result, groups)
+        return _by_scatter(clamped(keys, rows) if clamp else keys, values, rows, result, groups)
     if implementation == "interpret":
-        return kernels.interpreted_sums(*flat(_among_all(keys, rows, groups), values), every, result)
+        return kernels.interpreted_sums(*flat(_among_all(keys, rows, groups), values), every, result, clamp)
 
     def local(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
         fits = kernels.sizes(*flat(keys, values), rows, result).launch() is not None
-        return kernels.launched(*flat(keys, values), rows, result) if fits else _by_scatter(keys, values, rows, result)
+        if not fits:
+            return _by_scatter(keys, values, rows, result)
+        return kernels.launched(*flat(keys, values), rows, result, clamp)
 
     def cute(donated: tuple[bool, ...]) -> Any:
         del donated
@@ -122,7 +132,7 @@ def _run(how: _How, keys: jax.Array, values: jax.Array) -> jax.Array:
         return lambda keys, values: (on_shards(_among_all(keys, rows, groups), values),)
 
     def default(keys: jax.Array, values: jax.Array) -> tuple[jax.Array]:
-        return (_by_scatter(keys, values, rows, result, groups),)
+        return (_by_scatter(clamped(keys, rows) if clamp else keys, values, rows, result, groups),)
 
     refuse = "sums by index: implementation='cute' needs an NVIDIA GPU; 'interpret' runs the kernel without"
     return choose(cute, default, keys, values, refuse=refuse if implementation == "cute" else "")[0]

@@ -28,8 +28,9 @@ MOST_PLACES = 2**31 - 2  # which are numbered in int32
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-# Sums by keys of values (outer, ..., columns), to so many rows in a dtype (`sums_by_index`)
-Summing = Callable[[jax.Array, jax.Array, Any, str], jax.Array]
+Summing = Callable[
+    ..., jax.Array
+]  # `sums_by_index`: keys, values (outer, ..., columns), the number of rows, a dtype, whether to clamp
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class _Rows:
     outer: tuple[str, ...]
     columns: tuple[str, ...]
     source: tuple[jax.Array, tuple[str, ...]]  # the gradients as they are, and the axes by whose sizes they are divided
+    clamp: bool  # whether the keys are the index as it is, of any integer type: out of range it is the nearest key
 
 
 def table_gradient(
@@ -73,7 +75,7 @@ def table_gradient(
         if so_far is not None:
             parts_of.append(named_axes(array, so_far, axes, part))
         rows = [_rows((names, shape), t, axes, t.how.index in given) for t in taken if t.how.part == part]
-        joined = rows if _apart((names, shape), rows, compute) else _joined(rows)
+        joined = rows if _apart((names, shape), rows, compute) else _joined([_within((names, shape), r) for r in rows])
         whole = len(joined) == 1 and not parts_of  # nothing is added: the sums may have the table's dtype at once
         for own in joined:
             parts_of.append(_summed_rows((names, shape), own, summed, table.dtype if whole else compute))
@@ -101,7 +103,7 @@ def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
     """The values that were taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
-    names, sizes = table
+    names, _ = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
     values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)
     index_names = _each(taken.index_array.axes, index.ndim)
@@ -117,18 +119,9 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     if taken.how.divided:
         count = math.prod(index.shape[len(own) + alike.index(a)] for a in taken.how.divided)
         values = values.astype(jnp.promote_types(values.dtype, "float32")) / count
-    at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
-    size = sizes[names.index(taken.how.axis)]
-    outside = (at < 0) | (at >= size)
-    at = jnp.clip(at, 0, size - 1).astype(jnp.int32)
-    keys = jnp.zeros_like(at)
-    for name, size in zip(names, sizes, strict=True):
-        if name == taken.how.axis:
-            keys = keys * size + at
-        elif name in own:  # an element stays at its place
-            keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
-    if not taken.clamped:
-        keys = jnp.where(outside, MOST_PLACES + 1, keys)
+    picked = [a for a in names if a == taken.how.axis or a in own]
+    clamp = taken.clamped and len(picked) == 1
+    keys = index if clamp else _places(table, taken, index, own)
     size_of = dict(zip(value_names, values.shape, strict=True))
     first, last = (math.prod(size_of[a] for a in axes) for axes in (outer, columns))
     return _Rows(
@@ -137,16 +130,50 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         tuple(outer),
         tuple(columns),
         (taken.values, taken.how.divided),
+        clamp,
     )
+
+
+def _places(
+    table: tuple[Sequence[str], Sequence[Any]], taken: Taken, index: jax.Array, own: Sequence[str]
+) -> jax.Array:
+    """The places of an index along its axis and its `own` axes, together. One out of range is that of no row, unless it is clamped."""
+    names, sizes = table
+    at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
+    size = sizes[names.index(taken.how.axis)]
+    outside, at = (at < 0) | (at >= size), clamped(at, size)
+    keys = jnp.zeros_like(at)
+    for name, size in zip(names, sizes, strict=True):
+        if name == taken.how.axis:
+            keys = keys * size + at
+        elif name in own:  # an element stays at its place
+            keys = keys * size + jax.lax.broadcasted_iota(jnp.int32, at.shape, own.index(name))
+    return keys if taken.clamped else jnp.where(outside, MOST_PLACES + 1, keys)
+
+
+def clamped(keys: jax.Array, rows: Any) -> jax.Array:
+    """Keys of any integer type as int32, the nearest of so many rows."""
+    wide = keys if keys.dtype.itemsize >= 4 else keys.astype(jnp.int32)
+    return jnp.clip(wide, 0, rows - 1).astype(jnp.int32)
+
+
+def _within(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows) -> _Rows:
+    """The same, with keys in range."""
+    if not rows.clamp:
+        return rows
+    return replace(rows, keys=clamped(rows.keys, _places_of(table, rows)), clamp=False)
+
+
+def _places_of(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows) -> Any:
+    """The number of places of a table that keys number."""
+    return math.prod(n for axis, n in zip(*table, strict=True) if axis not in (*rows.outer, *rows.columns))
 
 
 def _apart(table: tuple[Sequence[str], Sequence[Any]], rows: Sequence[_Rows], dtype: str) -> bool:
     """Whether sums of some rows and of others cost no more than their copy as one array does: they need no order."""
-    size_of = dict(zip(*table, strict=True))
     for own in rows:
         keys, values = flat(own.keys, own.values)
-        places = math.prod(n for axis, n in size_of.items() if axis not in (*own.outer, *own.columns))
-        if not Sums.of(keys.shape[0], values.shape, values.dtype.name, places, dtype).tallied:
+        if not Sums.of(keys.shape[0], values.shape, values.dtype.name, _places_of(table, own), dtype).tallied:
             return False
     return True
 
@@ -178,12 +205,12 @@ def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed
     """The sums of rows, in the shape of a table with these axes, as names and sizes."""
     size_of = dict(zip(*table, strict=True))
     picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
-    order, places = [*rows.outer, *picked, *rows.columns], math.prod(size_of[a] for a in picked)
+    order, places = [*rows.outer, *picked, *rows.columns], _places_of(table, rows)
     if isinstance(places, int) and places > MOST_PLACES:
         raise ValueError(
             f"a table of {places} places that an index may take has no gradient: there may be {MOST_PLACES}"
         )
-    found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name)
+    found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name, clamp=rows.clamp)
     return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table[0]])
 
 

@@ -62,7 +62,10 @@ def bounds(chain: str) -> tuple[float, float]:
         ("clip(abs(exponent(x)) >> 1, 0, 9) - 1", -1, 8),
         ("maximum(exponent(x) * 4000000, 0) >> 1", 0, INFINITE),
         ("exponent(x) * 4000000", -INFINITE, INFINITE),  # it may wrap
-        ("floor(clip(x, 0.0, 1.0))", -INFINITE, INFINITE),  # nothing is known of it
+        ("floor(clip(x, 0.5, 1.5))", 0, 1.5),
+        ("cast(floor(clip(x, 2.0, 9.0)), int32) + 1", 1, 10),  # a NaN becomes 0
+        ("cast(floor(x), int32)", -INFINITE, INFINITE),
+        ("erf(clip(x, 0.0, 1.0))", -1, 1),
     ],
 )
 def test_bounds(chain, low, high):

@@ -15,7 +15,7 @@ def launch(inputs, chain, columns, total=2**26, dtype="bfloat16", **schedule):
 
 @pytest.mark.parametrize(
     ("columns", "dtype", "vec", "ragged"),
-    [(96, "bfloat16", 8, False), (100, "bfloat16", 4, False), (50, "bfloat16", 8, True), (51, "bfloat16", 8, True),
+    [(96, "bfloat16", 8, False), (100, "bfloat16", 4, False), (1028, "bfloat16", 8, True), (50, "bfloat16", 8, True), (51, "bfloat16", 8, True),
      (50, "float32", 2, False), (51, "float32", 4, True)],
 )  # fmt: skip
 def test_rows_are_filled_by_whole_vectors_or_halves(columns, dtype, vec, ragged):
@@ -37,3 +37,7 @@ def test_a_schedule_chooses_the_vectors():
 def test_small_calls_have_narrow_vectors(total, vec):
     """So that more SMs compute. A symbolic total, a divisor, is smaller than any of these calls."""
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 64, total=total).vec == vec
+
+
+def test_long_rows_have_halves_where_an_array_has_one_element_for_each():
+    assert launch("x: T[M, N]; w: T[M]", "y = x * w", 1028).vec == 4

@@ -16,6 +16,7 @@ import generated
 from codegen.checking.expected import reference_values
 from codegen.pipeline import read_op
 from codegen.render import render_op
+from codegen.runtime.compiled.platform import on_gpu
 from tests.making import import_op, make_op
 
 FUNCTIONS = {
@@ -125,7 +126,8 @@ def is_activation(op) -> bool:
     return op.plan.kind == "elementwise" and alike and plain and "bfloat16" in spec.dtypes(arrays[0])
 
 
-UNARY = [name for name in generated.__all__ if is_activation(getattr(generated, name))]
+# Where nothing runs, the plans of all ops would be made for their names
+UNARY = [name for name in generated.__all__ if is_activation(getattr(generated, name))] if on_gpu() else ["relu"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

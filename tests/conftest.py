@@ -78,7 +78,7 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, and the interpreted
-    gradients of every tenth op of several, unless all are requested."""
+    gradients of every tenth op of several, and none that is marked `whole`, unless all are requested."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
@@ -86,7 +86,7 @@ def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
         turns = mark.args[0] * SPARSER if mark else 1
         if INTERPRETED_GRADIENT.fullmatch(item.name):
             name, turns = INTERPRETED_GRADIENT.pattern, 10
-        (left if not EVERY and found[name] % turns else kept).append(item)
+        (left if not EVERY and (found[name] % turns or item.get_closest_marker("whole")) else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = kept

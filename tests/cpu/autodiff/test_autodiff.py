@@ -674,6 +674,7 @@ def test_integers_with_a_dynamic_parameter_have_its_gradient(tmp_path, implement
     assert jax.grad(lambda s: op(q, scale=s, implementation=implementation).sum())(2.0) == 4.0
 
 
+@pytest.mark.whole
 def test_the_gradient_of_a_parameter_of_some_calls_in_float64(tmp_path):
     more = "params: {a: {type: float, default: 0.5, static: false}}\n"
     text = spec_text(
@@ -765,6 +766,7 @@ def test_an_input_that_is_left_out_decides_no_type(more, tmp_path):
     np.testing.assert_allclose(found, jax.grad(lambda x: jnp.sin(form(x)).sum())(x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.whole
 def test_what_all_rows_come_to_has_the_bits_of_the_rest(tmp_path):
     """In float32 the product of the other rows would be infinite, since the op that computes it would not read a
     float64 array."""

@@ -115,6 +115,7 @@ def test_middle_axes(tmp_path, walks):
         close(op(x, implementation="interpret"), logsumexp(x, 1))
 
 
+@pytest.mark.whole
 def test_columns_that_share_a_result(tmp_path):
     op, x = (
         make_op(tmp_path, SHARED),

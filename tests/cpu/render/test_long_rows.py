@@ -88,6 +88,7 @@ domain: {x: [-1, 0.6], n: [0, 100]}
 """
 
 
+@pytest.mark.whole
 def test_statistics_that_are_no_floats_come_from_a_kernel_before(tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_80")
     op = make_op(tmp_path, SOME_AND_ALL)

@@ -47,7 +47,7 @@ def test_unsigned_arrays_agree_with_the_reference(implementation, tmp_path):
     check_op(
         make_op(tmp_path, SPEC.replace(" = 200", "")),
         implementation,
-        examples=8 if EVERY or implementation == "xla" else 4,
+        examples=8 if EVERY else 4,
     )
 
 

@@ -94,7 +94,7 @@ def test_calls_of_its_kernels_are_found_by_name():
     assert NORM.own_kernels == NORM.kernels[:4]
 
 
-@pytest.mark.parametrize("columns", [8, 37], ids=["whole vectors", "ragged"])
+@pytest.mark.parametrize("columns", some([37, 8], 2), ids=some(["ragged", "whole vectors"], 2))
 def test_a_stage_that_begins_with_the_last_elements(columns, tmp_path):
     op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., N]", "y = x - mean(x, axis=...)"))
     x = normal(700, columns)

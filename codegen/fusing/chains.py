@@ -129,6 +129,7 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
     grown = _Growing(graph, expressing)
     grown.join()
     grown.take_attention()
+    grown.join_orders()
     grown.take_products()
     if sequences:
         grown.take_next_products()
@@ -201,12 +202,12 @@ class _Growing:
     def join(self) -> None:
         """Join each step with the steps before it, if one kernel computes them together. Products are left out."""
         for place in sorted(self.group):
-            if self.is_product(place) or self.waits(place):
+            if self.is_product(place) or self.waits(place) or self.orders(place):
                 continue
             left, others = list(self.before[place]), []
             while left:  # first what is recomputed for it, and for that
                 maker = left.pop()
-                if maker not in self.group or self.is_product(maker):
+                if maker not in self.group or self.is_product(maker) or self.orders(maker):
                     continue
                 if self.waits(maker) and self.is_sensible(self.group[maker], self.group[place]):
                     self.try_joined(self.group[maker], self.group[place])
@@ -227,6 +228,17 @@ class _Growing:
         for maker in sorted(self.before[place], reverse=True):
             if maker in self.group and not self.is_product(maker):
                 self.try_joined(self.group[maker], self.group[place])
+
+    def join_orders(self) -> None:
+        """Join the orders of products' dimensions that are no part of attention with the steps that use them."""
+        for place in filter(self.orders, sorted(self.group)):
+            for user in self.after.get(place, ()):
+                if user in self.group and len(self.group[place]) == 1 and not self.is_product(user):
+                    self.try_joined(self.group[place], self.group[user])
+
+    def orders(self, place: int) -> bool:
+        """Whether a step only changes the order of a product's dimensions."""
+        return self.graph.steps[place].name == "transpose" and any(map(self.is_product, self.before[place]))
 
     def waits(self, place: int) -> bool:
         """Whether a step is recomputed, so that it joins the step that uses it before it joins its own arguments'

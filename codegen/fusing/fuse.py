@@ -13,7 +13,7 @@ import numpy as np
 from codegen.fusing.chains import Chain, Expressing, place_of_input
 from codegen.fusing.program import Program, evaluate, program_of
 from codegen.pipeline import read_op
-from codegen.tracing.agreement import as_tuple, squeezed
+from codegen.tracing.agreement import as_tuple
 from codegen.tracing.ops import op_of
 from codegen.tracing.steps import Place
 
@@ -115,11 +115,11 @@ def place_of(program: Program, chain: Chain) -> Place:
 
 def call_of(chain: Chain) -> Callable[..., tuple[Any, ...]]:
     """The op of a chain, as a function of the chain's arrays."""
-    op, names = _op_of(chain.made.text), [array.name for array in chain.made.inputs]
-    places, shapes = [place_of_input(name) for name in names], [v.shape for v in chain.outputs]
+    op, shapes = _op_of(chain.made.text), [v.shape for v in chain.outputs]
+    given = [(place_of_input(array.name), array.shape) for array in chain.made.inputs]
 
     def call(*arrays: Any) -> tuple[Any, ...]:
-        results = as_tuple(op(*(squeezed(arrays[place]) for place in places)))
+        results = as_tuple(op(*(arrays[place].reshape(shape) for place, shape in given)))
         return tuple(r.reshape(shape) for r, shape in zip(results, shapes, strict=True))
 
     return call

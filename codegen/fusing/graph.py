@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from codegen.fusing.delayed import delayed
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.axes import added
+from codegen.tracing.axes import added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
 from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME
 
@@ -66,10 +65,24 @@ def is_recomputed(step: Step) -> bool:
     )
 
 
+def is_renaming(step: Step) -> bool:
+    """Whether a reshape only splits and joins neighbouring dimensions, of which none is sharded."""
+    given, (result,) = step.inputs[0].shape, step.outputs
+    if [n for n in given if n != 1] == [n for n in result.shape if n != 1]:
+        return True
+    return renames(given, result.shape) and not _is_sharded(step)
+
+
+def _is_sharded(step: Step) -> bool:
+    """Whether the types of a step's arrays say how they are sharded."""
+    shardings = [getattr(v.aval, "sharding", None) for v in step.equation.outvars]
+    return any(s is not None and not s.mesh.empty for s in shardings)
+
+
 def prepared(flat: Flat) -> Flat:
     """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
-    each use of a recomputed step has one of its own. Factors are separate, and dimensions are joined late."""
-    return _factors_apart(spread(_once(_needed(delayed(flat)))))
+    each use of a recomputed step has one of its own. Factors are separate."""
+    return _factors_apart(spread(_once(_needed(flat))))
 
 
 def _needed(flat: Flat) -> Flat:
@@ -219,7 +232,7 @@ class StepGraph:
         if step.name in LAYOUT:
             return True
         if step.name == "reshape" and isinstance(step.inputs[0], Value):
-            return [n for n in step.inputs[0].shape if n != 1] == [n for n in step.outputs[0].shape if n != 1]
+            return is_renaming(step)
         if step.name == "transpose":  # of dimensions of size 1, or of a factor: the product reads it either way
             moved = [n for n in step.params["permutation"] if step.inputs[0].shape[n] != 1]
             users = {self.steps[u].name for u in self.users.get(step.outputs[0], ())}
@@ -251,19 +264,22 @@ class StepGraph:
         step = self.steps[place]
         if step.name in APART or not step.outputs:
             return False
-        if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self._joins(place)):
+        if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self.is_free(place)):
             return False
         values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
         return all(v.dtype in DTYPES for v in values) and max(elements(v.shape) for v in values) > 1
 
-    def _joins(self, place: int) -> bool:
-        """Whether a reshape is of dimensions of size 1, or joins interleaved parts that were stacked."""
-        maker = self.maker.get(self.steps[place].inputs[0])  # type: ignore[arg-type]
-        return self.is_free(place) or (maker is not None and self.steps[maker].name in ("stack", "concatenate"))
-
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
-        """The free steps that steps need, and the values that none of these steps computes."""
+        """The free steps that steps need, and the values that none of these steps computes. Such a value is split or joined
+        before, unless it is needed in another form too."""
         inside = set(places)
+        free, outside = self._sources(inside, set())
+        forms = Counter(map(self._origin, outside))
+        several = {v for v in outside if forms[self._origin(v)] > 1}
+        return self._sources(inside, several) if several else (free, outside)
+
+    def _sources(self, inside: Set[int], through: Set[Value]) -> tuple[set[int], list[Value]]:
+        """The same. Of the values that are split or joined elsewhere, these steps split or join those of `through`."""
         free: set[int] = set()
         outside: dict[Value, None] = {}
         left = [v for p in sorted(inside) for v in self.steps[p].inputs]
@@ -279,11 +295,31 @@ class StepGraph:
             elif maker in inside:
                 continue
             elif self.is_free(maker) and self.is_expressed(maker):
+                made = self.maker.get(self._origin(value))
+                if self._splits(maker) and made not in inside and value not in through:
+                    outside[value] = None
+                    continue
                 free.add(maker)
                 left += self.steps[maker].inputs
             else:
                 outside[value] = None
         return free, list(outside)
+
+    def _splits(self, place: int) -> bool:
+        """Whether a step is a reshape that does more than add and remove dimensions of size 1."""
+        step = self.steps[place]
+        return step.name == "reshape" and [n for n in step.inputs[0].shape if n != 1] != [
+            n for n in step.outputs[0].shape if n != 1
+        ]
+
+    def _origin(self, value: Value) -> Value:
+        """The value that free steps of one array make a value of."""
+        while (maker := self.maker.get(value)) is not None and self.is_free(maker):
+            arrays = [v for v in self.steps[maker].inputs if isinstance(v, Value)]
+            if len(arrays) != 1:
+                break
+            value = arrays[0]
+        return value
 
     def results_of(self, places: Iterable[int]) -> list[Value]:
         """The values of steps that other steps use, or that the function returns. A free step of such a value counts as

@@ -16,11 +16,11 @@ def is_one_kernel(made: Made) -> bool:
 
 
 def _shape(made: Made) -> dict[str, int]:
-    """The sizes of a spec's axes. Its arrays have no type variables, and dimensions of size 1 are left out."""
+    """The sizes of a spec's axes. Its arrays have no type variables."""
     shape: dict[str, int] = {}
     spec = made.planned.spec
     for array, own in zip((*spec.inputs, *spec.outputs), (*made.inputs, *made.outputs), strict=True):
-        sizes = [n for n in own.value.shape if n > 1]
+        sizes = own.shape
         fixed = [d for d in array.dims if d.names != ("...",)]
         rows = len(sizes) - len(fixed)
         shape["..."] = max(shape.get("...", 1), math.prod(sizes[:rows]))

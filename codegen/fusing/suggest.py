@@ -17,7 +17,7 @@ from codegen.fusing.graph import FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
 from codegen.targets import Gpu
-from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, squeezed, with_reference
+from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, with_reference
 from codegen.tracing.axes import RESHAPE
 from codegen.tracing.naming import argument_names, assigned_name, assigned_names, proper, unique
 from codegen.tracing.ops import op_of
@@ -215,7 +215,7 @@ def disagreement(suggestion: Suggestion) -> str:
     steps = _steps(suggestion.program, chain)
     wanted = steps_evaluated(steps, values)
     op = op_of(made.planned)
-    results = as_tuple(op(*(squeezed(values[a.value]) for a in made.inputs), implementation="xla"))
+    results = as_tuple(op(*(values[a.value].reshape(a.shape) for a in made.inputs), implementation="xla"))
     narrow = {v.dtype for s in steps for v in s.outputs} & set(NARROW)
     allowed = AGREES * max([float(jax.numpy.finfo(d).eps) for d in narrow], default=2.0**-16)
     for array, got in zip(made.outputs, results, strict=True):

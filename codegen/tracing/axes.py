@@ -1,8 +1,8 @@
 """The named axes of a function's arrays: finds which dimensions must be one axis.
 
 Two dimensions are one axis where an operation combines them element by element. An axis that is divided into equal
-parts, or joined from equal parts, has an axis for one of its parts. Dimensions of size 1 have no axis: values broadcast
-along them by name.
+parts, or joined from equal parts, has an axis for one of its parts. A dimension that a reshape splits, or joins from
+neighbours, has several axes: then the reshape does nothing. Dimensions of size 1 have no axis: values broadcast along them by name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ MOST_PARTS = 8
 
 @dataclass(eq=False)
 class Axis:
-    """An axis of a given size. `same` is the axis with which it was united."""
+    """An axis of a given size. `same` is the axis with which it was united. One that is `divided` stands for an outer and an inner
+    axis."""
 
     size: int
     number: int = field(default_factory=lambda: next(_count))
     same: Axis | None = None
     parts: Parts | None = None
+    divided: tuple[Axis, Axis] | None = None
 
     @property
     def root(self) -> Axis:
@@ -34,6 +36,12 @@ class Axis:
         while axis.same is not None:
             axis = axis.same
         return axis
+
+    @property
+    def atoms(self) -> tuple[Axis, ...]:
+        """The axes that it stands for, outer first."""
+        root = self.root
+        return (root,) if root.divided is None else (*root.divided[0].atoms, *root.divided[1].atoms)
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,13 @@ class Parts:
     interleaved: bool
     axis: Axis | None
 
+    @property
+    def own(self) -> tuple[Axis, ...]:
+        """The axes of a part."""
+        return () if self.axis is None else self.axis.atoms
 
-Dims = tuple[Axis | None, ...]
+
+Dims = tuple[tuple[Axis, ...], ...]
 
 
 class Axes:
@@ -63,8 +76,12 @@ class Axes:
         return self._of[value]
 
     def dims(self, value: Atom) -> Dims:
-        """The axes of a value, after all steps were seen."""
-        return tuple(a and a.root for a in self.raw(value))
+        """The axes of each dimension of a value, after all steps were seen: none for one of size 1, several where it is split."""
+        return tuple(() if a is None else a.atoms for a in self.raw(value))
+
+    def all(self, value: Atom) -> list[Axis]:
+        """The axes of a value."""
+        return [axis for own in self.dims(value) for axis in own]
 
     def union(self, a: Axis | None, b: Axis | None) -> None:
         if a is None or b is None:
@@ -77,17 +94,58 @@ class Axes:
         if a.number > b.number:
             a, b = b, a
         b.same = a
+        if b.divided is not None:
+            self.divide(a, *b.divided)
         if b.parts is not None:
             self.cut(a, b.parts)
 
     def cut(self, axis: Axis, parts: Parts) -> None:
+        """Cut an axis into parts: of the outer of its axes, or the inner one where they are interleaved."""
         axis = axis.root
-        if axis.parts is None:
+        if axis.divided is not None:
+            outer, inner = axis.divided
+            own, other = (inner, outer) if parts.interleaved else (outer, inner)
+            if own.size % parts.count or parts.axis is None:
+                raise UserError("an axis is cut across the axes into which it is split", TWICE)
+            left = Axis(own.size // parts.count) if own.size > parts.count else None
+            self.cut(own, Parts(parts.count, parts.interleaved and left is not None, left))
+            if left is None:
+                self.union(parts.axis, other)
+            else:
+                self.divide(parts.axis, *((other, left) if parts.interleaved else (left, other)))
+        elif axis.parts is None:
             axis.parts = parts
         elif (axis.parts.count, axis.parts.interleaved) != (parts.count, parts.interleaved):
-            raise UserError("an axis is cut in two ways", "use halves or interleaved pairs of it, not both")
+            raise UserError("an axis is cut in two ways", TWICE)
         else:
             self.union(axis.parts.axis, parts.axis)
+
+    def divide(self, axis: Axis, outer: Axis, inner: Axis) -> None:
+        """Let an axis stand for two."""
+        axis = axis.root
+        if axis.divided is not None:
+            self.align(axis.atoms, (*outer.atoms, *inner.atoms))
+            return
+        parts, axis.parts, axis.divided = axis.parts, None, (outer, inner)
+        if parts is not None:
+            self.cut(axis, parts)
+
+    def align(self, a: Sequence[Axis], b: Sequence[Axis]) -> None:
+        """Divide and unite axes, so that two sequences of the same elements in the same order have the same axes. Raises `UserError`
+        where they have none in common."""
+        left, other = list(a), list(b)
+        while left and other:
+            x, y = left.pop(0).root, other.pop(0).root
+            if x.size == y.size:
+                self.union(x, y)
+                continue
+            wide, narrow, rest = (x, y, left) if x.size > y.size else (y, x, other)
+            if narrow.size == 0 or wide.size % narrow.size:
+                raise UserError("axes that overlap", "")
+            rest.insert(0, Axis(wide.size // narrow.size))
+            self.divide(wide, narrow, rest[0])
+        if left or other:
+            raise UserError("axes of different numbers of elements", "")
 
     def together(self, values: Iterable[Atom], skip: Sequence[int] = ()) -> None:
         """Unite the dimensions of values of one rank, one by one, except at the places to skip."""
@@ -135,31 +193,12 @@ class Axes:
             self.union(a, b)
 
     def _reshape(self, step: Step) -> None:
-        """Dimensions of size 1 may come and go. The last two may join, where they are interleaved parts."""
-        given, out = self.raw(step.inputs[0]), self.raw(step.outputs[0])
-        a, b = [x for x in given if x is not None], [x for x in out if x is not None]
-        if [x.size for x in a] == [x.size for x in b]:
-            self._without_ones(step)
-            return
-        many, few = (a, b) if len(a) == len(b) + 1 else (b, a)
-        if len(many) != len(few) + 1:
-            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
-        place = next((i for i in range(len(few)) if many[i].size != few[i].size), len(few) - 1)
-        first, second = many[place], many[place + 1]
-        if [x.size for x in few] != [x.size for x in (*many[:place],)] + [first.size * second.size] + [
-            x.size for x in many[place + 2 :]
-        ]:
-            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
-        for x, y in zip([*many[:place], *many[place + 2 :]], [*few[:place], *few[place + 1 :]], strict=True):
-            self.union(x, y)
-        if second.size <= MOST_PARTS:
-            self.cut(few[place], Parts(second.size, True, first))
-            self.cut(second, Parts(second.size, False, None))
-        elif first.size <= MOST_PARTS:
-            self.cut(few[place], Parts(first.size, False, second))
-            self.cut(first, Parts(first.size, False, None))
-        else:
-            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)
+        """Dimensions of size 1 may come and go, and neighbours be split and joined."""
+        given, out = ([x for x in self.raw(v) if x is not None] for v in (step.inputs[0], step.outputs[0]))
+        try:
+            self.align(given, out)
+        except UserError:
+            raise UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE) from None
 
     def _iota(self, step: Step) -> None:
         self.raw(step.outputs[0])
@@ -245,9 +284,20 @@ class Axes:
                 self.union(a, b)
 
 
+TWICE = "use halves or interleaved pairs of it, not both"
 RESHAPE = "the language names axes: reshape the argument before the call, and the result after it"
 SCATTER = "leave it to XLA: take(table, i, axis=P) in a spec has a gradient that adds up rows with equal indices"
 GATHER = "jnp.take(x, i, axis) and jnp.take_along_axis with one index along the axis can be expressed"
+
+
+def renames(given: Sequence[int], result: Sequence[int]) -> bool:
+    """Whether a reshape between these shapes only splits and joins neighbouring dimensions."""
+    axes = Axes()
+    try:
+        axes.align(*([Axis(n) for n in shape if n != 1] for shape in (given, result)))
+    except UserError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

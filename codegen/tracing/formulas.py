@@ -82,6 +82,8 @@ class Formulas:
             return args[1]
         if op in ("add", "sub") and args[1].is_number and args[1].attr == 0 and args[0].kind == kind:
             return args[0]
+        if op == "add" and args[0].is_number and args[0].attr == 0 and args[1].kind == kind:
+            return args[1]
         if op in ("maximum", "minimum"):
             nothing = -math.inf if op == "maximum" else math.inf
             for one, other in (args, args[::-1]):

@@ -25,7 +25,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """An input or an output: its name, dtype and dimensions, those of size 1 left out."""
+    """An input or an output: its name, dtype and dimensions. Those of size 1 are left out, and those that are split are several."""
 
     name: str
     dtype: str
@@ -36,15 +36,39 @@ class ArrayOf:
     def axes(self) -> list[Axis]:
         return [d.axis for d in self.dims if d.axis is not None]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in which the op takes or gives the array."""
+        return tuple((d.axis.size if d.axis else 1) * (d.parts.count if d.parts else 1) for d in self.dims)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the op has several dimensions for one of the function's."""
+        return self.shape != tuple(n for n in self.value.shape if n != 1)
+
 
 def array_of(name: str, value: Value, axes: Axes, dtype: str = "") -> ArrayOf:
-    dims = []
-    for axis in axes.dims(value):
-        if axis is not None and axis.parts is not None:
-            dims.append(Dim(axis.parts.axis and axis.parts.axis.root, axis.parts))
-        elif axis is not None:
-            dims.append(Dim(axis))
+    dims = [d for own in axes.dims(value) for d in _dims_of(own)]
     return ArrayOf(name, dtype or value.dtype, tuple(dims), value)
+
+
+def _dims_of(axes: Sequence[Axis]) -> Iterator[Dim]:
+    """The dimensions of an array for axes that are one dimension of a value. An axis and single elements of it are `(N 2)` or `(2 N)`."""
+    if len(axes) == 2 and sum(a.parts is not None and not a.parts.own for a in axes) == 1:
+        parts = next(a.parts for a in axes if a.parts is not None and not a.parts.own)
+        last = axes[1].parts is parts
+        axis = axes[0] if last else axes[1]
+        if axis.parts is None:
+            yield Dim(axis, Parts(parts.count, last, axis))
+            return
+    for axis in axes:
+        if axis.parts is None:
+            yield Dim(axis)
+        elif not axis.parts.own:
+            yield Dim(None, axis.parts)
+        else:  # of the parts' axes the first or, of interleaved parts, the last is cut
+            own, cut = axis.parts.own, len(axis.parts.own) - 1 if axis.parts.interleaved else 0
+            yield from (Dim(a, axis.parts if place == cut else None) for place, a in enumerate(own))
 
 
 @dataclass(frozen=True)

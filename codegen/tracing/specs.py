@@ -141,7 +141,7 @@ class _Writing:
 
     def references(self) -> Iterator[Callable[[], list[str]]]:
         """The ways to write the reference: the function's source, where its arrays are the spec's, then the steps."""
-        squeezed = any(1 in a.value.shape for a in (*self.inputs, *self.outputs))
+        squeezed = any(1 in a.value.shape or a.is_split for a in (*self.inputs, *self.outputs))
         own = [*(a.name for a in self.inputs), *(p.name for p in self.params)]
         source = self.request.source(own, [a.name for a in self.outputs])
         if source and not squeezed:

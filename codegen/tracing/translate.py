@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.axes import Axes, Axis, Dims, added, sliced, taken
+from codegen.tracing.axes import Axes, Axis, added, sliced, taken
 from codegen.tracing.formulas import Formula, Formulas
 from codegen.tracing.steps import Atom, Number, Step, Value, plain
 
@@ -82,22 +82,22 @@ class Translator:
         """The axes of one part of a value, in order, and the number of parts; 0 for a value without parts."""
         axes: list[Axis] = []
         count = 0
-        for axis in self.axes.dims(value):
-            if axis is not None and axis.parts is not None:
+        for axis in self.axes.all(value):
+            if axis.parts is not None:
                 if count:
                     raise UserError("two axes of an array are cut", "an array of the language has parts along one axis")
                 count = axis.parts.count
-                axis = axis.parts.axis and axis.parts.axis.root
-                if axis is not None and axis.parts is not None:
+                if any(a.parts is not None for a in axis.parts.own):
                     raise UserError("a part of an axis is cut again", "cut it into more parts at once")
-            if axis is not None:
+                axes += axis.parts.own
+            else:
                 axes.append(axis)
         self._check_axes(value)
         return axes, count
 
     def _check_axes(self, value: Value) -> None:
         """Raise `UserError` for a value such as `x[:, None] - x[None, :]`, which has one axis of `x` twice."""
-        axes = [axis for axis in self.axes.dims(value) if axis is not None]
+        axes = self.axes.all(value)
         if len(set(axes)) < len(axes):
             raise UserError(
                 "two axes of one array are the same", "an axis of the language has a name: pass the array twice"
@@ -224,15 +224,9 @@ class Translator:
         axes: list[Axis] = []
         whole = True  # the axis that is cut is not among those reduced
         dims = self.axes.dims(step.inputs[0])
-        for place in step.params["axes"]:
-            axis = dims[place]
-            if axis is None:
-                continue
-            if axis.parts is not None:
-                whole = False
-                axis = axis.parts.axis and axis.parts.axis.root
-            if axis is not None:
-                axes.append(axis)
+        for axis in (a for place in step.params["axes"] for a in dims[place]):
+            whole &= axis.parts is None
+            axes += [axis] if axis.parts is None else axis.parts.own
         kind = "int" if op.startswith("arg") else given[0].kind
         attr = frozenset(axes)
         if op.startswith("arg") and (len(axes) != 1 or not whole or step.outputs[0].dtype != "int32"):
@@ -251,18 +245,20 @@ class Translator:
         return (joined,)
 
     def _scanned(self, step: Step) -> Sequence[Parts]:
-        axis = self.axes.dims(step.inputs[0])[step.params["axis"]]
-        if axis is None or axis.parts is not None:
-            raise UserError("a scan along an axis of one element, or one that is cut", "")
+        axis = self._whole("a scan", step.inputs[0], step.params["axis"])
         attr = (axis, bool(step.params["reverse"]))
         kind = DTYPES[step.outputs[0].dtype].kind
         return [tuple(self.formulas.make(SCANS[step.name], (g,), kind, attr) for g in self.parts(step.inputs[0]))]
 
     def _reshape(self, step: Step) -> Sequence[Parts]:
-        given = self.parts(step.inputs[0])
-        if len(given) == 1 and self.split(step.outputs[0])[1] > 1:
-            raise UserError("a reshape of a computed value that cuts an axis", "reshape the argument")
-        return [given]
+        return [self.parts(step.inputs[0])]
+
+    def _whole(self, what: str, value: Atom, place: int) -> Axis:
+        """The axis of a dimension. Raises `UserError` unless it has one, of which there are no parts."""
+        found = self.axes.dims(value)[place]
+        if len(found) != 1 or found[0].parts is not None:
+            raise UserError(f"{what} along an axis of one element, or one that is cut or split", "")
+        return found[0]
 
     def _slice(self, step: Step) -> Sequence[Parts]:
         given = self.parts(step.inputs[0])
@@ -286,31 +282,40 @@ class Translator:
     _stack = _concatenate
 
     def _iota(self, step: Step) -> Sequence[Parts]:
-        axis = self.axes.dims(step.outputs[0])[step.params["dimension"]]
         kind = DTYPES[step.params["dtype"].name].kind
         make, number = self.formulas.make, self.formulas.number
-        if axis is None:
-            return [(number(0, kind),)]
-        if axis.parts is not None:
-            part = axis.parts.axis and axis.parts.axis.root
-            count, made = axis.parts.count, []
-            for i in range(count):
-                if part is None:
-                    made.append(number(i))
-                elif axis.parts.interleaved:
-                    place = make("mul", (make("index", (), "int", part), number(count)), "int")
-                    made.append(make("add", (place, number(i)), "int"))
-                else:
-                    first = make("mul", (make("size", (), "int", part), number(i)), "int") if i else number(0)
-                    made.append(make("add", (make("index", (), "int", part), first), "int"))
-        else:
-            made = [make("index", (), "int", axis)]
+        made = (number(0),)
+        for axis in self.axes.dims(step.outputs[0])[step.params["dimension"]]:
+            own, before = self._positions(axis), [make("mul", (m, number(axis.size)), "int") for m in made]
+            count = max(len(own), len(before))
+            made = tuple(make("add", (before[i % len(before)], own[i % len(own)]), "int") for i in range(count))
         return [tuple(make("cast", (m,), kind, "float32") if kind == "float" else m for m in made)]
+
+    def _positions(self, axis: Axis) -> Parts:
+        """The positions along an axis, of each of its parts."""
+        make, number = self.formulas.make, self.formulas.number
+        if axis.parts is None:
+            return (make("index", (), "int", axis),)
+        if len(axis.parts.own) > 1:
+            raise UserError("positions along an axis whose parts are split", "")
+        count, made = axis.parts.count, []
+        for i in range(count):
+            if not axis.parts.own:
+                made.append(number(i))
+                continue
+            (part,) = axis.parts.own
+            if axis.parts.interleaved:
+                place = make("mul", (make("index", (), "int", part), number(count)), "int")
+                made.append(make("add", (place, number(i)), "int"))
+            else:
+                first = make("mul", (make("size", (), "int", part), number(i)), "int") if i else number(0)
+                made.append(make("add", (make("index", (), "int", part), first), "int"))
+        return tuple(made)
 
     def _dot_general(self, step: Step) -> Sequence[Parts]:
         (left, _), _ = step.params["dimension_numbers"]
         dims = self.axes.dims(step.inputs[0])
-        contracted = [a for a in (dims[i] for i in left) if a is not None]
+        contracted = [a for i in left for a in dims[i]]
         if not contracted or any(c.parts is not None for c in contracted):
             raise UserError("a product that contracts no axis, or one that is cut", "multiply, and sum over the parts")
         a, b = (self.parts(i) for i in step.inputs)
@@ -324,10 +329,10 @@ class Translator:
         how = taken(step)
         if how is None:
             raise UserError("a gather of this form", "jnp.take along one axis can be expressed")
-        axis = self.axes.dims(step.inputs[0])[how.axis]
+        axis = self._whole("a gather", step.inputs[0], how.axis)
         table, index = self.parts(step.inputs[0]), self.parts(step.inputs[1])
-        if axis is None or axis.parts is not None or len(index) > 1:
-            raise UserError("a gather along an axis of one element, or one that is cut", "")
+        if len(index) > 1:
+            raise UserError("a gather at positions that are cut", "")
         place = unwrapped(index[0], axis.size)
         make, number = self.formulas.make, self.formulas.number
         if how.batched:
@@ -343,10 +348,11 @@ class Translator:
 
     def _scatter_add(self, step: Step) -> Sequence[Parts]:
         place = added(step)
-        axis = self.axes.dims(step.inputs[0])[place] if place is not None else None
+        assert place is not None  # `Axes.see` refuses others
+        axis = self._whole("a scatter-add", step.inputs[0], place)
         table, index, value = (self.parts(i) for i in step.inputs)
-        if axis is None or axis.parts is not None or len(index) > 1 or len(value) > 1:
-            raise UserError("a scatter-add along an axis of one element, or one that is cut", "")
+        if len(index) > 1 or len(value) > 1:
+            raise UserError("a scatter-add of values that are cut", "")
         make, kind = self.formulas.make, table[0].kind
         here = make("eq", (make("index", (), "int", axis), unwrapped(index[0], axis.size)), "bool")
         added_up = make("where", (here, value[0], self.formulas.number(0, kind)), kind)
@@ -361,10 +367,6 @@ def unwrapped(index: Formula, size: int) -> Formula:
             if a is b is c and more == size:
                 return c
     return index
-
-
-def spread(dims: Dims) -> list[Axis]:
-    return [a for a in dims if a is not None]
 
 
 def translated(

@@ -16,6 +16,7 @@ from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
 from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
+MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "transpose"})
 REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
                       "cumsum", "cumprod", "cummax", "cumlogsumexp"})  # fmt: skip
 COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "tanh", "logistic", "erf", "erfc", "pow",
@@ -152,7 +153,7 @@ def _factors_apart(flat: Flat) -> Flat:
 
 
 def spread(flat: Flat) -> Flat:
-    """The same function, in which each use of a recomputed step has a step of its own."""
+    """The same function, in which each use of a recomputed step has a step of its own. What takes the result from memory shares one."""
     maker = {v: s for s in flat.steps for v in s.outputs}
     uses = Counter(v for s in flat.steps for v in {v for v in s.inputs if isinstance(v, Value)})
     kept = {v for v in flat.outputs if isinstance(v, Value)}  # the values whose own steps are needed
@@ -160,6 +161,7 @@ def spread(flat: Flat) -> Flat:
     made: list[Step] = []
     few = max((v.bytes for v in maker), default=0) // 8
     each = {s for s in flat.steps if is_recomputed(s) or _is_of_numbers(s, maker) or _is_of_labels(s, few)}
+    taking = _taking(flat)
     for step in reversed(flat.steps):
         again = step in each
         whole = [step] if not again or step.outputs[0] in kept else []
@@ -169,7 +171,7 @@ def spread(flat: Flat) -> Flat:
             for place, given in enumerate(inputs):
                 if not isinstance(given, Value) or given not in maker:
                     continue
-                several = uses[given] > 1 or len(whole) > 1
+                several = (uses[given] > 1 or len(whole) > 1) and step not in taking
                 if several and not one.inner and maker[given] in each and len(made) < 4 * len(flat.steps):
                     inputs[place] = copy = Value(given.shape, given.dtype)
                     copies.setdefault(given, []).append(copy)
@@ -177,6 +179,21 @@ def spread(flat: Flat) -> Flat:
                     kept.add(given)
             made.append(replace(one, inputs=tuple(inputs)))
     return Flat(flat.inputs, tuple(reversed(made)), flat.outputs)
+
+
+def _taking(flat: Flat) -> set[Step]:
+    """The steps that take what is written to memory, as products do, and those that only bring it into another form for them."""
+    users: dict[Value, list[Step]] = {}
+    for step in flat.steps:
+        for value in {v for v in step.inputs if isinstance(v, Value)}:
+            users.setdefault(value, []).append(step)
+    found: set[Step] = set()
+    for step in reversed(flat.steps):
+        own = [u for v in step.outputs for u in users.get(v, ())]
+        moves = step.name in MOVED and own and not set(step.outputs).intersection(flat.outputs)
+        if takes_written(step) or (moves and all(u in found for u in own)):
+            found.add(step)
+    return found
 
 
 def _is_of_numbers(step: Step, maker: Mapping[Value, Step]) -> bool:

@@ -301,20 +301,25 @@ def replacement(suggestion: Suggestion) -> list[str]:
             if s.place.line and (s.place.path, s.place.function) != (path, function)
         }
     )
+    split = [a for a in suggestion.made.outputs if a.is_split and len(names) > 1]
+    after = [f"+{indent}{a.name} = {a.name}.reshape{a.value.shape}" for a in split]
     if not whole:
         also = f", and of {', '.join(others)}" if others else ""
         new += f"  # instead of the same part of these lines{also}"
     old = [f"-{line}" for line in source] if whole else []
     kept = [] if whole else [f" {line}" for line in source]
-    head = f"@@ -{first},{len(source)} +{first},{1 if whole else len(source) + 1} @@ {function}"
-    return [f"--- {path}", f"+++ {path}", head, *old, new, *kept]
+    head = f"@@ -{first},{len(source)} +{first},{(1 if whole else len(source) + 1) + len(after)} @@ {function}"
+    return [f"--- {path}", f"+++ {path}", head, *old, new, *after, *kept]
 
 
 def call_text(suggestion: Suggestion) -> str:
-    """A call of the op, or of the library's op that is the same."""
+    """A call of the op, or of the library's op that is the same. What the op has in more dimensions is reshaped."""
     call, made = suggestion.call, suggestion.made
+    given = {a.value: f"{a.name}.reshape{a.shape}" if a.is_split else a.name for a in made.inputs}
     if call is None:
-        return f"{suggestion.name}({', '.join(a.name for a in made.inputs)})"
-    names = {a.value: a.name for a in made.inputs}
-    arrays = [names.get(suggestion.chain.inputs[place_of_input(own)], own) for _, own in call.inputs]
-    return f"{call.op}({', '.join([*arrays, *(f'{name}={value:g}' for name, value in call.params)])})"
+        text = f"{suggestion.name}({', '.join(given.values())})"
+    else:
+        arrays = [given.get(suggestion.chain.inputs[place_of_input(own)], own) for _, own in call.inputs]
+        text = f"{call.op}({', '.join([*arrays, *(f'{name}={value:g}' for name, value in call.params)])})"
+    (first, *others) = made.outputs
+    return text if others or not first.is_split else f"{text}.reshape{first.value.shape}"

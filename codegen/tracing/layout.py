@@ -53,22 +53,21 @@ def array_of(name: str, value: Value, axes: Axes, dtype: str = "") -> ArrayOf:
 
 
 def _dims_of(axes: Sequence[Axis]) -> Iterator[Dim]:
-    """The dimensions of an array for axes that are one dimension of a value. An axis and single elements of it are `(N 2)` or `(2 N)`."""
-    if len(axes) == 2 and sum(a.parts is not None and not a.parts.own for a in axes) == 1:
-        parts = next(a.parts for a in axes if a.parts is not None and not a.parts.own)
-        last = axes[1].parts is parts
-        axis = axes[0] if last else axes[1]
-        if axis.parts is None:
-            yield Dim(axis, Parts(parts.count, last, axis))
-            return
-    for axis in axes:
-        if axis.parts is None:
-            yield Dim(axis)
-        elif not axis.parts.own:
-            yield Dim(None, axis.parts)
+    """The dimensions of an array for axes that are one dimension of a value. An axis and single elements of it are `(2 N)` or `(N 2)`."""
+    left = list(axes)
+    while left:
+        axis = left.pop(0)
+        parts, after = axis.parts, left[0] if left else None
+        if parts is not None and not parts.own and after is not None and after.parts is None:
+            yield Dim(left.pop(0), Parts(parts.count, False, after))
+        elif parts is None and after is not None and after.parts is not None and not after.parts.own:
+            yield Dim(axis, Parts(after.parts.count, True, axis))
+            left.pop(0)
+        elif parts is None or not parts.own:
+            yield Dim(None if parts else axis, parts)
         else:  # of the parts' axes the first or, of interleaved parts, the last is cut
-            own, cut = axis.parts.own, len(axis.parts.own) - 1 if axis.parts.interleaved else 0
-            yield from (Dim(a, axis.parts if place == cut else None) for place, a in enumerate(own))
+            cut = len(parts.own) - 1 if parts.interleaved else 0
+            yield from (Dim(a, parts if place == cut else None) for place, a in enumerate(parts.own))
 
 
 @dataclass(frozen=True)

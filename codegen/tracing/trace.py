@@ -13,6 +13,7 @@ import jax
 from codegen.errors import Diagnostic, Span, SpecError, UserError
 from codegen.graph.names import op_name_error
 from codegen.tracing import agreement
+from codegen.tracing.axes import RESHAPE
 from codegen.tracing.naming import argument_names, proper, result_names, unique
 from codegen.tracing.reference import source_of
 from codegen.tracing.specs import Made, Param, Request, no_source, spec_of
@@ -52,6 +53,8 @@ def made_of(function: Callable[..., Any], examples: tuple[Any, ...], op: str = "
                   if isinstance(v, Value) and isinstance(w, Value)}  # fmt: skip
         request = replace(_request(function, name, flat, names, scalars), dtypes=dtypes)
         made = spec_of(request)
+        if split := [a for a in (*made.inputs, *made.outputs) if a.is_split]:
+            raise UserError(f"a reshape splits or joins dimensions of {split[0].name!r}", RESHAPE)
     except NotExpressed as error:
         raise SpecError([diagnostic(error.step.place, error.message, error.hint)]) from None
     except SpecError as error:

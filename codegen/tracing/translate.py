@@ -284,7 +284,7 @@ class Translator:
     def _iota(self, step: Step) -> Sequence[Parts]:
         kind = DTYPES[step.params["dtype"].name].kind
         make, number = self.formulas.make, self.formulas.number
-        made = (number(0),)
+        made: Parts = (number(0),)
         for axis in self.axes.dims(step.outputs[0])[step.params["dimension"]]:
             own, before = self._positions(axis), [make("mul", (m, number(axis.size)), "int") for m in made]
             count = max(len(own), len(before))

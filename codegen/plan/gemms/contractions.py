@@ -158,6 +158,9 @@ class _Splitter:
         for array in (first, second):
             for dim in array.dims:
                 own = sorted({*axes} & {*dim.names})
+                if not dim.names:
+                    message = f"'@' of {array.name!r}, of which the axis of {dim} elements has no name"
+                    raise UserError(message, "give the axis a name")
                 if own and dim.parts is not None:
                     raise UserError(
                         f"'@' over {own[0]}, of which {array.name!r} has parts", "give it an axis of its own"

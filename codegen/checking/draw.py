@@ -17,9 +17,11 @@ import numpy as np
 
 from codegen import extras
 from codegen.checking.twins import stored
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
-from codegen.plan.op import attention_in, contracted_axes
+from codegen.plan.attention import Attention
+from codegen.plan.op import Staged, attention_in, contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import in_stages
 from codegen.plan.rows.walking import ANY, in_parts
@@ -60,6 +62,27 @@ class Case:
         return (
             f"{', '.join(words)}, scale {self.scale:g}, {'with' if self.specials else 'no'} specials, seed {self.seed}"
         )
+
+
+def types_of_calls(op: AnyOp, implementation: str | None) -> tuple[Types, ...]:
+    """The bindings of an op's type variables that such an implementation runs: attention's kernels take some of them."""
+    from codegen.runtime.call.arguments import all_types
+
+    bound = tuple(all_types(op.spec))
+    if implementation in ("xla", None):
+        return bound
+    stages = op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+    def takes(types: Types) -> bool:
+        try:
+            for stage in stages:
+                if isinstance(stage.plan, Attention):
+                    stage.plan.check_types({a.name: types.dtype(a) for a in stage.spec.arrays})
+        except UserError:
+            return False
+        return True
+
+    return tuple(filter(takes, bound)) or bound
 
 
 def cases(
@@ -111,7 +134,7 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
     last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
     columns = op.plan.kind in ("column", "row+column")
-    least = {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
+    least = _least(op)
     last = next(iter(least), last)
     even = _even(op, dtypes)
     extents: dict[str, int] = {}
@@ -133,6 +156,11 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
     return rows, extents
 
 
+def _least(op: AnyOp) -> dict[str, int]:
+    """The least sizes of axes of which elements are selected."""
+    return {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
+
+
 def _even(op: AnyOp, dtypes: Mapping[str, str]) -> set[str]:
     """The axes with an even size: the last ones of arrays of 4-bit numbers, which kernels read by the byte."""
     last = [a.dims[-1].names for a in op.spec.arrays if a.dims and DTYPES[dtypes[a.name]].packed]
@@ -149,7 +177,7 @@ def _product_sizes(
     pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
-    contracted, even = contracted_axes(op.plan), _even(op, dtypes)
+    contracted, even, least = contracted_axes(op.plan), _even(op, dtypes), _least(op)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
     attention = attention_in(op.plan)
@@ -158,7 +186,8 @@ def _product_sizes(
         tiled = {axis for p in attention for axis in (p.row, p.keys[-1])}
         contracted -= heads | {axis for p in attention for axis in p.keys}
     for axis in names:
-        pool = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
+        sizes = HEADS if axis in heads else CONTRACTED if axis in contracted else TILED if axis in tiled else (1, 2, 3)
+        pool = [n + least.get(axis, 1) - 1 for n in sizes]
         extents[axis] = op.spec.extents.get(axis) or pick(
             st.sampled_from([2 * n for n in pool] if axis in even else pool)
         )

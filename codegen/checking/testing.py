@@ -26,13 +26,12 @@ from codegen.checking.gradients import check_gradient_case
 from codegen.errors import UserError
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
-from codegen.runtime.call.arguments import Types, all_types
+from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
 from codegen.shared import Tiles
-from codegen.spec.spec import Spec
 
 with extras.needed("test"):
     import hypothesis
@@ -44,9 +43,9 @@ MORE = int(os.environ.get("CODEGEN_EXAMPLES", "12" if on_gpu() else "0"))
 SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
 
-def covering(spec: Spec) -> list[Types]:
-    """Bindings of type variables in which each variable takes each of its dtypes at least once."""
-    bound = list(all_types(spec))
+def covering(op: AnyOp, implementation: str | None) -> list[Types]:
+    """Bindings of type variables in which each variable takes each of the dtypes that such an implementation runs at least once."""
+    bound = draw.types_of_calls(op, implementation)
     left = {pair for types in bound for pair in types.variables}
     found: list[Types] = []
     while left or not found:
@@ -55,25 +54,25 @@ def covering(spec: Spec) -> list[Types]:
     return found
 
 
-def one_of(op: AnyOp) -> Types:
+def one_of(op: AnyOp, bound: list[Types]) -> Types:
     """One of the bindings that cover an op's dtypes. Different ops get different ones."""
-    bound = covering(op.spec)
     return bound[zlib.crc32(op.spec.op.encode()) % len(bound)]
 
 
-def each_call(op: AnyOp, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
+def each_call(op: AnyOp, implementation: str | None, more: int, check: Callable[[Case], None], **drawn: Any) -> None:
     """Check a call with each binding that covers the op's dtypes, or with only one of them where `MORE` is 0; sometimes also a call
     with an empty array. Then check `more` calls of any binding. The number of a binding decides its call, so an op and its
     gradient have calls of the same types and sizes, and share kernels."""
-    for place, types in enumerate(covering(op.spec)):
-        if not MORE and types != one_of(op):
+    bound = covering(op, implementation)
+    for place, types in enumerate(bound):
+        if not MORE and types != one_of(op, bound):
             continue
         seed = zlib.crc32(f"{op.spec.op} {place}".encode())
         for empty in (False, True) if seed % 16 == 0 else (False,):
             # Hypothesis begins with the simplest call, whose kernel takes as long to compile as any other
             _draw(op, 2, seed, check, 1, types=(types,), empty=empty, **drawn)
     if more:
-        _draw(op, more, None, check, **drawn)
+        _draw(op, more, None, check, types=draw.types_of_calls(op, implementation), **drawn)
 
 
 def _draw(
@@ -130,9 +129,9 @@ def check_op(
         check_case(op, implementation, case, made, run)
 
     if examples is not None:
-        _draw(op, examples, seed, check)
+        _draw(op, examples, seed, check, types=draw.types_of_calls(op, implementation))
     else:
-        each_call(op, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
+        each_call(op, implementation, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
     made.demand_decisions(op.spec.op)
     return made
 
@@ -209,6 +208,6 @@ def check_gradient(
         check_gradient_case(op, implementation, case)
 
     if examples is not None:
-        _draw(op, examples, seed, check, specials=False)
+        _draw(op, examples, seed, check, types=draw.types_of_calls(op, implementation), specials=False)
         return
-    each_call(op, MORE // 4, check, specials=False)
+    each_call(op, implementation, MORE // 4, check, specials=False)

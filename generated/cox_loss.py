@@ -55,12 +55,12 @@ def cox_loss_stage1_chain(score, state):
     return risk
 
 
-def cox_loss_stage1_tile(walk, tile, carried, mScore, mRisk, how):
+def cox_loss_stage1_tile(walk, tile, carried, ahead, mScore, mRisk, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rScore, = at.load(mScore)
+    for at, (rScore,) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rScore),))
+    ahead.load(tile + 1)
     operands = [cox_loss_stage1_operands(*own) for own in given]
     states.append(scan.states("cumlogsumexp", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -76,8 +76,9 @@ def cox_loss_stage1_kernel(
 ):
     walk = scan.walk(how, mRisk.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumlogsumexp", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mScore)
     for tile in cutlass.range(walk.tiles):
-        cox_loss_stage1_tile(walk, tile, carried, mScore, mRisk, how)
+        cox_loss_stage1_tile(walk, tile, carried, ahead, mScore, mRisk, how)
 
 
 @cute.jit
@@ -183,12 +184,12 @@ def cox_loss_backward_stage1_chain(score, state):
     return cumlogsumexp_of_rows_n
 
 
-def cox_loss_backward_stage1_tile(walk, tile, carried, mScore, mCumlogsumexpOfRowsN, how):
+def cox_loss_backward_stage1_tile(walk, tile, carried, ahead, mScore, mCumlogsumexpOfRowsN, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rScore, = at.load(mScore)
+    for at, (rScore,) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rScore),))
+    ahead.load(tile + 1)
     operands = [cox_loss_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("cumlogsumexp", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -204,8 +205,9 @@ def cox_loss_backward_stage1_kernel(
 ):
     walk = scan.walk(how, mCumlogsumexpOfRowsN.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumlogsumexp", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mScore)
     for tile in cutlass.range(walk.tiles):
-        cox_loss_backward_stage1_tile(walk, tile, carried, mScore, mCumlogsumexpOfRowsN, how)
+        cox_loss_backward_stage1_tile(walk, tile, carried, ahead, mScore, mCumlogsumexpOfRowsN, how)
 
 
 @cute.jit
@@ -240,21 +242,20 @@ def cox_loss_backward_stage2_chain(dloss, risk, score, event, cumlogsumexp_of_ro
 
 
 def cox_loss_backward_stage2_tile(
-    walk, tile, carried, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
+    walk, tile, carried, ahead, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDloss, rRisk, rScore, rEvent, rCumlogsumexpOfRowsN = at.load(
-            flat.read(mDloss, (row,)), mRisk, mScore, mEvent, mCumlogsumexpOfRowsN,
-        )
+    for at, (rRisk, rScore, rEvent, rCumlogsumexpOfRowsN) in zip(steps, ahead.held, strict=True):
+        rDloss, = at.load(flat.read(mDloss, (row,)))
         given.append(
             (
                 device.floats(rDloss), device.floats(rRisk), device.floats(rScore), rEvent.load() != 0,
                 device.floats(rCumlogsumexpOfRowsN),
             )
         )
+    ahead.load(tile + 1)
     operands = [cox_loss_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -275,9 +276,10 @@ def cox_loss_backward_stage2_kernel(
     walk = scan.walk(how, mDscore.shape, axis=1, reverse=True)  # this thread's elements
     approx = device.narrow(mDscore)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN)
     for tile in cutlass.range(walk.tiles):
         cox_loss_backward_stage2_tile(
-            walk, tile, carried, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
+            walk, tile, carried, ahead, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
         )
 
 

@@ -49,13 +49,14 @@ def discounted_returns_chain(reward, discount, bootstrap, state):
     return y
 
 
-def discounted_returns_tile(walk, tile, carried, mReward, mDiscount, mBootstrap, mY, how):
+def discounted_returns_tile(walk, tile, carried, ahead, mReward, mDiscount, mBootstrap, mY, how):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rReward, rDiscount, rBootstrap = at.load(mReward, mDiscount, flat.read(mBootstrap, (row,), default=0.0))
+    for at, (rReward, rDiscount) in zip(steps, ahead.held, strict=True):
+        rBootstrap, = at.load(flat.read(mBootstrap, (row,), default=0.0))
         given.append((device.floats(rReward), device.floats(rDiscount), device.floats(rBootstrap),))
+    ahead.load(tile + 1)
     operands = [discounted_returns_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -73,8 +74,9 @@ def discounted_returns_kernel(
 ):
     walk = scan.walk(how, mY.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mReward, mDiscount)
     for tile in cutlass.range(walk.tiles):
-        discounted_returns_tile(walk, tile, carried, mReward, mDiscount, mBootstrap, mY, how)
+        discounted_returns_tile(walk, tile, carried, ahead, mReward, mDiscount, mBootstrap, mY, how)
 
 
 @cute.jit
@@ -111,12 +113,12 @@ def discounted_returns_backward_stage1_chain(dy, discount, state):
     return scan_of_rows_s
 
 
-def discounted_returns_backward_stage1_tile(walk, tile, carried, mDy, mDiscount, mScanOfRowsS, how):
+def discounted_returns_backward_stage1_tile(walk, tile, carried, ahead, mDy, mDiscount, mScanOfRowsS, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rDiscount = at.load(mDy, mDiscount)
+    for at, (rDy, rDiscount) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rDy), device.floats(rDiscount),))
+    ahead.load(tile + 1)
     operands = [discounted_returns_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -133,8 +135,9 @@ def discounted_returns_backward_stage1_kernel(
 ):
     walk = scan.walk(how, mScanOfRowsS.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mDiscount)
     for tile in cutlass.range(walk.tiles):
-        discounted_returns_backward_stage1_tile(walk, tile, carried, mDy, mDiscount, mScanOfRowsS, how)
+        discounted_returns_backward_stage1_tile(walk, tile, carried, ahead, mDy, mDiscount, mScanOfRowsS, how)
 
 
 @cute.jit
@@ -167,21 +170,20 @@ def discounted_returns_backward_stage2_chain(dy, reward, discount, bootstrap, sc
 
 
 def discounted_returns_backward_stage2_tile(
-    walk, tile, carried, mDy, mReward, mDiscount, mBootstrap, mScanOfRowsS, mDreward, mDdiscount, how,
+    walk, tile, carried, ahead, mDy, mReward, mDiscount, mBootstrap, mScanOfRowsS, mDreward, mDdiscount, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rReward, rDiscount, rBootstrap, rScanOfRowsS = at.load(
-            mDy, mReward, mDiscount, flat.read(mBootstrap, (row,), default=0.0), mScanOfRowsS,
-        )
+    for at, (rDy, rReward, rDiscount, rScanOfRowsS) in zip(steps, ahead.held, strict=True):
+        rBootstrap, = at.load(flat.read(mBootstrap, (row,), default=0.0))
         given.append(
             (
                 device.floats(rDy), device.floats(rReward), device.floats(rDiscount), device.floats(rBootstrap),
                 device.floats(rScanOfRowsS),
             )
         )
+    ahead.load(tile + 1)
     operands = [discounted_returns_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -203,9 +205,10 @@ def discounted_returns_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mDreward.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mReward, mDiscount, mScanOfRowsS)
     for tile in cutlass.range(walk.tiles):
         discounted_returns_backward_stage2_tile(
-            walk, tile, carried, mDy, mReward, mDiscount, mBootstrap, mScanOfRowsS, mDreward, mDdiscount, how,
+            walk, tile, carried, ahead, mDy, mReward, mDiscount, mBootstrap, mScanOfRowsS, mDreward, mDdiscount, how,
         )
 
 

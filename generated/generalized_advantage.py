@@ -61,14 +61,14 @@ def generalized_advantage_chain(reward, value, value_after1_s, going, index_s, s
     return advantage, target
 
 
-def generalized_advantage_tile(walk, tile, carried, mReward, mValue, mGoing, mAdvantage, mTarget, gamma, decay, how):
+def generalized_advantage_tile(
+    walk, tile, carried, ahead, mReward, mValue, mGoing, mAdvantage, mTarget, gamma, decay, how,
+):
     """What a thread computes of the elements that a block has at once."""
     row, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rReward, rValue, rValueAfter1S, rGoing, rIndexS = at.load(
-            mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))), mGoing, iS,
-        )
+    for at, (rReward, rValue, rGoing) in zip(steps, ahead.held, strict=True):
+        rValueAfter1S, rIndexS = at.load(flat.read(mValue, (row, flat.back(iS, -1))), iS)
         given.append(
             (
                 device.floats(rReward), device.floats(rValue), device.floats(rValueAfter1S), device.floats(rGoing),
@@ -76,6 +76,7 @@ def generalized_advantage_tile(walk, tile, carried, mReward, mValue, mGoing, mAd
                 device.full(how.vec, gamma), device.full(how.vec, decay),
             )
         )
+    ahead.load(tile + 1)
     operands = [generalized_advantage_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -97,8 +98,11 @@ def generalized_advantage_kernel(
 ):
     walk = scan.walk(how, mAdvantage.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mReward, mValue, mGoing)
     for tile in cutlass.range(walk.tiles):
-        generalized_advantage_tile(walk, tile, carried, mReward, mValue, mGoing, mAdvantage, mTarget, gamma, decay, how)
+        generalized_advantage_tile(
+            walk, tile, carried, ahead, mReward, mValue, mGoing, mAdvantage, mTarget, gamma, decay, how,
+        )
 
 
 @cute.jit
@@ -154,18 +158,18 @@ def generalized_advantage_backward_stage1_chain(dadvantage, dtarget, going, gamm
 
 
 def generalized_advantage_backward_stage1_tile(
-    walk, tile, carried, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
+    walk, tile, carried, ahead, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDadvantage, rDtarget, rGoing = at.load(mDadvantage, mDtarget, mGoing)
+    for at, (rDadvantage, rDtarget, rGoing) in zip(steps, ahead.held, strict=True):
         given.append(
             (
                 device.floats(rDadvantage), device.floats(rDtarget), device.floats(rGoing), device.full(how.vec, gamma),
                 device.full(how.vec, decay),
             )
         )
+    ahead.load(tile + 1)
     operands = [generalized_advantage_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -185,9 +189,10 @@ def generalized_advantage_backward_stage1_kernel(
 ):
     walk = scan.walk(how, mT3.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDadvantage, mDtarget, mGoing)
     for tile in cutlass.range(walk.tiles):
         generalized_advantage_backward_stage1_tile(
-            walk, tile, carried, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
+            walk, tile, carried, ahead, mDadvantage, mDtarget, mGoing, mT3, gamma, decay, how,
         )
 
 
@@ -236,20 +241,17 @@ def generalized_advantage_backward_stage2_chain(
 
 
 def generalized_advantage_backward_stage2_tile(
-    walk, tile, carried, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma, decay,
-    how,
+    walk, tile, carried, ahead, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma,
+    decay, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     row, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        (
-            rDadvantage, rDadvantageBefore1S, rDtarget, rDtargetBefore1S, rReward, rValue, rValueAfter1S, rGoing,
-            rGoingBefore1S, rT3, rT3Before1S, rIndexS,
-        ) = at.load(
-            mDadvantage, flat.read(mDadvantage, (row, flat.back(iS, 1))), mDtarget,
-            flat.read(mDtarget, (row, flat.back(iS, 1))), mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))),
-            mGoing, flat.read(mGoing, (row, flat.back(iS, 1))), mT3, flat.read(mT3, (row, flat.back(iS, 1))), iS,
+    for at, (rDadvantage, rDtarget, rReward, rValue, rGoing, rT3) in zip(steps, ahead.held, strict=True):
+        rDadvantageBefore1S, rDtargetBefore1S, rValueAfter1S, rGoingBefore1S, rT3Before1S, rIndexS = at.load(
+            flat.read(mDadvantage, (row, flat.back(iS, 1))), flat.read(mDtarget, (row, flat.back(iS, 1))),
+            flat.read(mValue, (row, flat.back(iS, -1))), flat.read(mGoing, (row, flat.back(iS, 1))),
+            flat.read(mT3, (row, flat.back(iS, 1))), iS,
         )
         given.append(
             (
@@ -261,6 +263,7 @@ def generalized_advantage_backward_stage2_tile(
                 device.full(how.vec, decay),
             )
         )
+    ahead.load(tile + 1)
     operands = [generalized_advantage_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -287,10 +290,11 @@ def generalized_advantage_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mDreward.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3)
     for tile in cutlass.range(walk.tiles):
         generalized_advantage_backward_stage2_tile(
-            walk, tile, carried, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing, gamma,
-            decay, how,
+            walk, tile, carried, ahead, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing,
+            gamma, decay, how,
         )
 
 

@@ -62,17 +62,16 @@ def rg_lru_chain(x, r, i, decay, state, state2):
     return y
 
 
-def rg_lru_tile(walk, tile, carried, mX, mR, mI, mDecay, mState, mY, how):
+def rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rX, rR, rI, rDecay, rState = at.load(
-            mX, mR, mI, flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0),
-        )
+    for at, (rX, rR, rI) in zip(steps, ahead.held, strict=True):
+        rDecay, rState = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0))
         given.append(
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
+    ahead.load(tile + 1)
     operands = [rg_lru_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -92,8 +91,9 @@ def rg_lru_kernel(
 ):
     walk = scan.walk(how, mY.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_tile(walk, tile, carried, mX, mR, mI, mDecay, mState, mY, how)
+        rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how)
 
 
 @cute.jit
@@ -136,13 +136,14 @@ def rg_lru_frozen_stage1_chain(dy, r, decay, state):
     return scan_of_b_s_d
 
 
-def rg_lru_frozen_stage1_tile(walk, tile, carried, mDy, mR, mDecay, mScanOfBSD, how):
+def rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mR, mDecay, mScanOfBSD, how):
     """What a thread computes of the elements that a block has at once."""
     _, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rR, rDecay = at.load(mDy, mR, flat.read(mDecay, (iD,)))
+    for at, (rDy, rR) in zip(steps, ahead.held, strict=True):
+        rDecay, = at.load(flat.read(mDecay, (iD,)))
         given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay),))
+    ahead.load(tile + 1)
     operands = [rg_lru_frozen_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -160,8 +161,9 @@ def rg_lru_frozen_stage1_kernel(
 ):
     walk = scan.walk(how, mScanOfBSD.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mR)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_frozen_stage1_tile(walk, tile, carried, mDy, mR, mDecay, mScanOfBSD, how)
+        rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mR, mDecay, mScanOfBSD, how)
 
 
 @cute.jit
@@ -215,21 +217,20 @@ def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, state, scan_of_b_s_d, state2,
 
 
 def rg_lru_frozen_stage2_tile(
-    walk, tile, carried, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
+    walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rX, rR, rI, rDecay, rState, rScanOfBSD = at.load(
-            mDy, mX, mR, mI, flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0), mScanOfBSD,
-        )
+    for at, (rDy, rX, rR, rI, rScanOfBSD) in zip(steps, ahead.held, strict=True):
+        rDecay, rState = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0))
         given.append(
             (
                 device.floats(rDy), device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay),
                 device.floats(rState), device.floats(rScanOfBSD),
             )
         )
+    ahead.load(tile + 1)
     operands = [rg_lru_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -256,9 +257,10 @@ def rg_lru_frozen_stage2_kernel(
     walk = scan.walk(how, mDx.shape, axis=1, reverse=False)  # this thread's elements
     approx = device.narrow(mDx)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mX, mR, mI, mScanOfBSD)
     for tile in cutlass.range(walk.tiles):
         rg_lru_frozen_stage2_tile(
-            walk, tile, carried, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
+            walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
         )
 
 
@@ -518,17 +520,16 @@ def rg_lru_backward_stage2_chain(x, r, i, decay, state, state2):
     return scan_of_b_s_d2
 
 
-def rg_lru_backward_stage2_tile(walk, tile, carried, mX, mR, mI, mDecay, mState, mScanOfBSD2, how):
+def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rX, rR, rI, rDecay, rState = at.load(
-            mX, mR, mI, flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0),
-        )
+    for at, (rX, rR, rI) in zip(steps, ahead.held, strict=True):
+        rDecay, rState = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0))
         given.append(
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
+    ahead.load(tile + 1)
     operands = [rg_lru_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -548,8 +549,9 @@ def rg_lru_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mScanOfBSD2.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage2_tile(walk, tile, carried, mX, mR, mI, mDecay, mState, mScanOfBSD2, how)
+        rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how)
 
 
 @cute.jit

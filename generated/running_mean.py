@@ -45,13 +45,14 @@ def running_mean_chain(x, index_s, state, approx):
     return y
 
 
-def running_mean_tile(walk, tile, carried, mX, mY, how, approx):
+def running_mean_tile(walk, tile, carried, ahead, mX, mY, how, approx):
     """What a thread computes of the elements that a block has at once."""
     _, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rX, rIndexS = at.load(mX, iS)
+    for at, (rX,) in zip(steps, ahead.held, strict=True):
+        rIndexS, = at.load(iS)
         given.append((device.floats(rX), rIndexS.load().to(cutlass.Int32),))
+    ahead.load(tile + 1)
     operands = [running_mean_operands(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -68,8 +69,9 @@ def running_mean_kernel(
     walk = scan.walk(how, mY.shape, axis=1, reverse=False)  # this thread's elements
     approx = device.narrow(mY)
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mX)
     for tile in cutlass.range(walk.tiles):
-        running_mean_tile(walk, tile, carried, mX, mY, how, approx)
+        running_mean_tile(walk, tile, carried, ahead, mX, mY, how, approx)
 
 
 @cute.jit
@@ -100,13 +102,14 @@ def running_mean_backward_chain(dy, index_s, state):
     return dx
 
 
-def running_mean_backward_tile(walk, tile, carried, mDy, mDx, how):
+def running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how):
     """What a thread computes of the elements that a block has at once."""
     _, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDy, rIndexS = at.load(mDy, iS)
+    for at, (rDy,) in zip(steps, ahead.held, strict=True):
+        rIndexS, = at.load(iS)
         given.append((device.floats(rDy), rIndexS.load().to(cutlass.Int32),))
+    ahead.load(tile + 1)
     operands = [running_mean_backward_operands(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -122,8 +125,9 @@ def running_mean_backward_kernel(
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy)
     for tile in cutlass.range(walk.tiles):
-        running_mean_backward_tile(walk, tile, carried, mDy, mDx, how)
+        running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how)
 
 
 @cute.jit

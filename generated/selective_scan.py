@@ -70,14 +70,15 @@ def selective_scan_chain(x, dt, skip, step, shared, total):
     return y
 
 
-def selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mSkip, mY, how):
+def selective_scan_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mC, mSkip, mY, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
     steps, given = walk.steps(tile), []
     totals = [scan.totals(walk, ("sum",), cutlass.Float32) for _ in steps]
-    for at in steps:
-        rX, rDt, rSkip = at.load(mX, mDt, flat.read(mSkip, (iD,), default=0.0))
+    for at, (rX, rDt) in zip(steps, ahead.held, strict=True):
+        rSkip, = at.load(flat.read(mSkip, (iD,), default=0.0))
         given.append((device.floats(rX), device.floats(rDt), device.floats(rSkip),))
+    ahead.load(tile + 1)
     given = [(*own, *selective_scan_shared(*own)) for own in given]
     for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
         more, states = [], []
@@ -107,8 +108,9 @@ def selective_scan_kernel(
 ):
     walk = scan.walk(how, mY.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
+    ahead = scan.ahead(walk, mX, mDt)
     for tile in cutlass.range(walk.tiles):
-        selective_scan_tile(walk, tile, carried, mX, mDt, mA, mB, mC, mSkip, mY, how)
+        selective_scan_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mC, mSkip, mY, how)
 
 
 @cute.jit
@@ -153,16 +155,17 @@ def selective_scan_frozen_stage1_chain(dy, dt, a, c, state):
     return scan_of_b_s_d_n
 
 
-def selective_scan_frozen_stage1_tile(walk, tile, carried, mDy, mDt, mA, mC, mScanOfBSDN, how):
+def selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
+    for at, () in zip(steps, ahead.held, strict=True):
         rDy, rDt, rA, rC = at.load(
             flat.read(mDy, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mA, (iD, iN)),
             flat.read(mC, (iB, iS, iN)),
         )
         given.append((device.floats(rDy), device.floats(rDt), device.floats(rA), device.floats(rC),))
+    ahead.load(tile + 1)
     operands = [selective_scan_frozen_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -181,8 +184,9 @@ def selective_scan_frozen_stage1_kernel(
 ):
     walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk)
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage1_tile(walk, tile, carried, mDy, mDt, mA, mC, mScanOfBSDN, how)
+        selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how)
 
 
 @cute.jit
@@ -218,16 +222,17 @@ def selective_scan_frozen_stage2_chain(x, dt, a, b, state):
     return t6
 
 
-def selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how):
+def selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
+    for at, () in zip(steps, ahead.held, strict=True):
         rX, rDt, rA, rB = at.load(
             flat.read(mX, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mA, (iD, iN)),
             flat.read(mB, (iB, iS, iN)),
         )
         given.append((device.floats(rX), device.floats(rDt), device.floats(rA), device.floats(rB),))
+    ahead.load(tile + 1)
     operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -246,8 +251,9 @@ def selective_scan_frozen_stage2_kernel(
 ):
     walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk)
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_tile(walk, tile, carried, mX, mDt, mA, mB, mT6, how)
+        selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how)
 
 
 @cute.jit

@@ -160,13 +160,14 @@ def sparsemax_stage3_chain(largest, s, state):
     return above
 
 
-def sparsemax_stage3_tile(walk, tile, carried, mLargest, mS, mAbove, how):
+def sparsemax_stage3_tile(walk, tile, carried, ahead, mLargest, mS, mAbove, how):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rLargest, rS = at.load(flat.read(mLargest, (row,)), mS)
+    for at, (rS,) in zip(steps, ahead.held, strict=True):
+        rLargest, = at.load(flat.read(mLargest, (row,)))
         given.append((device.floats(rLargest), device.floats(rS),))
+    ahead.load(tile + 1)
     operands = [sparsemax_stage3_operands(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -183,8 +184,9 @@ def sparsemax_stage3_kernel(
 ):
     walk = scan.walk(how, mAbove.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mS)
     for tile in cutlass.range(walk.tiles):
-        sparsemax_stage3_tile(walk, tile, carried, mLargest, mS, mAbove, how)
+        sparsemax_stage3_tile(walk, tile, carried, ahead, mLargest, mS, mAbove, how)
 
 
 @cute.jit

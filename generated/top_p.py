@@ -181,13 +181,14 @@ def top_p_stage3_chain(s, max_of_rows, state):
     return above
 
 
-def top_p_stage3_tile(walk, tile, carried, mS, mMaxOfRows, mAbove, how):
+def top_p_stage3_tile(walk, tile, carried, ahead, mS, mMaxOfRows, mAbove, how):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rS, rMaxOfRows = at.load(mS, flat.read(mMaxOfRows, (row,)))
+    for at, (rS,) in zip(steps, ahead.held, strict=True):
+        rMaxOfRows, = at.load(flat.read(mMaxOfRows, (row,)))
         given.append((device.floats(rS), device.floats(rMaxOfRows),))
+    ahead.load(tile + 1)
     operands = [top_p_stage3_operands(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -204,8 +205,9 @@ def top_p_stage3_kernel(
 ):
     walk = scan.walk(how, mAbove.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mS)
     for tile in cutlass.range(walk.tiles):
-        top_p_stage3_tile(walk, tile, carried, mS, mMaxOfRows, mAbove, how)
+        top_p_stage3_tile(walk, tile, carried, ahead, mS, mMaxOfRows, mAbove, how)
 
 
 @cute.jit

@@ -314,12 +314,12 @@ def typical_sampling_stage5_chain(unsort_of_rows_n, state):
     return before
 
 
-def typical_sampling_stage5_tile(walk, tile, carried, mUnsortOfRowsN, mBefore, how):
+def typical_sampling_stage5_tile(walk, tile, carried, ahead, mUnsortOfRowsN, mBefore, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rUnsortOfRowsN, = at.load(mUnsortOfRowsN)
+    for at, (rUnsortOfRowsN,) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rUnsortOfRowsN),))
+    ahead.load(tile + 1)
     operands = [typical_sampling_stage5_operands(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -335,8 +335,9 @@ def typical_sampling_stage5_kernel(
 ):
     walk = scan.walk(how, mBefore.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mUnsortOfRowsN)
     for tile in cutlass.range(walk.tiles):
-        typical_sampling_stage5_tile(walk, tile, carried, mUnsortOfRowsN, mBefore, how)
+        typical_sampling_stage5_tile(walk, tile, carried, ahead, mUnsortOfRowsN, mBefore, how)
 
 
 @cute.jit

@@ -68,12 +68,12 @@ def volume_render_stage1_chain(density, distance, state):
     return cumprod_of_rows_s
 
 
-def volume_render_stage1_tile(walk, tile, carried, mDensity, mDistance, mCumprodOfRowsS, how):
+def volume_render_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDensity, rDistance = at.load(mDensity, mDistance)
+    for at, (rDensity, rDistance) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rDensity), device.floats(rDistance),))
+    ahead.load(tile + 1)
     operands = [volume_render_stage1_operands(*own) for own in given]
     states.append(scan.states("cumprod", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -90,8 +90,9 @@ def volume_render_stage1_kernel(
 ):
     walk = scan.walk(how, mCumprodOfRowsS.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumprod", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDensity, mDistance)
     for tile in cutlass.range(walk.tiles):
-        volume_render_stage1_tile(walk, tile, carried, mDensity, mDistance, mCumprodOfRowsS, how)
+        volume_render_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS, how)
 
 
 @cute.jit
@@ -252,12 +253,12 @@ def volume_render_backward_stage1_chain(density, distance, state):
     return cumprod_of_rows_s2
 
 
-def volume_render_backward_stage1_tile(walk, tile, carried, mDensity, mDistance, mCumprodOfRowsS2, how):
+def volume_render_backward_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS2, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDensity, rDistance = at.load(mDensity, mDistance)
+    for at, (rDensity, rDistance) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rDensity), device.floats(rDistance),))
+    ahead.load(tile + 1)
     operands = [volume_render_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("cumprod", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -274,8 +275,9 @@ def volume_render_backward_stage1_kernel(
 ):
     walk = scan.walk(how, mCumprodOfRowsS2.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumprod", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDensity, mDistance)
     for tile in cutlass.range(walk.tiles):
-        volume_render_backward_stage1_tile(walk, tile, carried, mDensity, mDistance, mCumprodOfRowsS2, how)
+        volume_render_backward_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS2, how)
 
 
 @cute.jit
@@ -325,22 +327,21 @@ def volume_render_backward_stage2_chain(
 
 
 def volume_render_backward_stage2_tile(
-    walk, tile, carried, mDweights, mDopacity, mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2, mDdensity,
+    walk, tile, carried, ahead, mDweights, mDopacity, mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2, mDdensity,
     mDdistance, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDweights, rDopacity, rCumprodOfRowsS, rDensity, rDistance, rCumprodOfRowsS2 = at.load(
-            mDweights, flat.read(mDopacity, (row,)), mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2,
-        )
+    for at, (rDweights, rCumprodOfRowsS, rDensity, rDistance, rCumprodOfRowsS2) in zip(steps, ahead.held, strict=True):
+        rDopacity, = at.load(flat.read(mDopacity, (row,)))
         given.append(
             (
                 device.floats(rDweights), device.floats(rDopacity), device.floats(rCumprodOfRowsS),
                 device.floats(rDensity), device.floats(rDistance), device.floats(rCumprodOfRowsS2),
             )
         )
+    ahead.load(tile + 1)
     operands = [volume_render_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -363,9 +364,10 @@ def volume_render_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mDdensity.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDweights, mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2)
     for tile in cutlass.range(walk.tiles):
         volume_render_backward_stage2_tile(
-            walk, tile, carried, mDweights, mDopacity, mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2,
+            walk, tile, carried, ahead, mDweights, mDopacity, mCumprodOfRowsS, mDensity, mDistance, mCumprodOfRowsS2,
             mDdensity, mDdistance, how,
         )
 

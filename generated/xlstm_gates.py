@@ -60,12 +60,12 @@ def xlstm_gates_chain(i, f, state, state2):
     return decay, stabiliser, weight
 
 
-def xlstm_gates_tile(walk, tile, carried, mI, mF, mDecay, mStabiliser, mWeight, how):
+def xlstm_gates_tile(walk, tile, carried, ahead, mI, mF, mDecay, mStabiliser, mWeight, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rI, rF = at.load(mI, mF)
+    for at, (rI, rF) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rI), device.floats(rF),))
+    ahead.load(tile + 1)
     operands = [xlstm_gates_operands1(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     operands = [xlstm_gates_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
@@ -88,8 +88,9 @@ def xlstm_gates_kernel(
 ):
     walk = scan.walk(how, mDecay.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("cumsum", walk, cutlass.Float32), scan.carried("cummax", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mI, mF)
     for tile in cutlass.range(walk.tiles):
-        xlstm_gates_tile(walk, tile, carried, mI, mF, mDecay, mStabiliser, mWeight, how)
+        xlstm_gates_tile(walk, tile, carried, ahead, mI, mF, mDecay, mStabiliser, mWeight, how)
 
 
 @cute.jit
@@ -156,12 +157,12 @@ def xlstm_gates_backward_stage1_chain(i, f, t8, state, state2):
     return cumsum_of_b_s_h, t3, cummax_of_b_s_h
 
 
-def xlstm_gates_backward_stage1_tile(walk, tile, carried, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how):
+def xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rI, rF = at.load(mI, mF)
+    for at, (rI, rF) in zip(steps, ahead.held, strict=True):
         given.append((device.floats(rI), device.floats(rF),))
+    ahead.load(tile + 1)
     operands = [xlstm_gates_backward_stage1_operands1(*own) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     operands = [xlstm_gates_backward_stage1_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
@@ -189,8 +190,9 @@ def xlstm_gates_backward_stage1_kernel(
         scan.carried("cumsum", walk, cutlass.Float32), scan.carried("cummax", walk, cutlass.Float32),
         scan.carried("cummax", walk, cutlass.Float32),
     ]
+    ahead = scan.ahead(walk, mI, mF)
     for tile in cutlass.range(walk.tiles):
-        xlstm_gates_backward_stage1_tile(walk, tile, carried, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how)
+        xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how)
 
 
 @cute.jit
@@ -255,21 +257,21 @@ def xlstm_gates_backward_stage2_chain(
 
 
 def xlstm_gates_backward_stage2_tile(
-    walk, tile, carried, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi, mDf, how,
+    walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi, mDf, how,
     approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at in steps:
-        rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rCummaxOfBSH, rT3 = at.load(
-            mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3,
-        )
+    for at, (
+        rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rCummaxOfBSH, rT3,
+    ) in zip(steps, ahead.held, strict=True):
         given.append(
             (
                 device.floats(rDdecay), device.floats(rDstabiliser), device.floats(rDweight), device.floats(rI),
                 device.floats(rF), device.floats(rCumsumOfBSH), device.floats(rCummaxOfBSH), device.floats(rT3),
             )
         )
+    ahead.load(tile + 1)
     operands = [xlstm_gates_backward_stage2_operands1(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     operands = [xlstm_gates_backward_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
@@ -297,10 +299,11 @@ def xlstm_gates_backward_stage2_kernel(
     walk = scan.walk(how, mDi.shape, axis=1, reverse=True)  # this thread's elements
     approx = device.narrow(mDi)
     carried = [scan.carried("scan", walk, cutlass.Float32), scan.carried("cumsum", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3)
     for tile in cutlass.range(walk.tiles):
         xlstm_gates_backward_stage2_tile(
-            walk, tile, carried, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi, mDf,
-            how, approx,
+            walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi,
+            mDf, how, approx,
         )
 
 

@@ -115,6 +115,18 @@ def _mentions(place: Place, number: int) -> bool:
 Operand: TypeAlias = cute.Tensor | Read | Axis
 
 
+def registers(vec: int, *operands: Operand) -> tuple[cute.Tensor, ...]:
+    """Registers for a vector of each operand of `Flat.load`; of an array that is left out, they hold its default."""
+    found = []
+    for own in operands:
+        if isinstance(own, Axis):
+            found.append(cute.make_rmem_tensor((vec,), Int32))
+        else:
+            own = own if isinstance(own, Read) else read(own)
+            found.append(access.registers(own.tensor, (own.parts, vec) if own.parts else (vec,), own.default, own.dtype))
+    return tuple(found)
+
+
 @dataclass(frozen=True)
 class Flat:
     """A thread's vector: `how.vec` consecutive elements of the outputs in memory order."""
@@ -140,7 +152,7 @@ class Flat:
         """Registers with the vector of each operand: an array with every element, another `read`, or an axis, for the elements'
         positions along it (int32)."""
         reads = [o if isinstance(o, (Read, Axis)) else read(o) for o in operands]
-        found = tuple(self._registers(r) for r in reads)
+        found = registers(self.how.vec, *reads)
         given = [(r, x) for r, x in zip(reads, found, strict=True) if isinstance(r, Axis) or r.tensor is not None]
         if not self.how.ragged:
             for r, x in given:
@@ -167,13 +179,6 @@ class Flat:
     def _asks(read: Read | Axis, number: int) -> bool:
         """Whether what is read depends on an axis."""
         return read == Axis(number) or _at_place(read, number)
-
-    def _registers(self, read: Read | Axis) -> cute.Tensor:
-        vec = self.how.vec
-        if isinstance(read, Axis):
-            return cute.make_rmem_tensor((vec,), Int32)
-        shape = (read.parts, vec) if read.parts else (vec,)
-        return access.registers(read.tensor, shape, read.default, read.dtype)
 
     def _own(self, tensor: cute.Tensor, parts: int) -> cute.Tensor:
         """The vector in memory of an array with every element."""

@@ -20,12 +20,13 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Int64, Numeric
+from cutlass import Boolean, Float32, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access, reduce
-from codegen.device.flat import Axis, Flat, Place
+from codegen.device.flat import Axis, Flat, Operand, Place, registers
 from codegen.device.functions import Vector
+from codegen.device.math.elementary import LOG2E
 from codegen.shared import WARP, ScanLaunch
 
 Element = tuple[Any, ...]
@@ -112,17 +113,17 @@ class Walk:
         warp = self.rank * how.along + self.warp
         thread = warp * WARP + cute.arch.lane_idx() if self.innermost else warp
         per_tile = how.cluster * how.along * (WARP if self.innermost else 1)
-        found = []
+        found, base, stride = [], Int64(0), Int64(1)
+        for i, (extent, at) in enumerate(zip(self.extents, self.first, strict=True)):
+            base = base * extent + at
+            stride = stride * extent if i > self.axis else stride
         for u in range(how.steps):
             place = ((tile * per_tile + thread) * how.steps + u) * unit
             inside = self.there & (place < size)
             place = cutlass.select_(place < size, place, size - unit)
             place = size - unit - place if self.reverse else place
             first = tuple(place if i == self.axis else f for i, f in enumerate(self.first))
-            start = Int64(0)
-            for extent, at in zip(self.extents, first, strict=True):
-                start = start * extent + at
-            start = cute.assume(start, divby=how.vec)
+            start = cute.assume(base + place * stride, divby=how.vec)
             found.append(Step(how, self.extents, start, Int64(how.vec), first, inside))
         return found
 
@@ -155,6 +156,39 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
     return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group, rank)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Registers for each of a thread's vectors, which are loaded a tile ahead: while a tile is computed, the next is in flight."""
+
+    walk: Walk
+    operands: tuple[Operand, ...]
+    held: list[tuple[cute.Tensor, ...]]
+
+    def load(self, tile: Int32) -> None:
+        """Load the vectors of a tile, if the axis has it."""
+        _load_ahead(self, tile)
+
+    def load_there(self, tile: Int32) -> None:
+        """Load the vectors of a tile."""
+        for step, held in zip(self.walk.steps(tile), self.held, strict=True):
+            for own, loaded in zip(held, step.load(*self.operands), strict=True):
+                own.store(loaded.load())
+
+
+def ahead(walk: Walk, *operands: Operand) -> Ahead:
+    """The vectors of a thread's first tile."""
+    how = walk.how
+    found = Ahead(walk, operands, [registers(how.vec, *operands) for _ in range(how.steps)])
+    found.load(Int32(0))
+    return found
+
+
+@cute.jit
+def _load_ahead(own: cutlass.Constexpr[Ahead], tile: Int32) -> None:
+    if tile < own.walk.tiles:
+        own.load_there(tile)
 
 
 # Reductions of an element's states
@@ -194,21 +228,31 @@ def _combine(op: str, first: Element, second: Element) -> Element:
         return (a + b,)
     if op == "cumprod":
         return (a * b,)
-    top = _pick((a > b) | (a != a), a, b)
+    top = _larger(a, b)
     if op == "cummax":
         return (top,)
-    base = _base(top)
-    return top, first[1] * cute.math.exp(a - base) + second[1] * cute.math.exp(b - base)
+    larger, smaller = _pick(a > b, first[1], second[1]), _pick(a > b, second[1], first[1])
+    apart = _pick(a == b, type(a)(0.0), type(a)(cute.math.abs(a - b)))  # also of equal infinities
+    return top, larger + smaller * _power(-apart)
 
 
-def _base(top: Any) -> Any:
-    """The number that exponents are relative to: 0 instead of an infinity."""
-    return _pick((top == float("inf")) | (top == -float("inf")), type(top)(0.0), top)
+def _larger(a: Numeric, b: Numeric) -> Numeric:
+    """The larger of two numbers; NaN where either is."""
+    if isinstance(a, Float32):  # one instruction
+        return Float32(cute.arch.fmax(a, b, nan=True))
+    return _pick((a > b) | (a != a), a, b)
+
+
+def _power(x: Numeric) -> Numeric:
+    """e ** x of a number x <= 0 by which a sum's smaller term is multiplied."""
+    if isinstance(x, Float32):  # by the hardware's function: see `exp_term`
+        return Float32(cute.math.exp2(x * LOG2E, fastmath=True))
+    return type(x)(cute.math.exp(x))
 
 
 def _state(op: str, element: Element) -> Any:
     if op == "cumlogsumexp":
-        return _base(element[0]) + cute.math.log(element[1])
+        return element[0] + cute.math.log(element[1])
     return element[-1]
 
 
@@ -333,8 +377,7 @@ def _elements(
         each = [_scalars(v, walk.how.vec) for v in values]
         places = [w] if not walk.innermost else list(range(walk.how.vec))
         for i in reversed(places) if walk.reverse else places:
-            element = _element(op, [numbers[i].to(dtype) for numbers in each])
-            found.append(_select(step.inside, element, _identity(op, dtype)))
+            found.append(_element(op, [numbers[i].to(dtype) for numbers in each]))
     return found
 
 

@@ -36,7 +36,7 @@ from codegen.device.functions import (
 from codegen.device.math.division import divide
 from codegen.shared import HALF_POWERS, WHOLE_POWERS
 
-_LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
+LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
 _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 * pi), that of a normal variable at 0
 
 
@@ -44,7 +44,7 @@ def exp(x: Vector, approx: bool) -> Vector:
     """e ** x within 2 ulp. Approximately, the relative error is at most 2**-17, and 2**-21 where |x| < 1. It is the
     square of e ** (x / 2), a normal number, so denormal results are kept. silu(-88) is a normal number, too."""
     if approx and x.dtype is Float32:
-        root = cute.math.exp2(x * (0.5 * _LOG2E), fastmath=True)
+        root = cute.math.exp2(x * (0.5 * LOG2E), fastmath=True)
         return root * root
     return cute.math.exp(x)
 
@@ -59,7 +59,7 @@ def exp_term(x: Vector, approx: bool) -> Vector:
     """e ** x for x <= 0, as a term of a sum whose largest term is one. Approximately by the hardware's 2 ** x, with denormal
     results flushed: within two ulp of one. Rounding the exponent adds 1.3 |x| e ** x 2**-24, less than half an ulp of one."""
     if approx and x.dtype is Float32:
-        return cute.math.exp2(x * _LOG2E, fastmath=True)
+        return cute.math.exp2(x * LOG2E, fastmath=True)
     return cute.math.exp(x)
 
 
@@ -81,7 +81,7 @@ def erfc(x: Vector, approx: bool, exact: bool) -> Vector:
     z = cute.math.abs(x)
     t = rcp(1.0 + _ERFC_SLOPE * z)
     q = polynomial(t, [c * 2.0**-24 for c in _ERFC])
-    r = _exp_larger(z * z, -_LOG2E) * (t * q)
+    r = _exp_larger(z * z, -LOG2E) * (t * q)
     return where(x >= 0.0, r, 2.0 - r)
 
 
@@ -89,7 +89,7 @@ def sigmoid(x: Vector, approx: bool) -> Vector:
     """1 / (1 + e ** -x) within 4 ulp, tail included; approximately within 2**-17 of relative error, denormal results kept."""
     if approx and x.dtype is Float32:
         # 2**-24 of both terms: where their sum overflows, the result is 0
-        power = cute.math.exp2(fma(x, -_LOG2E, -24.0), fastmath=True)
+        power = cute.math.exp2(fma(x, -LOG2E, -24.0), fastmath=True)
         return rcp(power + 2.0**-24) * 2.0**-24
     return both_sigmoids(x, False)[0]
 
@@ -126,7 +126,7 @@ def tanh(x: Vector, approx: bool) -> Vector:
     if not approx or x.dtype is not Float32:
         return cute.math.tanh(x)
     size = cute.math.abs(x)
-    far = fma(rcp(cute.math.exp2(size * (2 * _LOG2E), fastmath=True) + 1.0), -2.0, 1.0)
+    far = fma(rcp(cute.math.exp2(size * (2 * LOG2E), fastmath=True) + 1.0), -2.0, 1.0)
     near = x * fma(x * x, -1 / 3, 1.0)
     return where(size < 0.08, near, each(_with_sign_of, far, x))
 
@@ -197,14 +197,14 @@ def log2(x: Vector, approx: bool) -> Vector:
     """The logarithm to base 2; approximately within 2**-16 of relative error, denormal arguments included."""
     if not approx or x.dtype is not Float32:
         return cute.math.log2(x)
-    return _logarithm(x, _LOG2E)
+    return _logarithm(x, LOG2E)
 
 
 def _logarithm(x: Vector, scale: float) -> Vector:
     """`scale` times the natural logarithm, approximately."""
     near = x - 1.0
     far = each(_lg2, x)
-    if scale != _LOG2E:
+    if scale != LOG2E:
         far = far * (scale * _LN2)
     series = near * polynomial(near, (scale / 3, -scale / 2, scale))
     return where(cute.math.abs(near) < 0.03, series, far)
@@ -222,7 +222,7 @@ def expm1(x: Vector, approx: bool) -> Vector:
     """e ** x - 1; approximately within 2**-16 of relative error."""
     if not approx or x.dtype is not Float32:
         return cute.math.expm1(x)
-    far = cute.math.exp2(x * _LOG2E, fastmath=True) - 1.0
+    far = cute.math.exp2(x * LOG2E, fastmath=True) - 1.0
     return where(cute.math.abs(x) < 0.06, x * polynomial(x, (1 / 6, 0.5, 1.0)), far)
 
 
@@ -244,7 +244,7 @@ def cosh(x: Vector, approx: bool, exact: bool) -> Vector:
 
 def _half_powers(x: Vector) -> tuple[Vector, Vector]:
     """Half of e ** x and of e ** -x, approximately, denormal results flushed."""
-    return tuple(cute.math.exp2(fma(x, sign * _LOG2E, -1.0), fastmath=True) for sign in (1, -1))
+    return tuple(cute.math.exp2(fma(x, sign * LOG2E, -1.0), fastmath=True) for sign in (1, -1))
 
 
 def _lg2(x: Float32) -> Float32:
@@ -286,7 +286,7 @@ def dgelu(x: Vector, approx: bool, exact: bool) -> Vector:
     u = cute.math.abs(x)
     t = rcp(fma(u, _MILLS_SLOPE, 1.0))
     q = polynomial(t, _MILLS)
-    density = cute.math.exp2(fma(u * u, -0.5 * _LOG2E, _LOG2_DENSITY), fastmath=True)
+    density = cute.math.exp2(fma(u * u, -0.5 * LOG2E, _LOG2_DENSITY), fastmath=True)
     below = density * fma(q, t, -u)  # at -u
     return where(x > 0.0, 1.0 - below, below)
 

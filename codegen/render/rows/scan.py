@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of
+from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
@@ -40,6 +41,14 @@ class Reads:
 
 
 @dataclass(frozen=True)
+class ReadsAhead:
+    """The loads that are in flight while the tile before is computed."""
+
+    loads: list[str]
+    loaded: str  # the registers' names
+
+
+@dataclass(frozen=True)
 class States:
     """How a thread goes through an element's states, and reduces them."""
 
@@ -68,6 +77,7 @@ class ScanKernel(Kernel):
     settings: list[str]
     tile_params: list[str]
     reads: Reads
+    ahead: ReadsAhead
     written: list[str]
     stores: list[str]
     results: str
@@ -111,6 +121,7 @@ class ScanContext(ElementwiseContext):
                 *flags,
             ],
             reads=self.reads(of_states=False),
+            ahead=self.reads_ahead(),
             written=[self.registers(a) for a in self.plan.stores if a.mode != "flat"],
             stores=self.stores(),
             results=", ".join(s.name for s in self.plan.stores),
@@ -136,12 +147,21 @@ class ScanContext(ElementwiseContext):
         return {a.name for a in self.plan.loads if self.plan.is_of_states(a)}
 
     def reads(self, of_states: bool) -> Reads:
-        """The loads for an element, or for each of its states."""
+        """The loads for an element, or for each of its states, but for those ahead."""
         found = [a for a in self.plan.loads if self.plan.is_of_states(a) == of_states]
-        loads = {self.fragment(a): self.operand(a) for a in found if a.mode not in ("size", "table")}
+        loads = self.loads_of(a for a in found if of_states or a.mode != "flat")
         own, texts = self.of_states(), self.chain_arguments()
         arguments = [t for n, t in zip(self.vector_names(), texts, strict=True) if (n in own) == of_states]
         return Reads(list(loads.values()), ", ".join(loads) + ("," if len(loads) == 1 else ""), arguments)
+
+    def reads_ahead(self) -> ReadsAhead:
+        """The loads of arrays with every element: they wait for memory, others mostly find theirs in a cache."""
+        loads = self.loads_of(a for a in self.plan.loads if a.mode == "flat")
+        return ReadsAhead(list(loads.values()), tuple_text(loads))
+
+    def loads_of(self, accesses: Iterable[Access]) -> dict[str, str]:
+        """The operands of `Flat.load` for some accesses, by the names of their registers."""
+        return {self.fragment(a): self.operand(a) for a in accesses if a.mode not in ("size", "table")}
 
     def place_on(self, axis: str) -> str:
         """The position of the state that is computed, along one of the states' axes."""

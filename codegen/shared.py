@@ -215,6 +215,11 @@ class SelectLaunch:
         """The number of selected elements that a thread holds."""
         return -(-self.count // self.per_row)
 
+    @property
+    def few(self) -> int:
+        """The number of elements that are sorted, at most, to select the largest of them."""
+        return max(WARP, 2 << (self.count - 1).bit_length())
+
     def blocks(self, rows: int, columns: int = 0) -> int:
         """The number of blocks: one more than are full, for the last rows, or for arrays without rows."""
         del columns

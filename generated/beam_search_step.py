@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, reduce, rowwise, select
+from codegen.device import access, flat, reduce, rowwise, select, sorting
 from codegen.shared import Launch, RowLaunch, SelectLaunch
 
 SPEC = {
@@ -172,17 +172,18 @@ def beam_search_step_stage2_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
     if select.first_row(how) < mTotal.shape[0]:  # of its warp, whose threads work together
-        select.top_k(mTotal, row, mTotal.shape[0], mTotal.shape[1], how, shared)
+        found = select.top_k(mTotal, row, mTotal.shape[0], mTotal.shape[1], how, shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(found, mTotal.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
-            slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
+            slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mTotal.shape[0]):
-                place = select.rank(shared, slot, how)
                 select.put(
-                    mPlace, row, place,
+                    mPlace, row, slot,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mPlace.element_type), how.count,
                 )
                 select.put(
-                    mBest, row, place, select.value_of(shared[0][slot], mTotal.element_type).to(mBest.element_type),
+                    mBest, row, slot, select.value_of(shared[0][slot], mTotal.element_type).to(mBest.element_type),
                     how.count,
                 )
 

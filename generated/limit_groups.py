@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise, select
+from codegen.device import access, reduce, rowwise, select, sorting
 from codegen.shared import RowLaunch, SelectLaunch
 
 SPEC = {
@@ -177,13 +177,14 @@ def limit_groups_stage2_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
     if select.first_row(how) < mAddOfRowsP.shape[0]:  # of its warp, whose threads work together
-        select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[0], mAddOfRowsP.shape[1], how, shared)
+        found = select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[0], mAddOfRowsP.shape[1], how, shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(found, mAddOfRowsP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
-            slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
+            slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mAddOfRowsP.shape[0]):
-                place = select.rank(shared, slot, how)
                 select.put(
-                    mGroups, row, place,
+                    mGroups, row, slot,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mGroups.element_type), how.count,
                 )
 

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, reduce, rowwise, select
+from codegen.device import access, reduce, rowwise, select, sorting
 from codegen.shared import RowLaunch, SelectLaunch
 
 SPEC = {
@@ -167,17 +167,18 @@ def top_k_gate_stage2_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
     if select.first_row(how) < mP.shape[0]:  # of its warp, whose threads work together
-        select.top_k(mP, row, mP.shape[0], mP.shape[1], how, shared)
+        found = select.top_k(mP, row, mP.shape[0], mP.shape[1], how, shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(found, mP.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
-            slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
+            slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mP.shape[0]):
-                place = select.rank(shared, slot, how)
                 select.put(
-                    mChosen, row, place, select.value_of(shared[0][slot], mP.element_type).to(mChosen.element_type),
+                    mChosen, row, slot, select.value_of(shared[0][slot], mP.element_type).to(mChosen.element_type),
                     how.count,
                 )
                 select.put(
-                    mExperts, row, place,
+                    mExperts, row, slot,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mExperts.element_type), how.count,
                 )
 

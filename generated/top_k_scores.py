@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import select
+from codegen.device import select, sorting
 from codegen.shared import SelectLaunch
 
 SPEC = {
@@ -45,17 +45,18 @@ def top_k_scores_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     row, shared = select.row(how), select.memory(how)
     if select.first_row(how) < mScores.shape[0]:  # of its warp, whose threads work together
-        select.top_k(mScores, row, mScores.shape[0], mScores.shape[1], how, shared)
+        found = select.top_k(mScores, row, mScores.shape[0], mScores.shape[1], how, shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(found, mScores.shape[1], how, shared)
         for c in cutlass.range_constexpr(how.held):
-            slot = tidx % how.per_row + c * how.per_row  # the selected elements are in no order until here
+            slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mScores.shape[0]):
-                place = select.rank(shared, slot, how)
                 select.put(
-                    mBest, row, place, select.value_of(shared[0][slot], mScores.element_type).to(mBest.element_type),
+                    mBest, row, slot, select.value_of(shared[0][slot], mScores.element_type).to(mBest.element_type),
                     how.count,
                 )
                 select.put(
-                    mPlaces, row, place,
+                    mPlaces, row, slot,
                     device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mPlaces.element_type), how.count,
                 )
 

@@ -19,7 +19,7 @@ from codegen.device import functions as device
 from codegen.shared import WARP, SelectLaunch
 
 NOWHERE = 2**31 - 1
-FEW = 2  # elements for each thread, up to which those that may be selected are searched apart
+GROUPS = 4  # of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
 SIGN = 1 << 31
 # The last bits of a float32 that are the same in all numbers of a narrower type: keys have no such bits
 SPARE = {cutlass.BFloat16: 16, cutlass.Float16: 13, cutlass.Float8E4M3FN: 20, cutlass.Float8E5M2: 21}
@@ -45,7 +45,7 @@ def first_row(how: SelectLaunch) -> Int32:
 
 def memory(how: SelectLaunch) -> list[cute.Tensor]:
     """Shared memory for this thread's row: the keys and the positions of its selected elements, (count,) each; the numbers that its
-    warps count, (2, warps); the keys and places of elements that may be selected, (FEW * per_row,) each."""
+    warps count, (2, warps); the keys and positions of elements that may be selected, (few,) each."""
     tidx, _, _ = cute.arch.thread_idx()
     rows, allocator = how.threads // how.per_row, SmemAllocator()
     own = tidx // how.per_row
@@ -54,7 +54,7 @@ def memory(how: SelectLaunch) -> list[cute.Tensor]:
     keys, places = (allocator.allocate_tensor(d, layout, whole)[own, None] for d in (Uint32, Int32))
     warps = max(how.per_row // WARP, 1)
     counts = allocator.allocate_tensor(Int32, cute.make_layout((2, warps)), 16)
-    few = cute.make_layout((rows, FEW * how.per_row), stride=(FEW * how.per_row, 1))
+    few = cute.make_layout((rows, how.few), stride=(how.few, 1))
     return [keys, places, counts, *(allocator.allocate_tensor(d, few, 16)[own, None] for d in (Uint32, Int32))]
 
 
@@ -83,22 +83,24 @@ def _sum(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexp
 
 
 @cute.jit
-def _before(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]) -> Int32:
-    """The sum of the numbers of a row's threads before this one."""
+def _before(own: Int32, counts: cute.Tensor, turn: Int32, per_row: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
+    """The sum of the numbers of a row's threads before this one, and of all."""
     tidx, _, _ = cute.arch.thread_idx()
     lane = tidx % WARP
     total = own
     for i in cutlass.range_constexpr(5):
         other = cute.arch.shuffle_sync_up(total, 1 << i)
         total += cutlass.select_(lane >= (1 << i), other, Int32(0))
-    found = total - own
+    found, every = total - own, cute.arch.shuffle_sync(total, WARP - 1)
     if cutlass.const_expr(per_row > WARP):
         if lane == WARP - 1:
             counts[turn % 2, tidx // WARP] = total
         cute.arch.sync_threads()
+        every = Int32(0)
         for w in cutlass.range_constexpr(per_row // WARP):
             found += cutlass.select_(w < tidx // WARP, counts[turn % 2, w], Int32(0))
-    return found
+            every += counts[turn % 2, w]
+    return found, every
 
 
 def _one(condition: cutlass.Boolean) -> Int32:
@@ -137,13 +139,101 @@ def value_of(key: Uint32, element: type[cutlass.Numeric]) -> device.Vector:
 def top_k(
     src: cute.Tensor, row: Int32, rows: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch],
     shared: list[cute.Tensor],
-) -> None:  # fmt: skip
-    """Write the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), to the row's
-    shared memory. All lanes of a warp take part; past the last row they read that again."""
+) -> Int32:  # fmt: skip
+    """Find the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), and write those that may be
+    among them to the row's shared memory, in no order; the number of these. Where elements are taken in turn, write the largest ones
+    in order, where the selected ones are. All lanes of a warp take part; past the last row they read that again."""
+    row = cutlass.select_(row < rows, row, rows - 1)
+    found = Int32(0)
     if cutlass.const_expr(how.in_turn):
-        _take_in_turn(src, cutlass.select_(row < rows, row, rows - 1), columns, how, shared)
+        _take_in_turn(src, row, columns, how, shared)
     else:
-        _by_pieces(src, row, columns, how, shared)
+        found = _candidates(src, row, columns, how, shared)
+        if found > how.few:
+            meet(how.per_row)
+            _by_pieces(src, row, columns, how, shared)
+            found = Int32(how.count)
+            for c in cutlass.range_constexpr(how.held):
+                slot = own_of(how) + c * how.per_row
+                if slot < how.count:
+                    shared[3][slot], shared[4][slot] = shared[0][slot], shared[1][slot]
+        meet(how.per_row)
+    return found
+
+
+@cute.jit
+def _piece(
+    src: cute.Tensor, row: Int32, columns: Int32, begin: Int32, how: cutlass.Constexpr[SelectLaunch]
+) -> tuple[cute.Tensor, cute.Tensor]:
+    """This thread's elements of a piece of a row, as float32 or int32, and whether the row has them."""
+    first, step, count = begin + own_of(how) * how.vec, how.per_row * how.vec, how.vec * how.vectors
+    floating = src.element_type.is_float
+    raw = cute.make_rmem_tensor((how.vec, how.vectors), src.element_type)
+    access.load_row(src, Int64(row) * columns, first, step, columns, raw, 1, how.ragged, False, False)
+    values = cute.make_rmem_tensor((count,), Float32 if cutlass.const_expr(floating) else Int32)
+    there = cute.make_rmem_tensor((count,), cutlass.Boolean)
+    for v in cutlass.range_constexpr(how.vectors):
+        some = device.floats(raw[None, v]) if cutlass.const_expr(floating) else raw[None, v].load().to(Int32)
+        for i in cutlass.range_constexpr(how.vec):
+            values[v * how.vec + i] = some[i]
+            there[v * how.vec + i] = first + (v * step + (i if how.ragged else 0)) < columns
+    return values, there
+
+
+@cute.jit
+def _candidates(
+    src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
+) -> Int32:
+    """Write the elements of a row that reach a bound to shared memory, in no order, if these are few; their number. At least `count`
+    groups of elements have a largest element that reaches the bound. It is the largest such number."""
+    counts, few_keys, few_places = shared[2], shared[3], shared[4]
+    step, spare, floating = how.per_row * how.vec, SPARE.get(src.element_type, 0), src.element_type.is_float
+    groups = max(1, min(how.vec * how.vectors, GROUPS * how.few // 2 // how.per_row))
+    least = Float32(-float("inf")) if cutlass.const_expr(floating) else Int32(-(2**31))
+    largest = cute.make_rmem_tensor((groups,), Float32 if cutlass.const_expr(floating) else Int32)
+    largest.fill(least)
+    for begin in cutlass.range(0, columns, step * how.vectors):
+        values, there = _piece(src, row, columns, begin, how)
+        for i in cutlass.range_constexpr(how.vec * how.vectors):
+            value = cutlass.select_(there[i], values[i], least)
+            largest[i % groups] = _larger(largest[i % groups], value)
+    keys = cute.make_rmem_tensor((groups,), Uint32)
+    for i, key in enumerate(keys_of(largest.load(), spare)):
+        keys[i] = key
+    bound_key, _, turn = _least(keys, spare, how, counts, Int32(0))
+    bound, found = value_of(bound_key, src.element_type)[0], Int32(0)
+    for begin in cutlass.range(0, columns, step * how.vectors):
+        values, there = _piece(src, row, columns, begin, how)
+        reaching, own_count = Uint32(0), Int32(0)
+        for i in cutlass.range_constexpr(how.vec * how.vectors):
+            # Also of NaN, which reaches every bound, while a bound of NaN excludes none
+            reaches = there[i] & ~(values[i] < bound)
+            reaching |= cutlass.select_(reaches, Uint32(1 << i), Uint32(0))
+        own_count = Int32(cute.arch.popc(reaching))
+        slot, every = _before(own_count, counts, turn, how.per_row)
+        turn += 1
+        slot += found
+        found += every
+        while (reaching != Uint32(0)) & (slot < how.few):
+            i = Int32(cute.arch.popc(~reaching & (reaching - Uint32(1))))
+            column = begin + own_of(how) * how.vec + i // how.vec * step + i % how.vec
+            one = device.vector(src, Int64(row) * columns + column, 1)
+            few_keys[slot] = keys_of(device.floats(one) if cutlass.const_expr(floating) else one.load().to(Int32), spare)[0]
+            few_places[slot] = column
+            reaching &= reaching - Uint32(1)
+            slot += 1
+    return found
+
+
+def _larger(a: cutlass.Numeric, b: cutlass.Numeric) -> cutlass.Numeric:
+    """The larger of two numbers; NaN where either is."""
+    return Float32(cute.arch.fmax(a, b, nan=True)) if isinstance(a, Float32) else cutlass.select_(a > b, a, b)
+
+
+def own_of(how: SelectLaunch) -> Int32:
+    """The number of this thread among those of its row."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return tidx % how.per_row
 
 
 def _sort_down(held: cute.Tensor) -> None:
@@ -247,56 +337,11 @@ def _by_pieces(
                 keys[v * vec + i] = cutlass.select_(left >= 0, found[i], Uint32(0))
         for c in cutlass.range_constexpr(held):
             far[elements + c] = columns - 1 - kept[c]
-        if cutlass.const_expr(elements + held > 5 * FEW and per_row >= how.count):
-            turn = _choose_from_few(keys, far, spare, most, columns, how, shared, turn)
-        else:
-            turn = _choose(keys, far, spare, most, columns, how, shared, turn)
+        turn = _choose(keys, far, spare, most, columns, how, shared, turn)
         for c in cutlass.range_constexpr(held):
             if own + c * per_row < how.count:
                 keys[elements + c] = chosen_keys[own + c * per_row]
                 kept[c] = chosen_places[own + c * per_row]
-
-
-@cute.jit
-def _choose_from_few(
-    keys: cute.Tensor, far: cute.Tensor, spare: cutlass.Constexpr[int], most: Int32, columns: Int32,
-    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
-) -> Int32:  # fmt: skip
-    """As `_choose`, from the elements that reach a key which the largest ones of `count` threads reach, if they are few. The next
-    turn."""
-    tidx, _, _ = cute.arch.thread_idx()
-    counts, few_keys, few_far = shared[2], shared[3], shared[4]
-    own, per_row, elements = tidx % how.per_row, how.per_row, cute.size(keys)
-    largest = cute.make_rmem_tensor((1,), Uint32)
-    largest[0] = keys[0]
-    for i in cutlass.range_constexpr(1, elements):
-        largest[0] = cutlass.select_(keys[i] > largest[0], keys[i], largest[0])
-    bound, _, turn = _least(largest, spare, how, counts, turn)
-    own_count = Int32(0)
-    for i in cutlass.range_constexpr(elements):
-        own_count += _one(keys[i] >= bound)
-    total = _sum(own_count, counts, turn, per_row)
-    turn += 1
-    if total <= FEW * per_row:
-        slot = _before(own_count, counts, turn, per_row)
-        turn += 1
-        for i in cutlass.range_constexpr(elements):
-            if keys[i] >= bound:
-                few_keys[slot] = keys[i]
-                few_far[slot] = far[i]
-                slot += 1
-        meet(per_row)
-        some, some_far = cute.make_rmem_tensor((FEW,), Uint32), cute.make_rmem_tensor((FEW,), Int32)
-        some.fill(0)
-        some_far.fill(-1)
-        for c in cutlass.range_constexpr(FEW):
-            if own + c * per_row < total:
-                some[c] = few_keys[own + c * per_row]
-                some_far[c] = few_far[own + c * per_row]
-        turn = _choose(some, some_far, spare, most, columns, how, shared, turn)
-    else:
-        turn = _choose(keys, far, spare, most, columns, how, shared, turn)
-    return turn
 
 
 @cute.jit
@@ -313,7 +358,7 @@ def _choose(
     own_count = Int32(0)
     for i in cutlass.range_constexpr(cute.size(keys)):
         own_count += _one((keys[i] > least) | ((keys[i] == least) & (far[i] >= last)))
-    slot = _before(own_count, counts, turn, how.per_row)
+    slot, _ = _before(own_count, counts, turn, how.per_row)
     turn += 1
     meet(how.per_row)
     for i in cutlass.range_constexpr(cute.size(keys)):
@@ -369,19 +414,6 @@ def _last(
         last = cutlass.select_(total >= wanted, tried, last)
         place = cutlass.select_(total == wanted, Int32(0), place >> 1)
     return last, turn
-
-
-@cute.jit
-def rank(shared: list[cute.Tensor], slot: Int32, how: cutlass.Constexpr[SelectLaunch]) -> Int32:
-    """The number of a row's selected elements that come before the one in a slot."""
-    keys, places = shared[0], shared[1]
-    found = slot
-    if cutlass.const_expr(not how.in_turn):
-        key, place, found = keys[slot], places[slot], Int32(0)
-        for j in cutlass.range(how.count):
-            other = keys[j]
-            found += _one((other > key) | ((other == key) & (places[j] < place)))
-    return found
 
 
 @cute.jit

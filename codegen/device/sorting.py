@@ -60,22 +60,25 @@ def _from_lane(value: Uint64, apart: Int32) -> Uint64:
 
 
 @cute.jit
-def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Constexpr[SelectLaunch]) -> None:
+def _merge(
+    held: cute.Tensor, shared: cute.Tensor | None, run: Int32, per_row: cutlass.Constexpr[int]
+) -> None:
     """Merge every two sorted runs of `run` threads' elements, up and down in turn, into runs of twice as many."""
     tidx, _, _ = cute.arch.thread_idx()
-    own, each = tidx % how.per_row, cute.size(held)
+    own, each = tidx % per_row, cute.size(held)
     down = own & (run * 2) != 0
     apart = run
-    while apart >= WARP:
-        cute.arch.sync_threads()
-        for i in cutlass.range_constexpr(each):
-            shared[i * how.per_row + own] = held[i]
-        cute.arch.sync_threads()
-        flipped = (own & apart != 0) ^ down
-        for i in cutlass.range_constexpr(each):
-            other = shared[i * how.per_row + (own ^ apart)]
-            held[i] = cutlass.select_(_least(held[i], other, flipped), other, held[i])
-        apart = apart >> 1
+    if cutlass.const_expr(per_row > WARP):
+        while apart >= WARP:
+            cute.arch.sync_threads()
+            for i in cutlass.range_constexpr(each):
+                shared[i * per_row + own] = held[i]
+            cute.arch.sync_threads()
+            flipped = (own & apart != 0) ^ down
+            for i in cutlass.range_constexpr(each):
+                other = shared[i * per_row + (own ^ apart)]
+                held[i] = cutlass.select_(_least(held[i], other, flipped), other, held[i])
+            apart = apart >> 1
     while apart > 0:
         flipped = (own & apart != 0) ^ down
         for i in cutlass.range_constexpr(each):
@@ -83,6 +86,29 @@ def _merge(held: cute.Tensor, shared: cute.Tensor, run: Int32, how: cutlass.Cons
             held[i] = cutlass.select_(_least(held[i], other, flipped), other, held[i])
         apart = apart >> 1
     _within(held, down)
+
+
+@cute.jit
+def _sort(held: cute.Tensor, shared: cute.Tensor | None, per_row: cutlass.Constexpr[int]) -> None:
+    """Sort the elements of a row's threads, of which each has as many neighbours in the end."""
+    tidx, _, _ = cute.arch.thread_idx()
+    own, each = tidx % per_row, cute.size(held)
+    # Which of its elements a thread has at first does not matter: they know their positions
+    for step_of in cutlass.range_constexpr(each.bit_length() - 2):
+        run = 2 << step_of
+        for half in cutlass.range_constexpr(step_of + 1):
+            apart = run >> (half + 1)
+            for i in cutlass.range_constexpr(each):
+                if cutlass.const_expr(i & apart == 0):
+                    one, other = held[i], held[i + apart]
+                    swap = _least(one, other, Boolean(i & run != 0))
+                    held[i] = cutlass.select_(swap, other, one)
+                    held[i + apart] = cutlass.select_(swap, one, other)
+    _within(held, own & 1 != 0)
+    run_of = Int32(1)
+    while run_of < per_row:
+        _merge(held, shared, run_of, per_row)
+        run_of = run_of * 2
 
 
 @cute.jit
@@ -107,26 +133,35 @@ def sort(
             place = first + (v * step + i)
             element = (Uint64(keys[i]) << Uint64(32)) | Uint64(Uint32(place))
             held[v * vec + i] = cutlass.select_(place < columns, element, Uint64(NOTHING))
-    # Which of its elements a thread has at first does not matter: they know their positions
-    for step_of in cutlass.range_constexpr(each.bit_length() - 2):
-        run = 2 << step_of
-        for half in cutlass.range_constexpr(step_of + 1):
-            apart = run >> (half + 1)
-            for i in cutlass.range_constexpr(each):
-                if cutlass.const_expr(i & apart == 0):
-                    one, other = held[i], held[i + apart]
-                    swap = _least(one, other, Boolean(i & run != 0))
-                    held[i] = cutlass.select_(swap, other, one)
-                    held[i + apart] = cutlass.select_(swap, one, other)
-    _within(held, own & 1 != 0)
-    run_of = Int32(1)
-    while run_of < per_row:
-        _merge(held, shared, run_of, how)
-        run_of = run_of * 2
+    _sort(held, shared, per_row)
     select.meet(per_row)
     for i in cutlass.range_constexpr(each):
         shared[_apart(own * each + i)] = held[i]
     select.meet(per_row)
+
+
+@cute.jit
+def largest_first(found: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]) -> None:
+    """Write the largest of the `found` elements that may be selected (`select.memory`) where the selected ones are, in order. The row's
+    first warp sorts them."""
+    tidx, _, _ = cute.arch.thread_idx()
+    chosen_keys, chosen_places, few_keys, few_places = shared[0], shared[1], shared[3], shared[4]
+    own, each = tidx % how.per_row, how.few // WARP
+    if own < WARP:
+        held = cute.make_rmem_tensor((each,), Uint64)
+        for i in cutlass.range_constexpr(each):
+            slot = i * WARP + own
+            held[i] = Uint64(NOTHING)
+            if slot < found:  # of equal keys, the first in the row is the largest
+                left = Uint64(Uint32(columns - 1 - few_places[slot]))
+                held[i] = ~((Uint64(few_keys[slot]) << Uint64(32)) | left)
+        _sort(held, None, WARP)
+        for i in cutlass.range_constexpr(each):
+            if own * each + i < how.count:
+                element = ~held[i]
+                chosen_keys[own * each + i] = Uint32(element >> Uint64(32))
+                chosen_places[own * each + i] = columns - 1 - Int32(Uint32(element))
+    select.meet(how.per_row)
 
 
 def _apart(slot: Int32) -> Int32:

@@ -1,9 +1,12 @@
 """The plan of a kernel that selects the largest elements of each row, in order, and of the kernel of its derivative.
 
-A warp or a block has one row at a time. Its threads hold a piece of the row, and the elements that were selected from
-earlier pieces. The k-th largest element is found bit by bit: threads count the elements that are not below a number.
-Where several elements equal it, the position of the last one that is selected is found in the same way. Each selected
-element then finds its place in the result by counting the elements that come before it.
+A warp or a block has one row at a time, and reads it twice. First each thread finds the largest element of each of its groups. The
+k-th largest of these is a bound that at least k elements reach. It is found bit by bit: threads count the numbers that are not below
+another. The elements that reach the bound are then written to shared memory, and a warp sorts them.
+
+Where too many elements reach it, the largest ones are found piece by piece. Threads hold a piece of the row, and the elements that were
+selected from earlier pieces. The k-th largest element is found bit by bit. Where several elements equal it, the position of the last
+one that is selected is found in the same way.
 
 Where few elements are selected from a short row, the threads of a row, perhaps a few of a warp, hold all of it. Each sorts its own
 elements. In turn the largest of the threads' first elements is taken.
@@ -35,6 +38,7 @@ LONG_THREAD = 16  # elements of a row for each thread, from which on a block has
 WARP_ROW = 1024  # elements up to which a warp has it
 MOST_THREADS = 1024
 BLOCK = 128  # threads of a block whose warps have a row each
+BUSY = 132 * 512  # threads that keep a large GPU's memory busy
 PLACED_AT_ONCE = 8  # gradients that registers hold
 IN_TURN = 16  # elements that are taken in turn, at most, of a row that a warp holds
 SORTED = 2**13  # elements of a row that is sorted: a block's registers and shared memory hold them
@@ -62,7 +66,7 @@ class Selection(Unreduced):
 
     @property
     def counted(self) -> tuple[tuple[int, ...], ...]:
-        return ((len(self.groups) - 1,),)
+        return (len(self.groups) - 1,), (0,)
 
     @property
     def source(self) -> Array:
@@ -92,10 +96,19 @@ class Selection(Unreduced):
         del arch  # it is the same on every architecture
         found, size = self.by_pieces(dtypes, extents, schedule), extents.columns
         if size is None or size > WARP * THREAD_ELEMENTS or self.selected.count > IN_TURN:
-            return found
+            return self.by_bound(found, extents)
         per_row = threads_of_row(size, found.vec)
         vectors = _power_of_two(-(-size // (per_row * found.vec)))
         return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True)
+
+    def by_bound(self, found: SelectLaunch, extents: Extents) -> SelectLaunch:
+        """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are too few to keep
+        a GPU busy."""
+        per_row, size, rows = WARP, extents.inner or WARP_ROW, extents.rows or BUSY
+        while per_row < MOST_THREADS and rows * per_row < BUSY and per_row * THREAD_ELEMENTS < size:
+            per_row *= 2 if per_row > WARP else BLOCK // WARP
+        vectors = max(1, min(THREAD_ELEMENTS // found.vec, -(-size // (per_row * found.vec))))
+        return replace(found, threads=max(per_row, BLOCK), per_row=per_row, vectors=vectors)
 
     def by_pieces(self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int]) -> SelectLaunch:
         """The launch of a kernel whose rows may be longer than its threads hold."""

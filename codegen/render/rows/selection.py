@@ -47,11 +47,8 @@ class SelectionContext(Context):
 
     plan: Selection
     template = "select.py.jinja"
-    found, at, count = (
-        "shared[1][slot]",
-        "place",
-        "how.count",
-    )  # an element's position, where it is written, and of how many
+    # An element's position, where it is written, and of how many
+    found, at, count = "shared[1][slot]", "slot", "how.count"
 
     def planned(self, op: Op) -> Selection:
         assert isinstance(op.plan, Selection)
@@ -82,7 +79,7 @@ class SortContext(SelectionContext):
     """The values of the template of sorts."""
 
     template = "sort.py.jinja"
-    found, at, count = "place", "slot", "columns"
+    found, count = "place", "columns"
 
     def value(self) -> str:
         return f"sorting.value_at({self.tensors[self.plan.source.name]}, row, place, columns)"

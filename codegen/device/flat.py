@@ -269,19 +269,19 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
     if how.backwards:
         blocks, _, _ = cute.arch.grid_dim()
         bidx = blocks - 1 - bidx
-    size, vector_number = _size(extents), Int64(bidx) * how.threads + tidx
-    if how.rows > 1:
+    size, first = _size(extents), list[Int32]()
+    if how.rows > 1:  # rows are whole blocks: their number and the column need no division of 64 bits
         across, blocks = how.threads // how.rows, _blocks_across(how, extents)
-        row, column = bidx // blocks * how.rows + tidx // across, bidx % blocks * across + tidx % across
-        vector_number = Int64(row) * (extents[-1] // how.vec) + column
-    start = cute.assume(vector_number * how.vec, divby=how.vec)
-    valid = size - start
-    first: list[Int32] = []
-    rest = start
-    for i in reversed(range(len(extents))):
+        rest = Int32(bidx // blocks * how.rows + tidx // across)
+        first.append(Int32((bidx % blocks * across + tidx % across) * how.vec))
+        start = Int64(rest) * extents[-1] + first[0]
+    else:
+        start = rest = (Int64(bidx) * how.threads + tidx) * how.vec
+    start = cute.assume(start, divby=how.vec)
+    for i in reversed(range(len(extents) - len(first))):
         first.insert(0, Int32(rest % extents[i] if i else rest))
         rest = rest // extents[i]
-    return Flat(how, tuple(extents), start, valid, tuple(first))
+    return Flat(how, tuple(extents), start, size - start, tuple(first))
 
 
 def _times(parts: int, count: Int64) -> Int64:

@@ -157,9 +157,11 @@ class Adjoints:
             cotangent = self.cotangents.get(statement.name)
             if cotangent is None:
                 continue
+            if statement.at is not None and statement.at.apart and statement.at.how != "add":
+                raise UserError(f"no kernel for the gradient of 'put' with how={statement.at.how} yet")
             leaf = Leaf(cotangent.name, statement.part)
             seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
-            if statement.at is not None and statement.at.sums and statement.at.table not in self.formulas:
+            if statement.at is not None and statement.at.apart and statement.at.table not in self.formulas:
                 found[statement.at.table, None] = seed
             if id(statement.value) in self.active:
                 seed = seed if statement.at is None else self.taken_back(seed, statement.at)
@@ -280,7 +282,7 @@ class Adjoints:
         """For a table of `put`, how its gradient is written: its output's cotangent, with zeros at the indices. None for other arrays,
         and where values are added to it."""
         found = next((s for s in self.statements if s.at and s.at.table == table and s.name in self.cotangents), None)
-        if found is None or found.at is None or found.at.sums or table in self.formulas:
+        if found is None or found.at is None or found.at.apart or table in self.formulas:
             return None
         return replace(found.at, table=self.cotangents[found.name].name)
 

@@ -162,7 +162,7 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
     copies = []
     for statement in op.statements:
         output = next((a for a in op.spec.outputs if a.name == statement.name), None)
-        if output is None or (statement.at and statement.at.sums):
+        if output is None or (statement.at and statement.at.apart):
             continue
         value, width = _source(statement.value), DTYPES[binding.dtype(output)].size
         if value.op in NOT_COMPUTED or id(value) in stored:
@@ -192,7 +192,7 @@ def _traffic(op: Op, binding: Binding, shape: Shape) -> list[tuple[int, int]]:
     for s in op.statements:
         if s.at:  # a kernel of its own, which copies the value, or adds it to all of the table
             index, table = op.spec.array(s.at.index), op.spec.array(s.at.table)
-            added = array_bytes(table, shape, binding.dtype(table)) if s.at.sums else 0
+            added = array_bytes(table, shape, binding.dtype(table)) if s.at.apart else 0
             read = size(s.value) + array_bytes(index, shape, binding.dtype(index)) + added
             kernels.append((read, added or size(s.value)))
     return kernels + [(size(value), elements(axes, shape) * width) for value, axes, width in copies]

@@ -210,7 +210,7 @@ class Put:
     index: str
     axis: str
     how: str = "set"  # or add, max, min: what is there is combined with the value
-    sums: bool = False  # floats are added: a kernel writes them, and others sum those of one index in a fixed order
+    apart: bool = False  # floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
 
 
 @dataclass(frozen=True)

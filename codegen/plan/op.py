@@ -44,8 +44,8 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Summed:
-    """An output of `put` that is a table to which floats are added by index: the array of floats that stages write, and where
-    they are added."""
+    """An output of `put` that is a table with which floats are combined by index, mostly added to it: the array of floats that stages
+    write, and where they are combined."""
 
     output: str
     values: Array
@@ -75,7 +75,7 @@ class Staged(Unreduced):
     # One kernel that computes all of it where it has room (or two, `stages/parts.py`), and one that writes the `held` values too
     whole: Op | None = None
     saving: Op | None = None
-    summed: tuple[Summed, ...] = ()  # what is summed by index after the stages
+    summed: tuple[Summed, ...] = ()  # what is combined by index after the stages
     kind: str = "staged"
     collapsed: bool = False
 

@@ -44,7 +44,7 @@ def plan_of(spec: Spec) -> AnyPlan:
     """The plan of a chain: one kernel if one can compute it, else stages. Raises `SpecError` if no kernels can."""
     if "contract" in spec.read.ops:
         gemms.check(spec)
-    if any(s.at and s.at.sums for s in spec.read.statements):
+    if any(s.at and s.at.apart for s in spec.read.statements):
         return _summing(spec)
     try:
         plan = kernel_of(spec)
@@ -366,7 +366,7 @@ def _reduces_neighbours(plan: Reduction, nodes: Sequence[Node]) -> bool:
 def derived(spec: Spec) -> Op:
     """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
     `SpecError` if it has no kernel."""
-    if "contract" in spec.read.ops and not any(s.at and s.at.sums for s in spec.read.statements):
+    if "contract" in spec.read.ops and not any(s.at and s.at.apart for s in spec.read.statements):
         words = "too many products, reductions or operations for one op"
         place = Later(words, "", lambda: spec.source.diagnostic(spec.chain.span, words, ""))
         return _made(spec, _in_stages(spec, SpecError([place])))

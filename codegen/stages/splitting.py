@@ -49,7 +49,7 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
     outputs, statements = {a.name: a for a in spec.outputs}, list[Statement]()
     summed = list[Summed]()
     for statement in spec.read.statements:
-        if statement.at is not None and statement.at.sums:
+        if statement.at is not None and statement.at.apart:
             axes = written_axes(spec, outputs[statement.name], statement.at)
             dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
             dtype = str(statement.value.attr) if statement.value.op == "cast" else spec.compute

@@ -123,10 +123,10 @@ def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
     """Where `output = put(...)` writes, and the value that it writes there."""
     given = FORMS["put"].arguments(own, tree)
     how = given["how"].id if isinstance(given["how"], ast.Name) else ""
-    sums = how == "add" and own.scope.kind(output) == "float"
-    if how not in WAYS or (how != "set" and output.dtype != "int32" and not sums):
+    ordered = how in WAYS[1:] and own.scope.kind(output) == "float"
+    if how not in WAYS or (how != "set" and output.dtype != "int32" and not ordered):
         hint = (
-            "add, max and min take int32, and add takes floats: then the result does not depend on the order of threads"
+            "add, max and min take int32 and floats: then the result does not depend on the order of threads"
             if how in WAYS
             else known(how, WAYS, "there are")
         )
@@ -148,7 +148,7 @@ def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
     if len(axes) != 1 or axes[0] == ROWS or axes[0] not in array.axes or axes[0] in place.dims:
         hint = f"{array.name!r} has {', '.join(array.axes)}, and the index {', '.join(place.dims) or 'no axes'}"
         raise own.fail(given["axis"], "'put' writes along one named axis of its table, which its index lacks", hint)
-    return Put(array.name, place.attr.name, axes[0], how, sums), value
+    return Put(array.name, place.attr.name, axes[0], how, ordered), value
 
 
 def _shift(own: Operations, tree: ast.Call, given: Given) -> Node:

@@ -29,7 +29,7 @@ from codegen.runtime.ops.derived import DerivedOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding.shards import Split
-from codegen.runtime.xla.scatter import added
+from codegen.runtime.xla.scatter import combined
 from codegen.stages.choose import together
 
 
@@ -209,7 +209,7 @@ class InStages(Op[P, R]):
     def _outputs(self, key: Key, there: dict[str, jax.Array]) -> tuple[Any, ...]:
         """The outputs, from the arrays of a call and those that its stages have written, some of which are added to tables by index."""
         summed = functools.partial(sums_by_index, key.implementation, ordered=True)
-        made = {how.output: added(self.spec, how, there, summed) for how in self.plan.summed}
+        made = {how.output: combined(self.spec, how, there, summed) for how in self.plan.summed}
         return tuple((there | made)[a.name] for a in self.spec.outputs)
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:

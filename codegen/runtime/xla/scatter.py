@@ -83,16 +83,29 @@ def table_gradient(
     return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
 
 
-def added(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: Summing) -> jax.Array:
-    """An output of `put` to which floats are added, from the `arrays` of a call and those that the op's stages have written. The sum
-    of all floats at one place is added to the table's element, and rounded once."""
+def combined(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: Summing) -> jax.Array:
+    """An output of `put` with which floats are combined, from the `arrays` of a call and those that the op's stages have written. The
+    sum of all floats at one place is added to the table's element, and rounded once. An extreme does not depend on the order: XLA's
+    scatter finds it."""
     table, values, index = arrays[how.at.table], arrays[how.values.name], arrays[how.at.index]
     if any(isinstance(n, int) and n == 0 for n in (*table.shape, *values.shape, *index.shape)):
         return table
     wide = table.astype(jnp.promote_types(values.dtype, "float32"))
+    if how.at.how != "add":
+        return store(_extremes(spec, how, wide, values.astype(wide.dtype), index), table.dtype)
     scattered = Scattered(how.values.name, how.at.table, None, how.at.index, how.at.axis)
     taken = Taken(scattered, index, spec.array(how.at.index), values, how.values.axes, clamped=False)
     return store(table_gradient(spec, wide, wide, [taken], summed), table.dtype)
+
+
+def _extremes(spec: Spec, how: Summed, table: jax.Array, values: jax.Array, index: jax.Array) -> jax.Array:
+    """The largest or smallest ones of a table's elements and of the values at their places."""
+    at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
+    names = spec.array(how.output).axes
+    size = table.shape[_each(names, table.ndim).index(how.at.axis)]
+    at = jnp.where((at < 0) | (at >= size), jnp.asarray(size, at.dtype), at)
+    write = functools.partial(_write, how.at.how)
+    return _at_places((table, names), (at, spec.array(how.at.index).axes), how.at.axis, (values, how.values.axes), write)
 
 
 def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:

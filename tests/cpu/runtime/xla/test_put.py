@@ -31,6 +31,12 @@ OPS = {
         "n = table.shape[1]; b = jnp.arange(table.shape[0])[:, None]; "
         'y = table.at[b, jnp.where(i < 0, n, i)].add(x * w[..., None], mode="drop")',
     ),
+    "extremes": (
+        "table: T[B, P, D]; x: T[B, S, D]; w: float32[B, S]; i: int32[B, S]", "y: T[B, P, D]",
+        "y = put(table, x * w, i, axis=P, how=max)",
+        "n = table.shape[1]; b = jnp.arange(table.shape[0])[:, None]; "
+        'y = table.at[b, jnp.where(i < 0, n, i)].max(x * w[..., None], mode="drop")',
+    ),
     "sums_of_normalised_rows_and_more": (
         "table: T[N, P]; x: float32[N, S]; i: int32[S]; q: T[N, S]", "y: T[N, P]; r: T[N, S]",
         "m = softmax(x, axis=S); y = put(table, m, i, axis=P, how=add); r = m * q",
@@ -88,6 +94,22 @@ def test_values_at_one_place_are_added_and_those_out_of_range_are_not():
     for implementation in ("interpret", "xla"):
         out = generated.combine_experts(residual, y, weight, jnp.asarray([1, -1, 2, 1]), implementation=implementation)
         np.testing.assert_array_equal(out, [[1.0], [11.0]])
+
+
+def test_ties_share_the_gradient_of_an_extreme_and_nan_wins(tmp_path):
+    reference = 'y = table.at[jnp.where(i < 0, table.size, i)].min(2 * x, mode="drop")'
+    text = spec_text(
+        "table: float32[P]; x: float32[S]; i: int32[S]", "y: float32[P]", "y = put(table, 2 * x, i, axis=P, how=min)", reference
+    )
+    op = make_op(tmp_path, text)
+    table, x = jnp.asarray([4.0, 1.0, 7.0, 0.0]), jnp.asarray([2.0, 0.5, 3.0, 0.5, jnp.nan, -9.0])
+    i = jnp.asarray([0, 1, 2, 1, 3, -1])
+    for implementation in ("interpret", "xla"):
+        y, pulled = jax.vjp(lambda t, x, how=implementation: op(t, x, i, implementation=how), table, x)
+        np.testing.assert_array_equal(y, [4.0, 1.0, 6.0, jnp.nan])
+        dtable, dx = pulled(jnp.asarray([1.0, 3.0, 1.0, 0.0]))
+        np.testing.assert_allclose(dtable[:3], [0.5, 1.0, 0.0])
+        np.testing.assert_allclose(dx[:4], [1.0, 2.0, 2.0, 2.0])
 
 
 @pytest.mark.parametrize(("value", "dtype"), [("x", "float32"), ("cast(x, T)", "T")])

@@ -191,6 +191,10 @@ class WalkLaunch(Walk):
         return self.parts * (1 if isinstance(pieces, int) and pieces == 0 else pieces)
 
 
+# The last bits of a float32 that are the same in all numbers of a narrower type
+SPARE_BITS = {"bfloat16": 16, "float16": 13, "float8_e4m3fn": 20, "float8_e5m2": 21}
+
+
 @dataclass(frozen=True)
 class SelectLaunch:
     """The launch of a kernel that selects the largest elements of rows: what a call adds to its plan. Each launch has a
@@ -203,6 +207,7 @@ class SelectLaunch:
     vectors: int  # of a thread, of a piece of the row
     count: int  # elements that are selected
     whole: bool = False  # whether a piece is known to be the whole row, which registers then hold
+    bits: int = 32  # of a position in the row; fewer where one number of 32 bits has a key, too
     in_turn: bool = False  # whether few elements are taken in turn, from what threads hold of a whole row
 
     @property

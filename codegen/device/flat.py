@@ -123,7 +123,9 @@ def registers(vec: int, *operands: Operand) -> tuple[cute.Tensor, ...]:
             found.append(cute.make_rmem_tensor((vec,), Int32))
         else:
             own = own if isinstance(own, Read) else read(own)
-            found.append(access.registers(own.tensor, (own.parts, vec) if own.parts else (vec,), own.default, own.dtype))
+            found.append(
+                access.registers(own.tensor, (own.parts, vec) if own.parts else (vec,), own.default, own.dtype)
+            )
     return tuple(found)
 
 

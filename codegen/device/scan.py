@@ -328,7 +328,7 @@ def states(
 ) -> list[Vector]:
     """The states after (or before) each element of a thread's vectors."""
     dtype, vec, width = own.dtype, walk.how.vec, walk.width
-    columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
+    columns = [_elements(op, walk, operands, w, dtype) for w in range(width)]
     starts = [_held(op, own, w) for w in range(width)]
     if op == "scan":  # at the beginning, the initial state
         initial = _scalars(operands[0][2], vec)
@@ -368,12 +368,10 @@ def _scalars(value: Vector, vec: int) -> list[Any]:
     return [registers[i] for i in range(vec)]
 
 
-def _elements(
-    op: str, walk: Walk, steps: list[Step], operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric]
-) -> list[Element]:
-    """One scan's elements of a thread, in order; the identity for those outside the arrays."""
+def _elements(op: str, walk: Walk, operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric]) -> list[Element]:
+    """One scan's elements of a thread, in order. Those outside the arrays come after all others, whose states do not depend on them."""
     found = []
-    for step, values in zip(steps, operands, strict=True):
+    for values in operands:
         each = [_scalars(v, walk.how.vec) for v in values]
         places = [w] if not walk.innermost else list(range(walk.how.vec))
         for i in reversed(places) if walk.reverse else places:

@@ -16,13 +16,20 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
-from codegen.shared import WARP, SelectLaunch
+from codegen.shared import SPARE_BITS, WARP, SelectLaunch
 
 NOWHERE = 2**31 - 1
-GROUPS = 4  # of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
+GROUPS = (
+    4  # of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
+)
 SIGN = 1 << 31
-# The last bits of a float32 that are the same in all numbers of a narrower type: keys have no such bits
-SPARE = {cutlass.BFloat16: 16, cutlass.Float16: 13, cutlass.Float8E4M3FN: 20, cutlass.Float8E5M2: 21}
+TYPES = {
+    "bfloat16": cutlass.BFloat16,
+    "float16": cutlass.Float16,
+    "float8_e4m3fn": cutlass.Float8E4M3FN,
+    "float8_e5m2": cutlass.Float8E5M2,
+}
+SPARE = {TYPES[name]: bits for name, bits in SPARE_BITS.items()}  # keys have no such bits
 
 
 def grid(how: SelectLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
@@ -218,7 +225,9 @@ def _candidates(
             i = Int32(cute.arch.popc(~reaching & (reaching - Uint32(1))))
             column = begin + own_of(how) * how.vec + i // how.vec * step + i % how.vec
             one = device.vector(src, Int64(row) * columns + column, 1)
-            few_keys[slot] = keys_of(device.floats(one) if cutlass.const_expr(floating) else one.load().to(Int32), spare)[0]
+            few_keys[slot] = keys_of(
+                device.floats(one) if cutlass.const_expr(floating) else one.load().to(Int32), spare
+            )[0]
             few_places[slot] = column
             reaching &= reaching - Uint32(1)
             slot += 1

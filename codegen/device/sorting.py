@@ -1,12 +1,14 @@
 """Device functions of kernels that sort rows, and of their derivatives'.
 
-An element is one number of 64 bits: above, a key of 32 bits in the order of the values, and below, its position in the row. So no
+An element is one number: above, a key in the order of the values, and below, its position in the row, of 32 bits each. So no
 two elements are equal, and equal values stay in their order. A thread holds neighbouring elements in registers. A bitonic sort
 merges runs of 2, 4, 8, ... elements. Each step compares elements that are a power of two apart. The same thread has both, or
 another lane of its warp has the other, or another warp, which exchanges it through shared memory.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -53,16 +55,16 @@ def _within(held: cute.Tensor, down: Boolean) -> None:
         _exchange(held, 1 << (steps - 1 - step), down)
 
 
-def _from_lane(value: Uint64, apart: Int32) -> Uint64:
+def _from_lane(value: cutlass.Numeric, apart: Int32) -> cutlass.Numeric:
     """A lane's value in another lane."""
+    if isinstance(value, Uint32):
+        return Uint32(cute.arch.shuffle_sync_bfly(value, apart))
     high, low = (cute.arch.shuffle_sync_bfly(Uint32(v), apart) for v in (value >> Uint64(32), value))
     return (Uint64(high) << Uint64(32)) | Uint64(low)
 
 
 @cute.jit
-def _merge(
-    held: cute.Tensor, shared: cute.Tensor | None, run: Int32, per_row: cutlass.Constexpr[int]
-) -> None:
+def _merge(held: cute.Tensor, shared: Any, run: Int32, per_row: cutlass.Constexpr[int]) -> None:
     """Merge every two sorted runs of `run` threads' elements, up and down in turn, into runs of twice as many."""
     tidx, _, _ = cute.arch.thread_idx()
     own, each = tidx % per_row, cute.size(held)
@@ -89,7 +91,7 @@ def _merge(
 
 
 @cute.jit
-def _sort(held: cute.Tensor, shared: cute.Tensor | None, per_row: cutlass.Constexpr[int]) -> None:
+def _sort(held: cute.Tensor, shared: Any, per_row: cutlass.Constexpr[int]) -> None:
     """Sort the elements of a row's threads, of which each has as many neighbours in the end."""
     tidx, _, _ = cute.arch.thread_idx()
     own, each = tidx % per_row, cute.size(held)
@@ -141,26 +143,32 @@ def sort(
 
 
 @cute.jit
-def largest_first(found: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]) -> None:
+def largest_first(
+    found: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
+) -> None:
     """Write the largest of the `found` elements that may be selected (`select.memory`) where the selected ones are, in order. The row's
     first warp sorts them."""
     tidx, _, _ = cute.arch.thread_idx()
     chosen_keys, chosen_places, few_keys, few_places = shared[0], shared[1], shared[3], shared[4]
-    own, each = tidx % how.per_row, how.few // WARP
+    own, each, short = tidx % how.per_row, how.few // WARP, how.bits < 32
+    number = Uint32 if cutlass.const_expr(short) else Uint64
+    above = number(how.bits)
     if own < WARP:
-        held = cute.make_rmem_tensor((each,), Uint64)
+        held = cute.make_rmem_tensor((each,), number)
         for i in cutlass.range_constexpr(each):
             slot = i * WARP + own
-            held[i] = Uint64(NOTHING)
+            element = number(0)
             if slot < found:  # of equal keys, the first in the row is the largest
-                left = Uint64(Uint32(columns - 1 - few_places[slot]))
-                held[i] = ~((Uint64(few_keys[slot]) << Uint64(32)) | left)
+                left = Uint32(columns - 1 - few_places[slot])
+                element = (number(few_keys[slot]) << above) | number(left)
+            held[i] = ~element
         _sort(held, None, WARP)
         for i in cutlass.range_constexpr(each):
             if own * each + i < how.count:
                 element = ~held[i]
-                chosen_keys[own * each + i] = Uint32(element >> Uint64(32))
-                chosen_places[own * each + i] = columns - 1 - Int32(Uint32(element))
+                left = Uint32(element & number((1 << how.bits) - 1))
+                chosen_keys[own * each + i] = Uint32(element >> above)
+                chosen_places[own * each + i] = columns - 1 - Int32(left)
     select.meet(how.per_row)
 
 

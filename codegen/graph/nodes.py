@@ -210,7 +210,9 @@ class Put:
     index: str
     axis: str
     how: str = "set"  # or add, max, min: what is there is combined with the value
-    apart: bool = False  # floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
+    apart: bool = (
+        False  # floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
+    )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from codegen.graph.ops import NUCLEUS, PLACED, UNSORT
 from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width
 from codegen.plan.launches import Extents
 from codegen.plan.planner import Names, Planner
-from codegen.shared import WARP, SelectLaunch
+from codegen.shared import SPARE_BITS, WARP, SelectLaunch
 from codegen.spec.spec import Array, Spec
 
 MOST = 128  # elements that are selected
@@ -96,19 +96,21 @@ class Selection(Unreduced):
         del arch  # it is the same on every architecture
         found, size = self.by_pieces(dtypes, extents, schedule), extents.columns
         if size is None or size > WARP * THREAD_ELEMENTS or self.selected.count > IN_TURN:
-            return self.by_bound(found, extents)
+            return self.by_bound(found, extents, dtypes[self.source.name])
         per_row = threads_of_row(size, found.vec)
         vectors = _power_of_two(-(-size // (per_row * found.vec)))
         return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True)
 
-    def by_bound(self, found: SelectLaunch, extents: Extents) -> SelectLaunch:
+    def by_bound(self, found: SelectLaunch, extents: Extents, dtype: str) -> SelectLaunch:
         """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are too few to keep
         a GPU busy."""
         per_row, size, rows = WARP, extents.inner or WARP_ROW, extents.rows or BUSY
         while per_row < MOST_THREADS and rows * per_row < BUSY and per_row * THREAD_ELEMENTS < size:
             per_row *= 2 if per_row > WARP else BLOCK // WARP
         vectors = max(1, min(THREAD_ELEMENTS // found.vec, -(-size // (per_row * found.vec))))
-        return replace(found, threads=max(per_row, BLOCK), per_row=per_row, vectors=vectors)
+        places = (extents.columns - 1).bit_length() if extents.columns else 32
+        bits = places if places <= SPARE_BITS.get(dtype, 0) else 32
+        return replace(found, threads=max(per_row, BLOCK), per_row=per_row, vectors=vectors, bits=bits)
 
     def by_pieces(self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int]) -> SelectLaunch:
         """The launch of a kernel whose rows may be longer than its threads hold."""

@@ -105,7 +105,9 @@ def _extremes(spec: Spec, how: Summed, table: jax.Array, values: jax.Array, inde
     size = table.shape[_each(names, table.ndim).index(how.at.axis)]
     at = jnp.where((at < 0) | (at >= size), jnp.asarray(size, at.dtype), at)
     write = functools.partial(_write, how.at.how)
-    return _at_places((table, names), (at, spec.array(how.at.index).axes), how.at.axis, (values, how.values.axes), write)
+    return _at_places(
+        (table, names), (at, spec.array(how.at.index).axes), how.at.axis, (values, how.values.axes), write
+    )
 
 
 def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:

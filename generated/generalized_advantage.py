@@ -67,8 +67,8 @@ def generalized_advantage_tile(
     """What a thread computes of the elements that a block has at once."""
     row, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rReward, rValue, rGoing) in zip(steps, ahead.held, strict=True):
-        rValueAfter1S, rIndexS = at.load(flat.read(mValue, (row, flat.back(iS, -1))), iS)
+    for at, (rReward, rValue, rValueAfter1S, rGoing) in zip(steps, ahead.held, strict=True):
+        rIndexS, = at.load(iS)
         given.append(
             (
                 device.floats(rReward), device.floats(rValue), device.floats(rValueAfter1S), device.floats(rGoing),
@@ -98,7 +98,7 @@ def generalized_advantage_kernel(
 ):
     walk = scan.walk(how, mAdvantage.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mReward, mValue, mGoing)
+    ahead = scan.ahead(walk, mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))), mGoing)
     for tile in cutlass.range(walk.tiles):
         generalized_advantage_tile(
             walk, tile, carried, ahead, mReward, mValue, mGoing, mAdvantage, mTarget, gamma, decay, how,
@@ -247,12 +247,11 @@ def generalized_advantage_backward_stage2_tile(
     """What a thread computes of the elements that a block has at once."""
     row, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDadvantage, rDtarget, rReward, rValue, rGoing, rT3) in zip(steps, ahead.held, strict=True):
-        rDadvantageBefore1S, rDtargetBefore1S, rValueAfter1S, rGoingBefore1S, rT3Before1S, rIndexS = at.load(
-            flat.read(mDadvantage, (row, flat.back(iS, 1))), flat.read(mDtarget, (row, flat.back(iS, 1))),
-            flat.read(mValue, (row, flat.back(iS, -1))), flat.read(mGoing, (row, flat.back(iS, 1))),
-            flat.read(mT3, (row, flat.back(iS, 1))), iS,
-        )
+    for at, (
+        rDadvantage, rDadvantageBefore1S, rDtarget, rDtargetBefore1S, rReward, rValue, rValueAfter1S, rGoing,
+        rGoingBefore1S, rT3, rT3Before1S,
+    ) in zip(steps, ahead.held, strict=True):
+        rIndexS, = at.load(iS)
         given.append(
             (
                 device.floats(rDadvantage), device.floats(rDadvantageBefore1S), device.floats(rDtarget),
@@ -290,7 +289,11 @@ def generalized_advantage_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mDreward.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3)
+    ahead = scan.ahead(
+        walk, mDadvantage, flat.read(mDadvantage, (row, flat.back(iS, 1))), mDtarget,
+        flat.read(mDtarget, (row, flat.back(iS, 1))), mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))),
+        mGoing, flat.read(mGoing, (row, flat.back(iS, 1))), mT3, flat.read(mT3, (row, flat.back(iS, 1))),
+    )
     for tile in cutlass.range(walk.tiles):
         generalized_advantage_backward_stage2_tile(
             walk, tile, carried, ahead, mDadvantage, mDtarget, mReward, mValue, mGoing, mT3, mDreward, mDvalue, mDgoing,

@@ -159,11 +159,8 @@ def selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, 
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, () in zip(steps, ahead.held, strict=True):
-        rDy, rDt, rA, rC = at.load(
-            flat.read(mDy, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mA, (iD, iN)),
-            flat.read(mC, (iB, iS, iN)),
-        )
+    for at, (rDy, rDt, rC) in zip(steps, ahead.held, strict=True):
+        rA, = at.load(flat.read(mA, (iD, iN)))
         given.append((device.floats(rDy), device.floats(rDt), device.floats(rA), device.floats(rC),))
     ahead.load(tile + 1)
     operands = [selective_scan_frozen_stage1_operands(*own) for own in given]
@@ -184,7 +181,7 @@ def selective_scan_frozen_stage1_kernel(
 ):
     walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk)
+    ahead = scan.ahead(walk, flat.read(mDy, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mC, (iB, iS, iN)))
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how)
 
@@ -226,11 +223,8 @@ def selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, m
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, () in zip(steps, ahead.held, strict=True):
-        rX, rDt, rA, rB = at.load(
-            flat.read(mX, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mA, (iD, iN)),
-            flat.read(mB, (iB, iS, iN)),
-        )
+    for at, (rX, rDt, rB) in zip(steps, ahead.held, strict=True):
+        rA, = at.load(flat.read(mA, (iD, iN)))
         given.append((device.floats(rX), device.floats(rDt), device.floats(rA), device.floats(rB),))
     ahead.load(tile + 1)
     operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
@@ -251,7 +245,7 @@ def selective_scan_frozen_stage2_kernel(
 ):
     walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk)
+    ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)))
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how)
 

@@ -28,15 +28,19 @@ from codegen.spec.spec import Spec
 from codegen.targets import clusters
 
 THREADS = 128  # of a block, at least
-# Warps of a block that share an axis that is innermost, and one that is not. rg_lru took an H200 522 us with 16 warps, which spill
-# a few registers, and 597 us with 8, which spill none
-MOST_ALONG = {True: 8, False: 16}
+# By whether the axis is innermost: warps of a block that share an axis at most, and threads that keep a large GPU busy: as long as
+# there are fewer, more warps share an axis. An H200 took 43 us for 256 rows of 131072 with 16 warps, and 54 with 8, but 79 us for 22369
+# rows of 3000 with one or two, and 92 with 8. For sequences of which each lane has its own it took 475 us with 8 warps, and 780 with 16
+MOST_ALONG = {True: 16, False: 8}
+BUSY = {True: 128 * 1024, False: 132 * 384}
+LEAST_APART = 2  # warps that share an axis that is not innermost, at least
+UNKNOWN = 32 * 1024  # threads, where it is not known how many scans there are
 MOST_BLOCKS = 8  # of a cluster
-BUSY_CLUSTERS = 2 * 132 * 1024  # threads, where blocks share an axis: all that a GPU runs at a time
-STEPS = 16  # vectors of a thread in flight, along an axis that is not innermost, at most
+BUSY_CLUSTERS = 132 * 1024  # threads, where blocks share an axis
+STEPS = 8  # vectors of a thread at once, along an axis that is not innermost, at most
+STEPS_OF_STATES = 16  # where elements have states
 STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
 MOST_REGISTERS = 255  # of a thread with these: where they would take more, it has fewer steps
-BUSY = 132 * 1024  # threads that keep a large GPU's memory busy
 # Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element. An
 # H100 took 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 us with two elements a thread. For one sequence it took
 # 387 and 921 us
@@ -97,6 +101,10 @@ class Scan(Elementwise):
         """Whether an array has an element for each state."""
         return any(axis in access.tokens for axis, _ in self.states)
 
+    def is_ahead(self, access: Access) -> bool:
+        """Whether a thread loads an array's elements for the next tile while it computes one."""
+        return access.array is not None and self.place in access.tokens and not self.is_of_states(access)
+
     def launch(
         self,
         dtypes: Mapping[str, str],
@@ -111,25 +119,50 @@ class Scan(Elementwise):
         )
         vec = math.gcd(vec, extents.inner) if extents.inner else 1 if extents.inner is None else vec
         size, scans = extents.columns, extents.rows
-        most = MOST_ALONG_STATES if self.states else MOST_ALONG[self.innermost]
-        along, steps = 1, 1 if self.innermost else min(STEPS, max(UNROLLED // self.count // vec, 1))
-        busy = BUSY_STATES if self.states else BUSY
-        if self.innermost:
-            while along < most and (size is None or along * WARP * vec < size):
-                along *= 2
+        if self.states:
+            along, steps = self._for_states(vec, size, scans)
         else:
-            while (
-                along < most
-                and (size is None or along * steps < size)
-                and (scans is None or scans // vec * along < busy)
-            ):
-                along *= 2
-        threads = max(THREADS, along * WARP)
-        while steps > 1 and registers(steps * (STEP_REGISTERS + self.held * vec), 0) > MOST_REGISTERS:
-            steps //= 2
-        how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost)
-        shared = clusters(arch) and along == most and not self.states
+            along, steps = self._warps(vec, size, scans), 1 if self.innermost else self._steps(dtypes, vec)
+        how = ScanLaunch(vec, False, max(THREADS, along * WARP), along=along, steps=steps, apart=not self.innermost)
+        shared = clusters(arch) and along == MOST_ALONG[self.innermost] and not self.states
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
+
+    def _for_states(self, vec: int, size: int | None, scans: int | None) -> tuple[int, int]:
+        """The warps that share an axis, and the vectors of a thread at once, where an element has states."""
+        along, steps = 1, min(STEPS_OF_STATES, max(UNROLLED // self.count // vec, 1))
+        steps = 1 if self.innermost else steps
+        tile = WARP * vec if self.innermost else steps
+        while (
+            along < MOST_ALONG_STATES
+            and (size is None or along * tile < size)
+            and (self.innermost or scans is None or scans // vec * along < BUSY_STATES)
+        ):
+            along *= 2
+        return along, steps
+
+    def _warps(self, vec: int, size: int | None, scans: int | None) -> int:
+        """The warps that share an axis: as few as keep a GPU busy, which wait for each other less."""
+        along, tile = (1, WARP * vec) if self.innermost else (LEAST_APART, STEPS)
+        threads = UNKNOWN if scans is None else scans * WARP if self.innermost else scans // vec
+        while (
+            along < MOST_ALONG[self.innermost]
+            and threads * along < BUSY[self.innermost]
+            and (size is None or along * tile < size)
+        ):
+            along *= 2
+        return along
+
+    def _steps(self, dtypes: Mapping[str, str], vec: int) -> int:
+        """The vectors of a thread at once, along an axis that is not innermost: fewer where these need many registers."""
+        ahead = sum(
+            DTYPES[dtypes[a.array.name]].size
+            for a in self.loads
+            if a.array and a.array.name in dtypes and self.is_ahead(a)
+        )
+        steps = STEPS
+        while steps > 1 and registers(steps * (STEP_REGISTERS + (self.held + ahead / 4) * vec), 0) > MOST_REGISTERS:
+            steps //= 2
+        return steps
 
     def _blocks(self, how: ScanLaunch, size: int, scans: int) -> int:
         """The blocks of a cluster that share an axis of this size: as many as have elements, while a GPU runs all of them at a time."""

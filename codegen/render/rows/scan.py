@@ -149,14 +149,14 @@ class ScanContext(ElementwiseContext):
     def reads(self, of_states: bool) -> Reads:
         """The loads for an element, or for each of its states, but for those ahead."""
         found = [a for a in self.plan.loads if self.plan.is_of_states(a) == of_states]
-        loads = self.loads_of(a for a in found if of_states or a.mode != "flat")
+        loads = self.loads_of(a for a in found if of_states or not self.plan.is_ahead(a))
         own, texts = self.of_states(), self.chain_arguments()
         arguments = [t for n, t in zip(self.vector_names(), texts, strict=True) if (n in own) == of_states]
         return Reads(list(loads.values()), ", ".join(loads) + ("," if len(loads) == 1 else ""), arguments)
 
     def reads_ahead(self) -> ReadsAhead:
-        """The loads of arrays with every element: they wait for memory, others mostly find theirs in a cache."""
-        loads = self.loads_of(a for a in self.plan.loads if a.mode == "flat")
+        """The loads of arrays with elements along the scanned axis: they wait for memory, others find theirs in a cache."""
+        loads = self.loads_of(a for a in self.plan.loads if self.plan.is_ahead(a))
         return ReadsAhead(list(loads.values()), tuple_text(loads))
 
     def loads_of(self, accesses: Iterable[Access]) -> dict[str, str]:

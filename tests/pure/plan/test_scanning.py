@@ -29,14 +29,43 @@ def test_states_are_in_registers_where_a_thread_can_have_them(size, chain, kind)
 @pytest.mark.parametrize(
     ("chain", "held", "steps"),
     [
-        ("y = cumsum(x * b, axis=S)", 1, 16),
-        ("h = scan(exp(x), b, axis=S); y = h * x + b", 4, 16),
-        ("h = scan(exp(x), b, axis=S); y = h * x + b * exp(h * sin(x) + cos(x) * h * h + sin(b))", 7, 8),
+        ("y = cumsum(x * b, axis=S)", 1, 8),
+        ("h = scan(exp(x), b, axis=S); y = h * x + b", 4, 8),
+        (
+            "h = scan(exp(x), b, axis=S); z = h * sin(x) + cos(x) * h * h + sin(b)"
+            "; y = h * x + b * exp(z + h * cos(b) + h * tanh(x) + h * tanh(b))",
+            10,
+            4,
+        ),
     ],
     ids=["a sum", "a state and operands", "much that is needed after the states"],
 )
 def test_a_thread_has_as_many_steps_as_its_registers_hold(chain, held, steps):
     """The values of all of its steps are held while states are exchanged."""
-    plan = read_op("specs/made.yaml", spec_text("x: float32[S, D]; b: float32[S, D]", "y: float32[S, D]", chain)).plan
-    how = plan.launch(dict.fromkeys("xby", "float32"), Extents(16, 16), {})
+    plan = read_op("specs/made.yaml", spec_text("x: float16[S, D]; b: float16[S, D]", "y: float16[S, D]", chain)).plan
+    how = plan.launch(dict.fromkeys("xby", "float16"), Extents(16, 16), {})
     assert (plan.held, how.steps) == (held, steps)
+
+
+ROWS = read_op("specs/made.yaml", spec_text("x: float32[R, N]", "y: float32[R, N]", "y = cumsum(x, axis=N)")).plan
+COLUMNS = read_op("specs/made.yaml", spec_text("x: float32[S, D]", "y: float32[S, D]", "y = cumsum(x, axis=S)")).plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "scans", "size", "along", "cluster"),
+    [
+        (ROWS, 8192, 8192, 1, 1),
+        (ROWS, 256, 131072, 16, 1),
+        (ROWS, 1, 131072, 16, 8),
+        (ROWS, 1, 100, 1, 1),
+        (COLUMNS, 100_000, 4096, 2, 1),
+        (COLUMNS, 10_000, 4096, 8, 1),
+        (COLUMNS, 512, 4096, 8, 8),
+        (COLUMNS, 512, 40, 8, 1),
+    ],
+)
+def test_as_many_warps_share_an_axis_as_keep_a_gpu_busy(plan, scans, size, along, cluster):
+    inner = size if plan is ROWS else scans
+    how = plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_90a")
+    assert (how.along, how.cluster) == (along, cluster)
+    assert how.cluster == 1 or how.along >= how.cluster  # each warp tells one block

@@ -154,13 +154,10 @@ class Scan(Elementwise):
 
     def _steps(self, dtypes: Mapping[str, str], vec: int) -> int:
         """The vectors of a thread at once, along an axis that is not innermost: fewer where these need many registers."""
-        ahead = sum(
-            DTYPES[dtypes[a.array.name]].size
-            for a in self.loads
-            if a.array and a.array.name in dtypes and self.is_ahead(a)
-        )
-        steps = STEPS
-        while steps > 1 and registers(steps * (STEP_REGISTERS + (self.held + ahead / 4) * vec), 0) > MOST_REGISTERS:
+        loaded = {a.array.name for a in self.loads if a.array is not None and self.is_ahead(a)}
+        ahead = sum(DTYPES[dtypes[name]].size for name in loaded if name in dtypes)
+        each, steps = STEP_REGISTERS + self.held * vec + ahead * vec // 4, STEPS
+        while steps > 1 and registers(steps * each, 0) > MOST_REGISTERS:
             steps //= 2
         return steps
 

@@ -69,3 +69,4 @@ def test_as_many_warps_share_an_axis_as_keep_a_gpu_busy(plan, scans, size, along
     how = plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_90a")
     assert (how.along, how.cluster) == (along, cluster)
     assert how.cluster == 1 or how.along >= how.cluster  # each warp tells one block
+    assert plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_80").cluster == 1

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted
 from tests.making import make_op, spec_text
 from tests.turns import some
@@ -98,26 +97,6 @@ def test_a_sharded_axis_is_gathered_where_it_is_scanned(op):
     got = jax.jit(lambda *xs: op["R, S", False](*xs))(*given, jnp.asarray(h0, jnp.float32))
     for name, value in looped(a, b, h0, False).items():
         np.testing.assert_allclose(getattr(got, name), value, rtol=2e-5, atol=2e-5)
-
-
-def test_warps_share_the_scans_of_few_columns(op):
-    plan = op["R, S, D", False].plan
-    dtypes = {a.array.name: "float32" for a in (*plan.loads, *plan.stores)}
-    many = plan.launch(dtypes, Extents(4096, None, 4096, 2**20), {})
-    few = plan.launch(dtypes, Extents(64, None, 4096, 64), {})
-    short = plan.launch(dtypes, Extents(64, None, 8, 64), {})
-    assert (many.along, few.along, short.along) == (1, 16, 1)
-
-
-def test_blocks_of_a_cluster_share_a_long_axis_of_few_scans(op):
-    """As many as a GPU runs at a time, and as have elements."""
-    for axes, counts in (("R, S", {256: 4, 16: 8, 8192: 1}), ("R, S, D", {512: 8, 8192: 2, 65536: 1})):
-        plan = op[axes, False].plan
-        dtypes = {a.array.name: "float32" for a in (*plan.loads, *plan.stores)}
-        for scans, blocks in counts.items():
-            assert plan.launch(dtypes, Extents(4096, None, 2**17, scans), {}, "sm_90a").cluster == blocks
-            assert plan.launch(dtypes, Extents(4096, None, 2**17, scans), {}, "sm_80").cluster == 1
-            assert plan.launch(dtypes, Extents(4096, None, 64, scans), {}, "sm_90a").cluster == 1
 
 
 def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):

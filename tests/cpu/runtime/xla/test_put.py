@@ -99,7 +99,10 @@ def test_values_at_one_place_are_added_and_those_out_of_range_are_not():
 def test_ties_share_the_gradient_of_an_extreme_and_nan_wins(tmp_path):
     reference = 'y = table.at[jnp.where(i < 0, table.size, i)].min(2 * x, mode="drop")'
     text = spec_text(
-        "table: float32[P]; x: float32[S]; i: int32[S]", "y: float32[P]", "y = put(table, 2 * x, i, axis=P, how=min)", reference
+        "table: float32[P]; x: float32[S]; i: int32[S]",
+        "y: float32[P]",
+        "y = put(table, 2 * x, i, axis=P, how=min)",
+        reference,
     )
     op = make_op(tmp_path, text)
     table, x = jnp.asarray([4.0, 1.0, 7.0, 0.0]), jnp.asarray([2.0, 0.5, 3.0, 0.5, jnp.nan, -9.0])

@@ -58,7 +58,7 @@ def cox_loss_stage1_chain(score, state):
 def cox_loss_stage1_tile(walk, tile, carried, ahead, mScore, mRisk, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rScore,) in zip(steps, ahead.held, strict=True):
+    for (rScore,) in ahead.held:
         given.append((device.floats(rScore),))
     ahead.load(tile + 1)
     operands = [cox_loss_stage1_operands(*own) for own in given]
@@ -187,7 +187,7 @@ def cox_loss_backward_stage1_chain(score, state):
 def cox_loss_backward_stage1_tile(walk, tile, carried, ahead, mScore, mCumlogsumexpOfRowsN, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rScore,) in zip(steps, ahead.held, strict=True):
+    for (rScore,) in ahead.held:
         given.append((device.floats(rScore),))
     ahead.load(tile + 1)
     operands = [cox_loss_backward_stage1_operands(*own) for own in given]

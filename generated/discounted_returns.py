@@ -116,7 +116,7 @@ def discounted_returns_backward_stage1_chain(dy, discount, state):
 def discounted_returns_backward_stage1_tile(walk, tile, carried, ahead, mDy, mDiscount, mScanOfRowsS, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rDiscount) in zip(steps, ahead.held, strict=True):
+    for (rDy, rDiscount) in ahead.held:
         given.append((device.floats(rDy), device.floats(rDiscount),))
     ahead.load(tile + 1)
     operands = [discounted_returns_backward_stage1_operands(*own) for own in given]

@@ -98,6 +98,7 @@ def generalized_advantage_kernel(
 ):
     walk = scan.walk(how, mAdvantage.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    row, iS = walk.axes
     ahead = scan.ahead(walk, mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))), mGoing)
     for tile in cutlass.range(walk.tiles):
         generalized_advantage_tile(
@@ -162,7 +163,7 @@ def generalized_advantage_backward_stage1_tile(
 ):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDadvantage, rDtarget, rGoing) in zip(steps, ahead.held, strict=True):
+    for (rDadvantage, rDtarget, rGoing) in ahead.held:
         given.append(
             (
                 device.floats(rDadvantage), device.floats(rDtarget), device.floats(rGoing), device.full(how.vec, gamma),
@@ -289,6 +290,7 @@ def generalized_advantage_backward_stage2_kernel(
 ):
     walk = scan.walk(how, mDreward.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    row, iS = walk.axes
     ahead = scan.ahead(
         walk, mDadvantage, flat.read(mDadvantage, (row, flat.back(iS, 1))), mDtarget,
         flat.read(mDtarget, (row, flat.back(iS, 1))), mReward, mValue, flat.read(mValue, (row, flat.back(iS, -1))),

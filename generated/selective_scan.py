@@ -181,6 +181,7 @@ def selective_scan_frozen_stage1_kernel(
 ):
     walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    iB, iS, iD, iN = walk.axes
     ahead = scan.ahead(walk, flat.read(mDy, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mC, (iB, iS, iN)))
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how)
@@ -245,6 +246,7 @@ def selective_scan_frozen_stage2_kernel(
 ):
     walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
+    iB, iS, iD, iN = walk.axes
     ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)))
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how)

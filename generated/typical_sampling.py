@@ -317,7 +317,7 @@ def typical_sampling_stage5_chain(unsort_of_rows_n, state):
 def typical_sampling_stage5_tile(walk, tile, carried, ahead, mUnsortOfRowsN, mBefore, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rUnsortOfRowsN,) in zip(steps, ahead.held, strict=True):
+    for (rUnsortOfRowsN,) in ahead.held:
         given.append((device.floats(rUnsortOfRowsN),))
     ahead.load(tile + 1)
     operands = [typical_sampling_stage5_operands(*own) for own in given]

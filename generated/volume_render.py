@@ -71,7 +71,7 @@ def volume_render_stage1_chain(density, distance, state):
 def volume_render_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDensity, rDistance) in zip(steps, ahead.held, strict=True):
+    for (rDensity, rDistance) in ahead.held:
         given.append((device.floats(rDensity), device.floats(rDistance),))
     ahead.load(tile + 1)
     operands = [volume_render_stage1_operands(*own) for own in given]
@@ -256,7 +256,7 @@ def volume_render_backward_stage1_chain(density, distance, state):
 def volume_render_backward_stage1_tile(walk, tile, carried, ahead, mDensity, mDistance, mCumprodOfRowsS2, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDensity, rDistance) in zip(steps, ahead.held, strict=True):
+    for (rDensity, rDistance) in ahead.held:
         given.append((device.floats(rDensity), device.floats(rDistance),))
     ahead.load(tile + 1)
     operands = [volume_render_backward_stage1_operands(*own) for own in given]

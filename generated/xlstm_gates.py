@@ -63,7 +63,7 @@ def xlstm_gates_chain(i, f, state, state2):
 def xlstm_gates_tile(walk, tile, carried, ahead, mI, mF, mDecay, mStabiliser, mWeight, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rI, rF) in zip(steps, ahead.held, strict=True):
+    for (rI, rF) in ahead.held:
         given.append((device.floats(rI), device.floats(rF),))
     ahead.load(tile + 1)
     operands = [xlstm_gates_operands1(*own) for own in given]
@@ -160,7 +160,7 @@ def xlstm_gates_backward_stage1_chain(i, f, t8, state, state2):
 def xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (rI, rF) in zip(steps, ahead.held, strict=True):
+    for (rI, rF) in ahead.held:
         given.append((device.floats(rI), device.floats(rF),))
     ahead.load(tile + 1)
     operands = [xlstm_gates_backward_stage1_operands1(*own) for own in given]
@@ -262,9 +262,7 @@ def xlstm_gates_backward_stage2_tile(
 ):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for at, (
-        rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rCummaxOfBSH, rT3,
-    ) in zip(steps, ahead.held, strict=True):
+    for (rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rCummaxOfBSH, rT3) in ahead.held:
         given.append(
             (
                 device.floats(rDdecay), device.floats(rDstabiliser), device.floats(rDweight), device.floats(rI),

@@ -46,6 +46,7 @@ class ReadsAhead:
 
     loads: list[str]
     loaded: str  # the registers' names
+    axes: str  # the names of the axes, if the loads have any
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class ScanKernel(Kernel):
     reverse: bool
     compute: str
     extents: str
-    axes: str
+    tile_axes: str  # the names of the axes, if a tile's loads and stores have any
     settings: list[str]
     tile_params: list[str]
     reads: Reads
@@ -101,17 +102,18 @@ class ScanContext(ElementwiseContext):
         functions = [f for f in (shared, *scans, reduced, chain) if f is not None]
         asked = {name for f in functions for name in f.extra}
         flags = [n for n in self.flags if n in asked]
+        reads, of_states = self.reads(of_states=False), self.states(reduced) if reduced else None
         return ScanKernel(
             functions=functions,
             shared=shared,
             scans=scans,
             chain=chain,
-            states=self.states(reduced) if reduced else None,
+            states=of_states,
             place=self.plan.place,
             reverse=self.plan.along.reverse,
             compute=self.compute(),
             extents=self.extents(),
-            axes=self.used_axes(),
+            tile_axes=self.axes_in([*reads.loads, *(of_states.reads.loads if of_states else []), *self.stores()]),
             settings=[*([self.compute_line()] if self.wide else []), *self.flag_lines(flags)],
             tile_params=[
                 *(t.name for t in self.tensor_lines()),
@@ -120,7 +122,7 @@ class ScanContext(ElementwiseContext):
                 *(["compute"] if self.wide else []),
                 *flags,
             ],
-            reads=self.reads(of_states=False),
+            reads=reads,
             ahead=self.reads_ahead(),
             written=[self.registers(a) for a in self.plan.stores if a.mode != "flat"],
             stores=self.stores(),
@@ -157,7 +159,13 @@ class ScanContext(ElementwiseContext):
     def reads_ahead(self) -> ReadsAhead:
         """The loads of arrays with elements along the scanned axis: they wait for memory, others find theirs in a cache."""
         loads = self.loads_of(a for a in self.plan.loads if self.plan.is_ahead(a))
-        return ReadsAhead(list(loads.values()), tuple_text(loads))
+        return ReadsAhead(list(loads.values()), tuple_text(loads), self.axes_in(loads.values()))
+
+    def axes_in(self, lines: Iterable[str]) -> str:
+        """The names of the axes, if lines have any."""
+        axes = self.used_axes()
+        names = [name.strip() for name in axes.split(",") if name.strip(" _")]
+        return axes if any(self.mentions([*lines], name) for name in names) else ""
 
     def loads_of(self, accesses: Iterable[Access]) -> dict[str, str]:
         """The operands of `Flat.load` for some accesses, by the names of their registers."""

@@ -371,6 +371,7 @@ class AttentionLaunch:
     packed: bool = False  # whether a block's rows are of all that share k and v
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
     joint: bool = False  # whether one kernel computes the gradients of q, k and v
+    separate: bool = False  # whether one consumer computes the gradient of k, and the other that of v
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
     listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
@@ -382,8 +383,13 @@ class AttentionLaunch:
     @property
     def spans(self) -> tuple[int, int]:
         """The rows and the columns of these blocks: of a tile, or what divides the tiles of two kernels."""
-        columns = HELD if self.joint else self.tile_n if self.tile_m == HELD else math.gcd(HELD, self.tile_n)
+        columns = HELD if self.joint else self.tile_n if self.tile_m == HELD else math.gcd(self.held, self.tile_n)
         return math.gcd(HELD, self.tile_m), columns
+
+    @property
+    def held(self) -> int:
+        """The rows of k and v that stay in the kernel of their gradients, on Hopper: of each consumer, or of both."""
+        return HELD // 2 if self.separate else HELD
 
     @property
     def vec(self) -> int:

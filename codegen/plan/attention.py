@@ -26,7 +26,7 @@ from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
-from codegen.shared import LEAST_COLUMNS, AttentionLaunch
+from codegen.shared import HELD, LEAST_COLUMNS, AttentionLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.targets import has_wgmma, processors
 
@@ -431,16 +431,19 @@ class AttentionBackward(AttentionPlan):
         """Shared memory has two tiles that stay, and two stages of those that pass; a consumer's registers have two products, their
         halves in 16 bits, and sums."""
 
-        def fits(passing: int, sums: int, factors: int) -> bool:
+        def fits(passing: int, sums: int, factors: int, staying: int = HELD) -> bool:
             registers = passing + passing // 4 * factors + sums // 2
-            return 2 * (128 + 2 * passing) * (d + e) + 1024 * (1 + len(self.statistics)) <= SHARED and registers <= 226
+            return 2 * (staying + 2 * passing) * (d + e) + 1024 * (1 + len(self.statistics)) <= SHARED and registers <= 226
 
-        rows = next((m for m in (64, 48, 32, 16) if fits(m, d + e, 2)), None)
+        rows = next((m for m in (64, 48, 32, 16) if fits(m, d + e, 2)), 0)
+        alone = next((m for m in range(96, 0, -16) if fits(m, max(d, e), 1, HELD // 2)), 0)
         columns = next((n for n in range(112, 0, -16) if fits(n, d, 1)), None)
-        if rows is None or columns is None:
+        if columns is None:
             return None
         found = AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
-        return self.jointly(found) or found
+        if (joint := self.jointly(found)) or rows >= 48:
+            return joint or found
+        return replace(found, tile_m=alone, separate=True) if alone else None
 
     def jointly(self, how: AttentionLaunch) -> AttentionLaunch | None:
         """The launch of one kernel of all gradients. Each of its two consumers has 64 rows of q's gradient, or some of the columns

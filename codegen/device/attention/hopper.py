@@ -93,7 +93,7 @@ def next_tile(turn: Int32) -> Int32:
 def _look(
     group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
-    back: cutlass.Constexpr[bool],
+    back: cutlass.Constexpr[bool], staying: cutlass.Constexpr[int],
 ) -> tuple[Uint32, Uint32]:  # fmt: skip
     """Which of a group of 32 passing tiles are to be computed, and which of them without the mask, as bits. `operands` are the
     tensors of `tiles`, and the table of their bounds (`listed`)."""
@@ -102,14 +102,14 @@ def _look(
     some = Boolean(number * wide < count)
     if cutlass.const_expr(back):
         number = cutlass.max(cute.ceil_div(count, wide) - 1 - number, 0)
-    first, own = number * wide, tile * HELD
+    first, own = number * wide, tile * staying
     every = Boolean(first + wide <= count)
     if cutlass.const_expr(turned):
-        every = every & (own + HELD <= held)
+        every = every & (own + staying <= held)
     if cutlass.const_expr(tiles is not None):
         passing = cutlass.min(first, count - 1), cutlass.min(first + wide, count) - 1
-        staying = own, cutlass.min(own + HELD, held) - 1
-        at = Tile(places, *((passing, staying) if turned else (staying, passing)), sizes, apart=True)
+        rows = own, cutlass.min(own + staying, held) - 1
+        at = Tile(places, *((passing, rows) if turned else (rows, passing)), sizes, apart=True)
         seen, whole = tiles(at, operands)
         some, every = some & Boolean(seen), every & Boolean(whole)
     return Uint32(cute.arch.vote_ballot_sync(some)), Uint32(cute.arch.vote_ballot_sync(every))
@@ -119,9 +119,9 @@ def _look(
 def step(
     walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
     tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
-    turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False,
+    turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False, staying: cutlass.Constexpr[int] = HELD,
 ) -> tuple[Int32, Uint32, Uint32, Int32]:  # fmt: skip
-    """The next of the tiles, `wide` rows each, that pass a tile that stays. Those that stay are of q, or of k where `turned`. A
+    """The next of the tiles, `wide` rows each, that pass a tile that stays, of `staying` rows. Those that stay are of q, or of k where `turned`. A
     walk has the number of a group of 32 tiles, the bits of the tiles that are left in it, the bits of those without a mask, and the
     tile. After the last tile, this is negative. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts
     tiles from the last."""
@@ -129,7 +129,7 @@ def step(
     groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
     while (left == 0) & (group + 1 < groups):
         group += 1
-        left, plain = _look(group, tile, places, sizes, operands, tiles, wide, turned, back)
+        left, plain = _look(group, tile, places, sizes, operands, tiles, wide, turned, back, staying)
     place = Int32(cute.arch.popc((left & (~left + 1)) - 1))  # of the lowest bit
     found = cutlass.select_(left == 0, Int32(-1), group * WARP + place)
     return group, left & (left - 1), plain, found
@@ -221,18 +221,18 @@ def fill(
 # Products
 
 
-def products(dtype: Any, columns: int) -> cute.TiledMma:
-    """a @ b^T of tiles in shared memory, both with contracted columns: (64, columns) for each consumer."""
+def products(dtype: Any, columns: int, rows: int = HELD) -> cute.TiledMma:
+    """a @ b^T of tiles in shared memory, both with contracted columns: 64 rows for each consumer, or the same 64 for both."""
     major = OperandMajorMode.K
     return hopper_helpers.make_trivial_tiled_mma(
-        dtype, dtype, major, major, Float32, (CONSUMERS, 1, 1), tiler_mn=(64, columns)
+        dtype, dtype, major, major, Float32, (rows // 64, 1, 1), tiler_mn=(64, columns)
     )
 
 
-def weighted(dtype: Any, columns: int) -> cute.TiledMma:
-    """a @ b of a in registers and b in shared memory: (64, columns) for each consumer."""
+def weighted(dtype: Any, columns: int, rows: int = HELD) -> cute.TiledMma:
+    """a @ b of a in registers and b in shared memory, of as many rows."""
     return hopper_helpers.make_trivial_tiled_mma(
-        dtype, dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32, (CONSUMERS, 1, 1), tiler_mn=(64, columns),
+        dtype, dtype, OperandMajorMode.K, OperandMajorMode.MN, Float32, (rows // 64, 1, 1), tiler_mn=(64, columns),
         a_source=warpgroup.OperandSource.RMEM,
     )  # fmt: skip
 

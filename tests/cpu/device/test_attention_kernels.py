@@ -20,7 +20,7 @@ from tests.turns import some
 WIDTH = 70  # of the window
 
 
-def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, written=None, **constants):
+def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, separate=False, written=None, **constants):
     """The outputs of a launcher, for outputs given as shapes and dtypes, of which the first are `written`."""
 
     def described(shape, dtype):
@@ -29,7 +29,7 @@ def run(name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, writt
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
     hopper = arch == "sm_90a"
     how = AttentionLaunch(tile_m, tile_n, d, e, 8 if hopper else 4, 2 if hopper else 1, processors=3 if hopper else 0)
-    how = replace(how, joint=joint)
+    how = replace(how, joint=joint, separate=separate)
     if inputs[0].dtype.itemsize == 1:
         how = replace(how, converts=str(inputs[2].dtype))
     call = kernels.CompiledCall(
@@ -93,17 +93,19 @@ def test_weights_without_statistics():
 
 
 GRADIENTS = [
-    ("sm_90a", 64, 64, 64, 0),
-    ("sm_90a", 128, 128, 64, 64),
-    ("sm_80", 40, 72, 32, 0),
-    ("sm_90a", 96, 32, 64, 64),
-    ("sm_90a", 80, 48, 64, 128),
-    ("sm_90a", 80, 80, 64, 64),
+    ("sm_90a", 64, 64, 64, 0, False),
+    ("sm_90a", 128, 128, 64, 64, False),
+    ("sm_80", 40, 72, 32, 0, False),
+    ("sm_90a", 96, 32, 64, 64, False),
+    ("sm_90a", 80, 48, 64, 128, False),
+    ("sm_90a", 80, 80, 64, 64, False),
+    ("sm_90a", 256, 256, 48, 0, True),
+    ("sm_90a", 48, 32, 48, 0, True),
 ]
 
 
-@pytest.mark.parametrize(("arch", "d", "e", "tile_n", "joint"), some(GRADIENTS, 2), ids=str)
-def test_gradients(arch, d, e, tile_n, joint):
+@pytest.mark.parametrize(("arch", "d", "e", "tile_n", "joint", "separate"), some(GRADIENTS, 2), ids=str)
+def test_gradients(arch, d, e, tile_n, joint, separate):
     """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
     each column. A tile of q, of `joint` rows, then takes the sums of two tiles of k, and the rows after the last column's window have
     none."""
@@ -127,8 +129,8 @@ def test_gradients(arch, d, e, tile_n, joint):
     outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
     outputs += [((tiles, joint * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
     *made, added, _, turns = run(
-        "window_backward", inputs, outputs, joint or 64, tile_n, arch, joint > 0, 4, scale=0.125, width=WIDTH
-    )
+        "window_backward", inputs, outputs, joint or 64, tile_n, arch, joint > 0, separate, 4, scale=0.125, width=WIDTH
+    )  # fmt: skip
     np.testing.assert_allclose(added, total, rtol=1e-3, atol=1e-2)
     if joint:
         assert turns.tolist() == {64: [1, 1, 2, 2, 0], 128: [1, 2, 0]}[joint] * 2 + [2]

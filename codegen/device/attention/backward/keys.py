@@ -4,6 +4,9 @@ all heads that share k and v. A consumer computes for its 64 rows of k
     s = k @ q^T, dp = v @ do^T      both factors in shared memory
     p, ds = slope(s, dp)            the weights, and the gradient of the products
     dv += p @ do, dk += ds @ q      p and ds in registers
+
+Where registers do not hold both sums, both consumers have the same 64 rows (`how.separate`): the first one computes dk, the other one
+p and dv.
 """
 
 from __future__ import annotations
@@ -29,20 +32,20 @@ from codegen.shared import HELD, WARP, AttentionLaunch
 STATED = 1 + WARP
 
 
-def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int) -> tuple[tuple, tuple]:
-    """The loads of two tensors whose tiles stay, and of two whose tiles of some rows pass; and the layouts of all four in shared
+def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int, staying: int = HELD) -> tuple[tuple, tuple]:
+    """The loads of two tensors whose tiles stay, of `staying` rows, and of two whose tiles of some rows pass; and the layouts of all four in shared
     memory. Two more layouts are of the passing tiles with rows as the contracted mode."""
     dtype = held[0].element_type
-    layouts = [hopper.staying((HELD, c), dtype) for c in columns]
+    layouts = [hopper.staying((staying, c), dtype) for c in columns]
     layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]
-    boxes = [(HELD, c) for c in columns] + [(rows, c) for c in columns]
+    boxes = [(staying, c) for c in columns] + [(rows, c) for c in columns]
     loads = [loader(t, (1, 2, 0), x, box) for t, x, box in zip((*held, *moving), layouts, boxes, strict=True)]
     return tuple(loads), (*layouts, *(hopper.across((rows, c), dtype, stages) for c in columns))
 
 
-def boxes_of(rows: int, how: AttentionLaunch) -> tuple[tuple[int, int], ...]:
+def boxes_of(rows: int, how: AttentionLaunch, staying: int = HELD) -> tuple[tuple[int, int], ...]:
     """The boxes of two tensors that stay, and of two of which tiles of some rows pass."""
-    return (HELD, how.d), (HELD, how.e), (rows, how.d), (rows, how.e)
+    return (staying, how.d), (staying, how.e), (rows, how.d), (rows, how.e)
 
 
 def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
@@ -54,11 +57,11 @@ def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
 # The producer
 
 
-def partitions(loads: tuple, shared: tuple, rows: int, how: AttentionLaunch) -> tuple:
+def partitions(loads: tuple, shared: tuple, rows: int, how: AttentionLaunch, staying: int = HELD) -> tuple:
     """The boxes of the tensors that stay, and of those of which tiles of some rows pass: in shared and in global memory."""
     for load in loads:
         cpasync.prefetch_descriptor(load[0])
-    found = zip(loads, boxes_of(rows, how), shared, strict=True)
+    found = zip(loads, boxes_of(rows, how, staying), shared, strict=True)
     return tuple(hopper.partition(load[0], load[1], box, s) for load, box, s in found)
 
 
@@ -70,7 +73,7 @@ def produce_tile(
 ) -> Uint32:  # fmt: skip
     """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch,
     and how many tiles of k and how many of q this block has loaded before. Gives the number of tiles of q after it."""
-    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how))
+    size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how, how.held))
     lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
     steps, last = cute.ceil_div(how.tile_m, WARP), cute.ceil_div(sizes[0], how.tile_m) - 1
     held_ring, q_ring, do_ring = rings
@@ -79,7 +82,7 @@ def produce_tile(
     hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         places = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held)
         while walk[3] >= 0:
             passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
             found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
@@ -96,7 +99,7 @@ def produce_tile(
             cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
             hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
             filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back)
+            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held)
     return filled
 
 
@@ -105,8 +108,8 @@ def produce_tile(
 
 @dataclass(frozen=True)
 class Consumer:
-    """A consumer's factors and accumulators: 64 rows of dk and dv. Two tensors are of the same registers: as this thread indexes them,
-    and as WGMMA takes them."""
+    """A consumer's factors and accumulators: 64 rows of dk and dv, or of one of them, where the other one's are None. Two tensors are
+    of the same registers: as this thread indexes them, and as WGMMA takes them."""
 
     mmas: tuple  # the first products; those of dk and of dv
     k: cute.Tensor
@@ -116,16 +119,18 @@ class Consumer:
     across_q: cute.Tensor
     across_do: cute.Tensor
     s: tuple
-    dp: tuple
-    dk: tuple
-    dv: tuple
-    p: tuple
-    ds: tuple
+    dp: tuple | None
+    dk: tuple | None
+    dv: tuple | None
+    p: tuple | None
+    ds: tuple | None
     added: cute.Tensor  # the sums along columns
 
     @staticmethod
-    def of(shared: tuple, mmas: tuple, number: Int32, terms: int, how: AttentionLaunch) -> Consumer:
-        """A consumer by its number, with so many sums along columns."""
+    def of(
+        shared: tuple, mmas: tuple, number: Int32 | int, terms: int, how: AttentionLaunch, keys: bool = True, values: bool = True
+    ) -> Consumer:  # fmt: skip
+        """A consumer by the number of its rows, with so many sums along columns. It computes dk, dv or both."""
         (sK, sV, sQ, sDo, tQ, tDo), (first, of_k, of_v), wide = shared, mmas, how.tile_m
         own, own_k, own_v = (mma.get_slice(number * WARPGROUP) for mma in mmas)
         return Consumer(
@@ -137,18 +142,19 @@ class Consumer:
             across_q=of_k.make_fragment_B(own_k.partition_B(tQ)),
             across_do=of_v.make_fragment_B(own_v.partition_B(tDo)),
             s=hopper.accumulators(wide),
-            dp=hopper.accumulators(wide),
-            dk=hopper.accumulators(how.d),
-            dv=hopper.accumulators(how.e),
-            p=hopper.factor(wide, sK.element_type),
-            ds=hopper.factor(wide, sK.element_type),
+            dp=hopper.accumulators(wide) if keys else None,
+            dk=hopper.accumulators(how.d) if keys else None,
+            dv=hopper.accumulators(how.e) if values else None,
+            p=hopper.factor(wide, sK.element_type) if values else None,
+            ds=hopper.factor(wide, sK.element_type) if keys else None,
             added=cute.make_rmem_tensor((2, max(1, terms)), Float32),
         )
 
     def clear(self) -> None:
         """Before the first tile of q."""
-        self.dk[0].fill(0.0)
-        self.dv[0].fill(0.0)
+        for sums in (self.dk, self.dv):
+            if sums is not None:
+                sums[0].fill(0.0)
         self.added.fill(0.0)
 
     def multiply(
@@ -162,29 +168,37 @@ class Consumer:
         cute.arch.mbarrier_wait(q_ring[0] + stage, phase)
         warpgroup.fence()
         hopper.multiply(first, self.s[1], self.k[None, None, None, 0], self.q[None, None, None, stage], False)
-        cute.arch.mbarrier_wait(do_ring[0] + stage, phase)
-        hopper.multiply(first, self.dp[1], self.v[None, None, None, 0], self.do[None, None, None, stage], False)
+        if self.dp is not None:
+            cute.arch.mbarrier_wait(do_ring[0] + stage, phase)
+            hopper.multiply(first, self.dp[1], self.v[None, None, None, 0], self.do[None, None, None, stage], False)
         warpgroup.wait_group(0)
         near = numbers[None, None, stage].iterator.toint() + hopper.first_element()[1] * 4
-        _slopes(self.s[0], self.dp[0], self.added, place, near, plain, sizes, memory, functions, how)
-        hopper.rounded(self.s[0], self.p[0], dtype)
-        hopper.rounded(self.dp[0], self.ds[0], dtype)
+        dp = None if self.dp is None else self.dp[0]
+        _slopes(self.s[0], dp, self.added, place, near, plain, sizes, memory, functions, how)
+        for values, words in ((self.s, self.p), (self.dp, self.ds)):
+            if values is not None and words is not None:
+                hopper.rounded(values[0], words[0], dtype)
+        if self.dp is None:
+            cute.arch.mbarrier_wait(do_ring[0] + stage, phase)
         warpgroup.fence()
-        hopper.multiply(of_v, self.dv[1], self.p[1], self.across_do[None, None, None, stage], True)
+        if self.dv is not None and self.p is not None:
+            hopper.multiply(of_v, self.dv[1], self.p[1], self.across_do[None, None, None, stage], True)
         return stage
 
     def add_keys(self, stage: Int32) -> None:
         """Start the products of dk."""
-        hopper.multiply(self.mmas[1], self.dk[1], self.ds[1], self.across_q[None, None, None, stage], True)
+        if self.dk is not None and self.ds is not None:
+            hopper.multiply(self.mmas[1], self.dk[1], self.ds[1], self.across_q[None, None, None, stage], True)
 
     def store(self, targets: tuple, places: tuple, row: Int32, column: Int32, count: Int32) -> None:
         """Store a thread's two rows of dk, dv and the sums, of `count` rows."""
         to_dk, to_dv, sums = targets
         for r in range(2):
             there = row + 8 * r < count
-            hopper.store(self.dk[0], to_dk, places, row + 8 * r, column, there, r)
-            hopper.store(self.dv[0], to_dv, places, row + 8 * r, column, there, r)
-            for n in range(len(sums)):
+            for found, target in ((self.dk, to_dk), (self.dv, to_dv)):
+                if found is not None:
+                    hopper.store(found[0], target, places, row + 8 * r, column, there, r)
+            for n in range(len(sums) if self.dk is not None else 0):
                 store_sum(self.added[r, n], sums[n], places, row + 8 * r, count)
 
 
@@ -199,10 +213,11 @@ def release(rings: tuple, stage: Int32) -> None:
 
 @cute.jit
 def _slopes(
-    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
+    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
     memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """Replace products with weights and their gradients: a column of accumulators is a row of q, with two rows of k."""
+    """Replace products with weights and their gradients, or without `dp`, with weights alone: a column of accumulators is a row of q, with
+    two rows of k."""
     if plain:
         for j in cutlass.range_constexpr(how.tile_m // 8):
             _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, False)
@@ -212,7 +227,7 @@ def _slopes(
 
 
 def _slope_column(
-    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
+    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
     functions: tuple, how: AttentionLaunch, masked: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
@@ -224,12 +239,12 @@ def _slope_column(
         at = Scores(places, own, (row, row + 8), sizes, apart=apart)
         a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
         for r in range(2):
-            a[r], b[r] = s[c, r, j], dp[c, r, j]
+            a[r], b[r] = s[c, r, j], Float32(0.0) if dp is None else dp[c, r, j]
         given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
         made = functions[0](at, a.load(), b.load(), given, tensors, masked)
         a.store(made[0])
         b.store(made[1])
-        for n in range(len(memory[0][2])):
+        for n in range(0 if dp is None else len(memory[0][2])):
             term = cute.make_rmem_tensor((2,), Float32)
             term.store(made[functions[2] + n])
             for r in range(2):
@@ -237,6 +252,8 @@ def _slope_column(
         for r in range(2):
             there, outside = here < sizes[0], Float32(0.0)
             s[c, r, j] = cutlass.select_(there, a[r], outside) if masked else a[r]
+            if dp is None:
+                continue
             # Rows of k past the last are factors of q's gradient: what is infinite there is no number times 0
             if how.joint:
                 there = there & (row + 8 * r < sizes[1])

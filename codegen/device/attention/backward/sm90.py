@@ -43,10 +43,11 @@ def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     """Compute the gradients of k and v, and sums along rows of k."""
     q, k, how, sums = given.q, given.k, given.how, given.sums
     batches, sizes, columns = q.shape[0], (q.shape[1], k.shape[1]), (how.d, how.e)
-    loads, layouts = keys.prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages)
-    mmas = hopper.products(q.element_type, how.tile_m), *(hopper.weighted(q.element_type, c) for c in columns)
+    loads, layouts = keys.prepare((k, given.v), (q, given.do), columns, how.tile_m, how.stages, how.held)
+    dtype = q.element_type
+    mmas = hopper.products(dtype, how.tile_m, how.held), *(hopper.weighted(dtype, c, how.held) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
-    count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
+    count = cute.ceil_div(sizes[1], how.held) * batches_of.count(batches, lacking, False)
     memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
     functions = given.functions.slope, tiles, 2 + len(sums.along_rows)
     _keys(loads, layouts, mmas, memory, sizes, batches, count, lacking, functions, how).launch(
@@ -107,7 +108,14 @@ def _keys(
             _produce_keys(loads, (*shared[:4], numbers), rings, memory, sizes, batches, work, lacking, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume_keys(shared, numbers, rings, mmas, memory, sizes, batches, work, consumer, lacking, functions, how)
+        given = shared, numbers, rings, mmas, memory, sizes, batches, work
+        if cutlass.const_expr(how.separate):
+            if consumer == 0:
+                _consume_keys(*given, 0, True, False, lacking, functions, how)
+            else:
+                _consume_keys(*given, 0, False, True, lacking, functions, how)
+        else:
+            _consume_keys(*given, consumer, True, True, lacking, functions, how)
 
 
 @cute.jit
@@ -116,7 +124,7 @@ def _produce_keys(
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
-    to = keys.partitions(loads, shared[:4], how.tile_m, how)
+    to = keys.partitions(loads, shared[:4], how.tile_m, how, how.held)
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work:
@@ -131,11 +139,11 @@ def _produce_keys(
 @cute.jit
 def _consume_keys(
     shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
-    consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
-    how: cutlass.Constexpr[AttentionLaunch],
+    rows: cutlass.Int32 | int, of_k: cutlass.Constexpr[bool], of_v: cutlass.Constexpr[bool], lacking: cutlass.Constexpr,
+    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """A consumer warpgroup: 64 rows of dk and dv of each tile of this block."""
-    own = keys.Consumer.of(shared, mmas, consumer, len(memory[0][2]), how)
+    """A consumer warpgroup: 64 rows of dk, of dv or of both, of each tile of this block; the tile's first or last ones."""
+    own = keys.Consumer.of(shared, mmas, rows, len(memory[0][2]), how, of_k, of_v)
     signals = cute.arch.lane_idx() == 0
     own_row, own_column = hopper.first_element()
     full, empty = rings[0]
@@ -143,17 +151,17 @@ def _consume_keys(
     index = hopper.next_tile(turn)
     while index < work:
         tile, places = batches_of.own(index, batches, lacking)
-        row = tile * HELD + own_row
+        row = tile * how.held + own_row % how.held
         own.clear()
         cute.arch.mbarrier_wait(full, turn & 1)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
-            walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2:], functions[1], how.tile_m, True)
+            walk = _step_keys(hopper.begin(), tile, here, sizes, memory, functions, how)
             while walk[3] >= 0:
                 place = here, row, walk[3] * how.tile_m + own_column
                 stage = own.multiply(numbers, rings, used, place, hopper.is_plain(walk), sizes, memory, functions, how)
                 own.add_keys(stage)
-                walk = hopper.step(walk, tile, here, sizes, memory[2:], functions[1], how.tile_m, True)
+                walk = _step_keys(walk, tile, here, sizes, memory, functions, how)
                 warpgroup.wait_group(0)
                 keys.release(rings, stage)
                 used += 1
@@ -161,6 +169,12 @@ def _consume_keys(
         own.store(memory[0], places, row, own_column, sizes[1])
         turn += 1
         index = hopper.next_tile(turn)
+
+
+def _step_keys(
+    walk: tuple, tile: Int32, places: tuple, sizes: tuple, memory: tuple, functions: tuple, how: AttentionLaunch
+) -> tuple:
+    return hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, False, how.held)
 
 
 # q and do stay

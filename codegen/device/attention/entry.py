@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from codegen.device import vectors
 from codegen.device.attention import sm80, sm90
 from codegen.device.attention.arguments import Backward, Forward, Functions, Slope, Sums
-from codegen.device.attention.backward import joint
+from codegen.device.attention.backward import joint, pairs
 from codegen.device.attention.backward import sm80 as sm80_backward
 from codegen.device.attention.backward import sm90 as sm90_backward
 from codegen.shared import AttentionLaunch
@@ -119,7 +119,7 @@ def launch_backward(
                 joint.launch(stream, given)
             else:
                 sm90_backward.launch(stream, given)
-            sm80_backward.launch_pairs(stream, given)
+            pairs.launch(stream, given)
         else:
             sm80_backward.launch(stream, given)
 

@@ -349,3 +349,33 @@ def test_a_bias(tmp_path, monkeypatch):
         wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
         np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
     assert requests[0] < 0.8 * requests[1]
+
+
+SHARED_BIAS = """
+op: shared_bias
+summary: Made here.
+types: {T: [bfloat16]}
+inputs: {q: "T[B, Q, H, D]", k: "T[B, S, H, D]", v: "T[B, S, H, E]", bias: "float32[H, Q, S]"}
+outputs: {o: "T[B, Q, H, E]"}
+chain: |
+  o = softmax(where(index(S) <= index(Q) + 40, 0.25 * (q @ k) + bias, -inf), axis=S) @ v
+reference: |
+  o = q
+"""
+
+
+@pytest.mark.parametrize("columns", [260, 131])
+def test_the_gradient_of_a_bias(columns, tmp_path, monkeypatch):
+    """A block sums over the sequences that share a bias. Tiles of which the mask hides all have zeros; pairs of neighbours are stored at
+    once where the number of columns is even."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op, rows = make_op(tmp_path, SHARED_BIAS), 140
+    q, k, v, do = (jnp.asarray(x[:, :, 0]) for x in draw(rows, columns, 2, 16, 32, "bfloat16"))
+    k, v = (jnp.stack([x, x[::-1]], 2) for x in (k, v))
+    bias = jnp.asarray(np.random.default_rng(0).standard_normal((2, rows, columns)), "float32")
+
+    def gradients(implementation):
+        return jax.vjp(lambda *x: op(*x, implementation=implementation), q, k, v, bias)[1](do)
+
+    for x, y in zip(gradients("interpret"), gradients("xla"), strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=3e-2, atol=2e-2)

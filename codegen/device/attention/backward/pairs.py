@@ -1,0 +1,243 @@
+"""Values of scores, such as the gradient of a bias, as Hopper (sm_90a) computes them: sums over the axes of the batch that a result
+lacks. A block has a tile of the result. For each element of the batch that shares it, a consumer computes for 64 rows
+
+    s = q @ k^T, dp = do @ v^T      both factors in shared memory
+    total += term(s, dp)            one of the slope's results
+
+so that each sum has one order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from codegen.device import vectors
+from codegen.device.attention import batches as batches_of
+from codegen.device.attention import hopper
+from codegen.device.attention.arguments import Backward
+from codegen.device.attention.scores import Scores, Tile
+from codegen.device.gemm import tensorcore
+from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
+from codegen.shared import HELD, AttentionLaunch
+
+ROOM = 226 << 10  # bytes of shared memory for tiles
+
+
+def launch(stream: Any, given: Backward) -> None:
+    """Compute the sums of `given.sums.pairs`, (L, Q, S)."""
+    q, k, how, sums = given.q, given.k, given.how, given.sums
+    if not sums.pairs:
+        return
+    wide, stages = _fitting(how)
+    how = replace(how, tile_n=wide)
+    boxes = ((HELD, how.d), (wide, how.d)), ((HELD, how.e), (wide, how.e))
+    factors, dtype = ((q, k), (given.do, given.v)), q.element_type
+    layouts = tuple(tuple(hopper.passing(box, dtype, n) for box in pair) for pair, n in zip(boxes, stages, strict=True))
+    loads = tuple(
+        tuple(loader(t, (1, 2, 0), x, box) for t, x, box in zip(*each, strict=True))
+        for each in zip(factors, layouts, boxes, strict=True)
+    )
+    sizes = q.shape[1], k.shape[1]
+    tiles = cute.ceil_div(sizes[0], HELD), cute.ceil_div(sizes[1], wide)
+    for number, target in enumerate(sums.pairs, 2 + len(sums.along_rows) + len(sums.along_columns)):
+        lacking = batches_of.lacking(target.stride[0])
+        work = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False), *tiles
+        memory = target, given.statistics, given.tensors
+        functions = given.functions.slope, given.functions.tiles, number
+        _kernel(
+            loads, layouts, hopper.products(dtype, wide), memory, sizes, q.shape[0], work, lacking, functions, stages, how
+        ).launch(
+            grid=(cutlass.min(work[0], how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        )  # fmt: skip
+
+
+def _fitting(how: AttentionLaunch) -> tuple[int, tuple[int, int]]:
+    """The columns of a tile, and the stages of q and k and of do and v."""
+    for wide in (96, 64, 32):
+        for stages in ((2, 2), (2, 1), (1, 1)):
+            if 2 * (HELD + wide) * (stages[0] * how.d + stages[1] * how.e) <= ROOM:
+                return wide, stages
+    raise AssertionError("a tile of 32 columns fits for every size of heads")
+
+
+@cute.kernel
+def _kernel(
+    loads: tuple,  # of q and k, and of do and v: TMA's copies, and tensors of coordinates
+    layouts: tuple,
+    mma: cute.TiledMma,
+    memory: tuple,  # the target; the statistics of rows; the operands of the functions
+    sizes: tuple,  # rows of q and of k
+    batches: tuple,  # sizes of the batch's axes
+    work: tuple,  # tiles: all, those along rows and along columns
+    lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch the target lacks
+    functions: cutlass.Constexpr,  # slope, tiles, and which of the slope's results is summed
+    stages: cutlass.Constexpr[tuple[int, int]],
+    how: cutlass.Constexpr[AttentionLaunch],
+) -> None:
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    consumer = warp // 4
+    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    allocator, dtype = SmemAllocator(), mma.op.a_dtype
+    shared = tuple(
+        tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in pair) for pair in layouts
+    )
+    rings = hopper.rings(allocator, stages)
+    hopper.start(rings, stages, (1, 1))
+    if consumer == CONSUMERS:
+        cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
+        if warp == PRODUCER:
+            _produce(loads, shared, rings, memory, sizes, batches, work, lacking, functions, stages, how)
+    else:
+        cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
+        _consume(shared, rings, mma, memory, sizes, batches, work, consumer, lacking, functions, stages, how)
+
+
+def _place(index: Int32, batches: tuple, work: tuple, lacking: tuple) -> tuple[Int32, Int32, tuple]:
+    """The tile along rows, that along columns, and the positions of its batch. Neighbours share rows of q."""
+    batch, inside = index // (work[1] * work[2]), index % (work[1] * work[2])
+    return inside // work[2], inside % work[2], batches_of.own(batch, batches, lacking)[1]
+
+
+def _seen(
+    tile: tuple, places: tuple, sizes: tuple, tensors: tuple, functions: tuple, wide: int
+) -> tuple[Boolean, Boolean]:
+    """Whether the mask holds for some, and for every, of a tile's elements."""
+    first, begin = tile[0] * HELD, tile[1] * wide
+    some, every = Boolean(True), begin + wide <= sizes[1]
+    if functions[1] is not None:
+        rows, columns = ((at, cutlass.min(at + n, size) - 1) for at, n, size in ((first, HELD, sizes[0]), (begin, wide, sizes[1])))
+        found = functions[1](Tile(places, rows, columns, sizes), tensors)
+        some, every = Boolean(found[0]), every & Boolean(found[1])
+    return some, every
+
+
+@cute.jit
+def _produce(
+    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, stages: cutlass.Constexpr[tuple[int, int]],
+    how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """The producer warp: loads the factors of each product."""
+    columns, wide = (how.d, how.e), how.tile_n
+    to = tuple(
+        tuple(hopper.partition(load[0], load[1], (rows, c), x) for load, x, rows in zip(*pair, (HELD, wide), strict=True))
+        for *pair, c in zip(loads, shared, columns, strict=True)
+    )
+    for pair in loads:
+        for load in pair:
+            cpasync.prefetch_descriptor(load[0])
+    filled, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work[0]:
+        row, column, own = _place(index, batches, work, lacking)
+        for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+            here = batches_of.sharer(which, own, batches, lacking)
+            if _seen((row, column), here, sizes, memory[2], functions, wide)[0]:
+                for i in cutlass.range_constexpr(2):
+                    at_a, at_b = (row, 0, here), (column, 0, here)
+                    boxes = (loads[i][0][0], to[i][0], at_a), (loads[i][1][0], to[i][1], at_b)
+                    size = hopper.bytes_of((HELD + wide, columns[i]), shared[0][0].element_type)
+                    hopper.fill(boxes, rings[i], filled, stages[i], size)
+                filled += 1
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _consume(
+    shared: tuple, rings: tuple, mma: cute.TiledMma, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
+    stages: cutlass.Constexpr[tuple[int, int]], how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """A consumer warpgroup: 64 rows of each tile of this block."""
+    own, wide = mma.get_slice(consumer * WARPGROUP), how.tile_n
+    factors = tuple(
+        (mma.make_fragment_A(own.partition_A(a)), mma.make_fragment_B(own.partition_B(b))) for a, b in shared
+    )
+    made, total = tuple(hopper.accumulators(wide) for _ in range(2)), hopper.accumulators(wide)[0]
+    signals = cute.arch.lane_idx() == 0
+    own_row, own_column = hopper.first_element()
+    used, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn)
+    while index < work[0]:
+        row, column, places = _place(index, batches, work, lacking)
+        at = row * HELD + own_row, column * wide + own_column
+        total.fill(0.0)
+        for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+            here = batches_of.sharer(which, places, batches, lacking)
+            some, every = _seen((row, column), here, sizes, memory[2], functions, wide)
+            if some:
+                held = [place_in_ring(used, n) for n in stages]
+                for i in cutlass.range_constexpr(2):
+                    stage, phase = held[i]
+                    cute.arch.mbarrier_wait(rings[i][0] + stage, phase)
+                    warpgroup.fence()
+                    a, b = factors[i]
+                    hopper.multiply(mma, made[i][1], a[None, None, None, stage], b[None, None, None, stage], False)
+                for i in cutlass.range_constexpr(2):
+                    warpgroup.wait_group(1 - i)
+                    tensorcore.arrive(rings[i][1].toint() + held[i][0] * 8, signals, False)
+                _add_terms(total, made[0][0], made[1][0], (here, *at), every, sizes, memory, functions, how)
+                used += 1
+        for r in cutlass.range_constexpr(2):
+            _store(total, memory[0], places, (at[0] + 8 * r, at[1]), sizes, r, how)
+        turn += 1
+        index = hopper.next_tile(turn)
+
+
+@cute.jit
+def _add_terms(
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, place: tuple, every: cutlass.Boolean, sizes: tuple, memory: tuple,
+    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    if every:
+        for r in cutlass.range_constexpr(2):
+            _add_row(total, s, dp, r, place, sizes, memory, functions, how, False)
+    else:
+        for r in cutlass.range_constexpr(2):
+            _add_row(total, s, dp, r, place, sizes, memory, functions, how, True)
+
+
+def _add_row(
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple, functions: tuple,
+    how: AttentionLaunch, masked: bool,
+) -> None:  # fmt: skip
+    """Add one of the slope's results to a row of sums."""
+    places, row, column = place
+    own = cutlass.min(row + 8 * r, sizes[0] - 1)
+    a, b, sums = (hopper.row_of(x, r) for x in (s, dp, total))
+    columns = hopper.columns_of(column, cute.size(a))
+    apart, paired = ((), False) if masked else (hopper.apart(len(columns)), how.paired)
+    at = Scores(places, own, columns, sizes, apart=apart, paired=paired)
+    given = tuple(cute.full((1,), x[places, own], Float32) for x in memory[1])
+    sums.store(sums.load() + functions[0](at, a.load(), b.load(), given, memory[2], masked)[functions[2]])
+    hopper.put_row(sums, total, r)
+
+
+@cute.jit
+def _store(
+    total: cute.Tensor, target: cute.Tensor, places: tuple, at: tuple, sizes: tuple, r: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """Store one of a thread's two rows, of pairs of neighbours where none is past the last column alone."""
+    row, column = at
+    if row < sizes[0]:
+        for j in cutlass.range_constexpr(cute.size(total, mode=[2])):
+            pair = cute.make_rmem_tensor((2,), target.element_type)
+            pair.store(total[None, r, j].load().to(target.element_type))
+            if cutlass.const_expr(how.paired and target.stride[2] == 1):
+                if column + 8 * j < sizes[1]:
+                    line = target.iterator + cute.crd2idx((places, row, column + 8 * j), target.layout)
+                    whole = line.align(target.element_type.width // 4)
+                    cute.autovec_copy(pair, cute.make_tensor(whole, cute.make_layout((2,))))
+            else:
+                for c in cutlass.range_constexpr(2):
+                    if column + (8 * j + c) < sizes[1]:
+                        target[places, row, column + (8 * j + c)] = pair[c]

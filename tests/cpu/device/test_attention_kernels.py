@@ -257,18 +257,18 @@ reference: |
 """
 
 
-@pytest.mark.parametrize("d", some([192, 16], 2))
-def test_documents(d, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("d", "e"), some([(192, 128), (16, 16), (192, 16)], 2), ids=str)
+def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
-    192 are two kernels, of tiles of two sizes."""
+    192 are two kernels, of tiles of two sizes. With values of 128, both consumers have the same rows of k."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, (rows, columns) = make_op(tmp_path, DOCUMENTS), (150, 700)
-    q, k, v, do = (jnp.asarray(x[:, :, 0] / 4) for x in draw(rows, columns, 1, d, 16, "bfloat16"))
+    q, k, v, do = (jnp.asarray(x[:, :, 0] / 4) for x in draw(rows, columns, 1, d, e, "bfloat16"))
     q, do, k, v = (x.reshape(2, -1, 1, x.shape[-1]) for x in (q, do, k, v))
     mine = jnp.asarray(np.stack([np.arange(rows) // 40, np.arange(rows) // 100]), "int32")
     theirs = jnp.asarray(np.stack([np.arange(columns) // 100, np.arange(columns) // 90 - 1]), "int32")
     types = {a.name: "int32" if a.dtype == "int32" else "bfloat16" for a in op.spec.arrays}
-    how = op.plan.launch(types, Extents(16, columns, d, rows, 2, 1), {}, "sm_90a")
+    how = op.plan.launch(types, Extents(e, columns, d, rows, 2, 1), {}, "sm_90a")
     assert (how.listed, how.spans) == (2, (128, how.tile_n))
 
     def both(implementation):

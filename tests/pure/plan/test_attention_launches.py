@@ -2,8 +2,10 @@
 
 import pytest
 
+from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
 from codegen.pipeline import read_op
+from codegen.plan.attention import AttentionBackward
 from codegen.plan.launches import Extents
 from tests.making import spec_text
 
@@ -42,3 +44,29 @@ def test_a_spec_without_narrow_types_still_has_a_plan():
         read_op("specs/made.yaml", text).plan.launch(
             dict.fromkeys("qkvbo", "float32"), Extents(128, 128, 8, 1, 8, 8), {}, "sm_90a"
         )
+
+
+@pytest.mark.parametrize(
+    ("d", "e", "joint", "separate", "rows"),
+    [
+        (64, 64, True, False, (128, 112)),
+        (128, 128, True, False, (64, 112)),
+        (192, 16, False, False, (64, 96)),
+        (192, 128, False, True, (96, 96)),
+        (256, 256, False, True, (64, 48)),
+    ],
+    ids=str,
+)
+def test_gradients_of_large_heads_have_hoppers_kernels(d, e, joint, separate, rows):
+    """One kernel of all gradients, where shared memory has room for its tiles; else two, and where registers do not hold two sums of
+    128 rows of k, each consumer has one sum of 64."""
+    text = spec_text(
+        "q: T[B, Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, E]", "o: T[B, Q, H, E]",
+        "o = softmax(q @ k, axis=S) @ v", types="{T: [bfloat16]}",
+    )  # fmt: skip
+    found = backward_of(read_op("specs/made.yaml", text))
+    assert isinstance(found, Derived)
+    (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
+    types = {a.name: "bfloat16" for a in plan.vectors} | {a.name: "float32" for a in plan.statistics}
+    how = plan.launch(types, Extents(e, 4096, d, 4096, 8, 8), {}, "sm_90a")
+    assert (how.joint, how.separate, (how.tile_m, how.tile_n)) == (joint, separate, rows)

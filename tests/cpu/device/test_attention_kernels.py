@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from making import make_op
 
+from codegen.plan import attention
 from codegen.plan.attention import Bend, Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
@@ -366,9 +367,10 @@ reference: |
 
 @pytest.mark.parametrize("columns", [260, 131])
 def test_the_gradient_of_a_bias(columns, tmp_path, monkeypatch):
-    """A block sums over the sequences that share a bias. Tiles of which the mask hides all have zeros; pairs of neighbours are stored at
-    once where the number of columns is even."""
+    """A block, which has several tiles, sums over the sequences that share a bias. Tiles of which the mask hides all have zeros; pairs
+    of neighbours are stored at once where the number of columns is even."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(attention, "SMS", 3)
     op, rows = make_op(tmp_path, SHARED_BIAS), 140
     q, k, v, do = (jnp.asarray(x[:, :, 0]) for x in draw(rows, columns, 2, 16, 32, "bfloat16"))
     k, v = (jnp.stack([x, x[::-1]], 2) for x in (k, v))

@@ -32,7 +32,9 @@ from codegen.shared import HELD, WARP, AttentionLaunch
 STATED = 1 + WARP
 
 
-def prepare(held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int, staying: int = HELD) -> tuple[tuple, tuple]:
+def prepare(
+    held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int, staying: int = HELD
+) -> tuple[tuple, tuple]:
     """The loads of two tensors whose tiles stay, of `staying` rows, and of two whose tiles of some rows pass; and the layouts of all four in shared
     memory. Two more layouts are of the passing tiles with rows as the contracted mode."""
     dtype = held[0].element_type
@@ -82,7 +84,9 @@ def produce_tile(
     hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         places = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held)
+        walk = hopper.step(
+            hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held
+        )
         while walk[3] >= 0:
             passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
             found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)

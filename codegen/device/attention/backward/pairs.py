@@ -112,7 +112,9 @@ def _seen(
     first, begin = tile[0] * HELD, tile[1] * wide
     some, every = Boolean(True), begin + wide <= sizes[1]
     if functions[1] is not None:
-        rows, columns = ((at, cutlass.min(at + n, size) - 1) for at, n, size in ((first, HELD, sizes[0]), (begin, wide, sizes[1])))
+        rows, columns = (
+            (at, cutlass.min(at + n, size) - 1) for at, n, size in ((first, HELD, sizes[0]), (begin, wide, sizes[1]))
+        )
         found = functions[1](Tile(places, rows, columns, sizes), tensors)
         some, every = Boolean(found[0]), every & Boolean(found[1])
     return some, every
@@ -127,7 +129,9 @@ def _produce(
     """The producer warp: loads the factors of each product."""
     columns, wide = (how.d, how.e), how.tile_n
     to = tuple(
-        tuple(hopper.partition(load[0], load[1], (rows, c), x) for load, x, rows in zip(*pair, (HELD, wide), strict=True))
+        tuple(
+            hopper.partition(load[0], load[1], (rows, c), x) for load, x, rows in zip(*pair, (HELD, wide), strict=True)
+        )
         for *pair, c in zip(loads, shared, columns, strict=True)
     )
     for pair in loads:

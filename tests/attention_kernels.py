@@ -6,10 +6,10 @@ They are in their own file because CuTe DSL reads a kernel's source.
 import cuda.bindings.driver as cuda
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Int32
 
 from codegen import device
-from codegen.device.attention import arranged, by_row, launch_backward, sm90
+from codegen.device.attention import arranged, by_row, hopper, launch_backward, sm90
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.shared import AttentionLaunch
 
@@ -104,3 +104,25 @@ def window_backward(
         stream, q, k, v, do, dq, dk, dv, sums, (base, delta), (), window_slope(scale, width), window_tiles(width), mParts,
         None, mTurns, how=how,
     )  # fmt: skip
+
+
+@cute.kernel
+def _taken(mBlocks: cute.Tensor, mTurns: cute.Tensor, work: tuple):
+    turn = Int32(0)
+    index = hopper.next_tile(turn, work[3])
+    while index < work[0]:
+        tile, element = hopper.place(index, work)
+        if cute.arch.thread_idx()[0] == 0:
+            mBlocks[element, tile] = Int32(cute.arch.block_idx()[0])
+            mTurns[element, tile] = turn
+        turn += 1
+        index = hopper.next_tile(turn, work[3])
+
+
+@cute.jit
+def taken(
+    stream: cuda.CUstream, mBlocks: cute.Tensor, mTurns: cute.Tensor, how: cutlass.Constexpr[AttentionLaunch]
+):  # fmt: skip
+    """Which block takes each tile of an element of the batch, and in which of its turns."""
+    work, grid = hopper.work_of(mBlocks.shape[1], mBlocks.shape[0], how)
+    _taken(mBlocks, mTurns, work).launch(grid=(grid, 1, 1), block=(32, 1, 1), stream=stream)

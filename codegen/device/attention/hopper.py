@@ -82,11 +82,46 @@ def _list(
 # Work
 
 
-def next_tile(turn: Int32) -> Int32:
-    """A block's tile of this turn. Blocks take the tiles forwards and backwards in turns, so that all get as much where a tile's work
-    falls with its number."""
+def work_of(tiles: Any, elements: Any, how: AttentionLaunch) -> tuple[tuple, Any]:
+    """The tiles of all elements of the batch, so many each, in the order in which blocks take them (`place`); and the number of blocks.
+    Where there are many tiles, most are taken in pairs of one element, the first and the last that are left, so that all pairs have as
+    much work if a tile's work falls with its number. An element's tiles are then taken at about the same time, which find its rows in
+    the L2 cache. The last tiles, of two turns or more, are taken in the order of their numbers: the smallest come last.
+
+    Measured on an H200, bfloat16, a causal mask, 2048 tokens of 160 heads of 128 elements, where 132 blocks each have a head of their
+    own in the order of tiles: the forward took 396 us so, and 346 us in pairs.
+    """
+    count = tiles * elements
+    grid = cutlass.min(count, how.processors)
+    return (count, tiles, elements, cutlass.max(count // (2 * grid) - 1, 0) * (2 * grid)), grid
+
+
+def next_tile(turn: Int32, paired: Any = 0) -> Int32:
+    """The number of a block's tile of this turn. After numbers that are `paired`, blocks take tiles forwards and backwards in turns."""
     grid, block = Int32(cute.arch.grid_dim()[0]), Int32(cute.arch.block_idx()[0])
-    return turn * grid + cutlass.select_(turn % 2 == 0, block, grid - 1 - block)
+    apart = turn * grid + cutlass.select_(turn % 2 == 0, block, grid - 1 - block)
+    return cutlass.select_(turn * grid < paired, 2 * (turn // 2 * grid + block) + turn % 2, apart)
+
+
+def place(index: Int32, work: tuple) -> tuple[Int32, Int32]:
+    """The tile of a number, and its element of the batch."""
+    _, tiles, elements, paired = work
+    inside = index % tiles
+    tile = cutlass.select_(inside % 2 == 0, inside // 2, tiles - 1 - inside // 2)
+    element = index // tiles
+    # After the pairs: the element that has some of its tiles in pairs has only those in the middle left
+    cut, used, rest = paired // tiles, paired % tiles, index - paired
+    some, most = elements - cut, cutlass.max(elements - cut - 1, 1)
+    first = (used + 1) // 2 * (some - 1)
+    middle, last = rest - first, rest - first - (tiles - used) * some
+    for there, begin, number, members, where in (
+        (index >= paired, 0, rest, most, cut + 1),
+        ((index >= paired) & (middle >= 0), (used + 1) // 2, middle, some, cut),
+        ((index >= paired) & (last >= 0), tiles - used // 2, last, most, cut + 1),
+    ):
+        tile = cutlass.select_(there, begin + number // members, tile)
+        element = cutlass.select_(there, where + number % members, element)
+    return Int32(tile), Int32(element)
 
 
 @cute.jit

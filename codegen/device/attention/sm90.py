@@ -55,14 +55,13 @@ def launch(stream: Any, given: Forward) -> None:
         loader(v, (2, 1, 0), layouts[2], (how.e, how.tile_n)),
     )
     mmas = hopper.products(narrow, how.tile_n), hopper.weighted(dtype, how.e)
-    batches = cute.size(q, mode=[0])
-    count = cute.ceil_div(q.shape[1], HELD) * batches
+    work, grid = hopper.work_of(cute.ceil_div(q.shape[1], HELD), cute.size(q, mode=[0]), how)
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
     _kernel(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        (count, cute.fast_divmod_create_divisor_v2(batches)), replace(given.functions, tiles=tiles, paired=how.paired), how,
+        work, replace(given.functions, tiles=tiles, paired=how.paired), how,
     ).launch(
-        grid=(cutlass.min(count, how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
+        grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
 
 
@@ -74,7 +73,7 @@ def _kernel(
     memory: tuple,  # o, the operands of the functions, and the table of the mask's bounds
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
-    work: tuple,  # tiles of q, and the divisor in `_place`
+    work: tuple,  # as `hopper.work_of` gives it
     functions: cutlass.Constexpr[Functions],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
@@ -101,7 +100,7 @@ def _kernel(
 
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
-    back, batch = map(Int32, divmod(index, work[1]))
+    back, batch = hopper.place(index, work)
     return cute.ceil_div(sizes[0], HELD) - 1 - back, places_of(batch, batches)
 
 
@@ -122,7 +121,7 @@ def _produce(
     q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
     filled = Uint32(0)  # stages of each ring so far
     turn = Int32(0)
-    index = hopper.next_tile(turn)
+    index = hopper.next_tile(turn, work[3])
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
         walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
@@ -138,7 +137,7 @@ def _produce(
             filled += 1
             now = walk[3]
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit
@@ -155,7 +154,7 @@ def _consume(
     own_row, own_column = hopper.first_element()
     q_free, k_free, v_free = (ring[1].toint() for ring in (q_ring, k_ring, v_ring))
     used, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn)
+    index = hopper.next_tile(turn, work[3])
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
     while index < work[0]:
@@ -199,7 +198,7 @@ def _consume(
             used += 1
         _finish(o, state, (places, row, own_column), sizes, memory, functions)
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
 
 
 @dataclass(frozen=True)

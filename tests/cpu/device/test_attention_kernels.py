@@ -58,6 +58,22 @@ def weights(q, k, scale):
         return np.exp(s - base[..., None]), base
 
 
+@pytest.mark.parametrize(
+    ("tiles", "elements", "blocks"), [(4, 10, 3), (5, 7, 3), (16, 9, 5), (7, 1, 4), (1, 40, 3), (2, 1, 5)], ids=str
+)
+def test_the_order_of_tiles(tiles, elements, blocks):
+    """Each tile is taken once. Where a tile's work falls with its number, blocks have as much, but for half of a large tile."""
+    how = AttentionLaunch(128, 64, 64, 64, 12, 2, processors=blocks)
+    given = ("int32", (1, 1), 16)
+    call = kernels.CompiledCall(attention_kernels.taken, (), (given, given), (("how", how),), "sm_90a")
+    block, turn = interpreted.run(call, ["block", "turn"], [], [(elements, tiles)] * 2)
+    assert len({*zip(block.ravel().tolist(), turn.ravel().tolist(), strict=True)}) == tiles * elements
+    work = np.bincount(block.ravel(), np.tile(np.arange(tiles, 0, -1), elements), blocks)
+    assert work.max() - work.mean() <= max(1, tiles / 2) or tiles * elements < 2 * blocks
+    if tiles * elements > 4 * blocks:  # an element's first tiles are taken long before another's
+        assert turn[0].max() < turn[-1].max() / 2
+
+
 WINDOWS = [
     (300, 290, 2, 64, 64, 32, "bfloat16", ""),
     (140, 150, 1, 96, 32, 48, "bfloat16", "float8_e4m3fn"),
@@ -258,10 +274,10 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("d", "e"), some([(192, 128), (16, 16), (192, 16)], 2), ids=str)
+@pytest.mark.parametrize(("d", "e"), some([(192, 192), (16, 16), (192, 16)], 2), ids=str)
 def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
-    192 are two kernels, of tiles of two sizes. With values of 128, both consumers have the same rows of k."""
+    192 are two kernels, of tiles of two sizes. With values of 192, both consumers have the same rows of k."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, (rows, columns) = make_op(tmp_path, DOCUMENTS), (150, 700)
     q, k, v, do = (jnp.asarray(x[:, :, 0] / 4) for x in draw(rows, columns, 1, d, e, "bfloat16"))

@@ -31,6 +31,7 @@ from codegen.shared import HELD, WARP, AttentionLaunch
 
 FLIGHTS = 2  # tiles of ds in shared memory
 ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
+NEAR = 8  # blocks that have tiles of one element of the batch at a time
 MET = 1  # the number of the barrier of all consumers
 LINE = 128  # bytes of 64 rows of q in a row of ds
 ROUNDING = 256  # threads of a block that rounds sums
@@ -102,6 +103,17 @@ def _turned_factors(
     return mma.make_fragment_A(own.partition_A(ds)), mma.make_fragment_B(own.partition_B(k))
 
 
+def _place(index: Int32, sizes: tuple, batches: tuple, lacking: tuple, how: AttentionLaunch) -> tuple[Int32, tuple]:
+    """The tile of k and the positions of its batch, of a number. Elements of the batch come in groups, of which about `NEAR` blocks
+    have one each: so many find its rows of q in the L2 cache, and few wait for each other's turns. In a group the first tiles come
+    first, which are seen most under a causal mask."""
+    tiles, elements = cute.ceil_div(sizes[1], HELD), Int32(batches_of.count(batches, lacking, False))
+    each = max(how.processors // NEAR, 1)
+    first = index // (each * tiles) * each
+    inside, members = index - first * tiles, cutlass.min(each, elements - first)
+    return inside // members, batches_of.own(first + inside % members, batches, lacking)[1]
+
+
 @cute.kernel
 def _kernel(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
@@ -130,7 +142,7 @@ def _kernel(
     hopper.start(rings, stages, (1, keys.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
-    tile, own = batches_of.own(index, batches, lacking)
+    tile, own = _place(index, sizes, batches, lacking, how)
     at = tile, own
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
@@ -285,25 +297,26 @@ def _round(
 ) -> None:  # fmt: skip
     """Round the sums of a tile of dq; those to which no block has added are zeros."""
     number, thread = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
+    dtype, each = target.element_type, how.d // 8
     places, tile = batches_of.places_of(number // tiles, batches), number % tiles
     there = words[number] > 0
     size = how.tile_m * how.d
-    own = cute.make_tensor(
-        (sums.iterator + Int64(number) * size).align(16), cute.make_layout((4, size // 4), stride=(1, 4))
-    )
-    for i in cutlass.range_constexpr(size // 4 // ROUNDING):
+    own = (sums.iterator + Int64(number) * size).align(16)
+    for i in cutlass.range_constexpr(-(-size // 8 // ROUNDING)):
+        # A thread has 8 columns of a row: two in each of the places of four threads, as `_hand_over` stores them. A warp has 16
+        # neighbouring columns of 16 rows
         at = i * ROUNDING + thread
-        held = cute.make_rmem_tensor((4,), Float32)
-        held.fill(0.0)
-        if there:
-            cute.autovec_copy(own[None, at], held)
-        eights, inside = at // WARPGROUP, at % WARPGROUP  # as `_hand_over` places them
-        column = eights % (how.d // 8) * 8 + inside % 4 * 2
-        row = tile * how.tile_m + eights // (how.d // 8) * 64 + inside // WARP * 16 + inside % WARP // 4
-        for r in cutlass.range_constexpr(2):
-            if row + 8 * r < target.shape[1]:
-                pair = cute.make_rmem_tensor((2,), target.element_type)
-                for c in cutlass.range_constexpr(2):
-                    pair[c] = held[2 * r + c].to(target.element_type)
-                line = target.iterator + cute.crd2idx((places, row + 8 * r, column), target.layout)
-                cute.autovec_copy(pair, cute.make_tensor(line.align(4), cute.make_layout((2,))))
+        eight, line = at // 32 % (each // 2) * 2 + at // 2 % 2, at // (16 * each) * 8 + at // 4 % 8
+        half, row = at % 2, tile * how.tile_m + line // 8 * 16 + line % 8
+        if (row + 8 * half < target.shape[1]) & (at < size // 8):
+            place = ((line // 32 * each + eight) * WARPGROUP + line % 32 * 4) * 4 + 2 * half
+            held, narrow = cute.make_rmem_tensor((2, 4), Float32), cute.make_rmem_tensor((8,), dtype)
+            held.fill(0.0)
+            if there:
+                for l in cutlass.range_constexpr(4):
+                    pair = (own + place + 4 * l).align(8)
+                    cute.autovec_copy(cute.make_tensor(pair, cute.make_layout((2,))), held[None, l])
+            flat = cute.make_tensor(held.iterator, cute.make_layout((8,)))
+            narrow.store(flat.load().to(dtype))
+            to = target.iterator + cute.crd2idx((places, row + 8 * half, 8 * eight), target.layout)
+            cute.autovec_copy(narrow, cute.make_tensor(to.align(16), cute.make_layout((8,))))

@@ -35,8 +35,8 @@ STATED = 1 + WARP
 def prepare(
     held: tuple, moving: tuple, columns: tuple[int, int], rows: int, stages: int, staying: int = HELD
 ) -> tuple[tuple, tuple]:
-    """The loads of two tensors whose tiles stay, of `staying` rows, and of two whose tiles of some rows pass; and the layouts of all four in shared
-    memory. Two more layouts are of the passing tiles with rows as the contracted mode."""
+    """The loads of two tensors whose tiles stay, of `staying` rows, and of two whose tiles of some rows pass; and the layouts of all
+    four in shared memory. Two more layouts are of the passing tiles with rows as the contracted mode."""
     dtype = held[0].element_type
     layouts = [hopper.staying((staying, c), dtype) for c in columns]
     layouts += [hopper.passing((rows, c), dtype, stages) for c in columns]

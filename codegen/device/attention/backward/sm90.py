@@ -47,11 +47,11 @@ def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     dtype = q.element_type
     mmas = hopper.products(dtype, how.tile_m, how.held), *(hopper.weighted(dtype, c, how.held) for c in columns)
     lacking = batches_of.lacking(k.stride[0])
-    count = cute.ceil_div(sizes[1], how.held) * batches_of.count(batches, lacking, False)
+    work, grid = hopper.work_of(cute.ceil_div(sizes[1], how.held), batches_of.count(batches, lacking, False), how)
     memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
     functions = given.functions.slope, tiles, 2 + len(sums.along_rows)
-    _keys(loads, layouts, mmas, memory, sizes, batches, count, lacking, functions, how).launch(
-        grid=(cutlass.min(count, how.processors), 1, 1),
+    _keys(loads, layouts, mmas, memory, sizes, batches, work, lacking, functions, how).launch(
+        grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
@@ -64,13 +64,11 @@ def _launch_queries(stream: Any, given: Backward, table: Any, tiles: Any) -> Non
     sizes = q.shape[1], k.shape[1]
     loads, layouts = keys.prepare((q, given.do), (k, given.v), (how.d, how.e), how.tile_n, how.stages)
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
-    batches = cute.size(q, mode=[0])
-    count = cute.ceil_div(sizes[0], HELD) * batches
-    work = (count, cute.fast_divmod_create_divisor_v2(batches))
+    work, grid = hopper.work_of(cute.ceil_div(sizes[0], HELD), cute.size(q, mode=[0]), how)
     memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors, table
     functions = given.functions.slope, tiles
     _queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
-        grid=(cutlass.min(count, how.processors), 1, 1),
+        grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
         stream=stream,
@@ -88,7 +86,7 @@ def _keys(
     memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
-    work: cutlass.Int32,  # tiles of k
+    work: tuple,  # as `hopper.work_of` gives it
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
     functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
     how: cutlass.Constexpr[AttentionLaunch],
@@ -120,25 +118,25 @@ def _keys(
 
 @cute.jit
 def _produce_keys(
-    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
+    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
     to = keys.partitions(loads, shared[:4], how.tile_m, how, how.held)
     filled, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn)
-    while index < work:
-        tile, own = batches_of.own(index, batches, lacking)
+    index = hopper.next_tile(turn, work[3])
+    while index < work[0]:
+        tile, own = _place_keys(index, batches, work, lacking)
         filled = keys.produce_tile(
             loads, to, shared, rings, memory, (tile, own, turn, filled), sizes, batches, lacking, functions, False, how
         )
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit
 def _consume_keys(
-    shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: cutlass.Int32,
+    shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     rows: cutlass.Int32 | int, of_k: cutlass.Constexpr[bool], of_v: cutlass.Constexpr[bool], lacking: cutlass.Constexpr,
     functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
@@ -148,9 +146,9 @@ def _consume_keys(
     own_row, own_column = hopper.first_element()
     full, empty = rings[0]
     used, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn)
-    while index < work:
-        tile, places = batches_of.own(index, batches, lacking)
+    index = hopper.next_tile(turn, work[3])
+    while index < work[0]:
+        tile, places = _place_keys(index, batches, work, lacking)
         row = tile * how.held + own_row % how.held
         own.clear()
         cute.arch.mbarrier_wait(full, turn & 1)
@@ -168,7 +166,13 @@ def _consume_keys(
         tensorcore.arrive(empty.toint(), signals, False)
         own.store(memory[0], places, row, own_column, sizes[1])
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
+
+
+def _place_keys(index: Int32, batches: tuple, work: tuple, lacking: tuple) -> tuple[Int32, tuple]:
+    """The tile of k, and the positions of its batch. The first tiles, which are seen most under a causal mask, come first."""
+    tile, element = hopper.place(index, work)
+    return tile, batches_of.own(element, batches, lacking)[1]
 
 
 def _step_keys(
@@ -188,7 +192,7 @@ def _queries(
     memory: tuple,  # dq and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
-    work: tuple,  # tiles of q, and the divisor in `_place`
+    work: tuple,  # as `hopper.work_of` gives it
     functions: cutlass.Constexpr,  # slope, tiles
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
@@ -211,7 +215,7 @@ def _queries(
 
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
-    back, batch = map(Int32, divmod(index, work[1]))
+    back, batch = hopper.place(index, work)
     return cute.ceil_div(sizes[0], HELD) - 1 - back, batches_of.places_of(batch, batches)
 
 
@@ -224,7 +228,7 @@ def _produce_queries(
     to, (held_ring, k_ring, v_ring) = keys.partitions(loads, shared, how.tile_n, how), rings
     size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in keys.boxes_of(how.tile_n, how))
     filled, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn)
+    index = hopper.next_tile(turn, work[3])
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
         hopper.fill(
@@ -238,7 +242,7 @@ def _produce_queries(
             filled += 1
             walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_n)
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit
@@ -262,7 +266,7 @@ def _consume_queries(
     own_row, own_column = hopper.first_element()
     k_free, v_free, held_free = (ring[1].toint() for ring in (k_ring, v_ring, held_ring))
     used, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn)
+    index = hopper.next_tile(turn, work[3])
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
         row = tile * HELD + own_row
@@ -297,7 +301,7 @@ def _consume_queries(
             for n in cutlass.range_constexpr(len(sums)):
                 store_sum(added[r, n], sums[n], places, row + 8 * r, sizes[0])
         turn += 1
-        index = hopper.next_tile(turn)
+        index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit

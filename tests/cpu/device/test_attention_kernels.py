@@ -59,7 +59,7 @@ def weights(q, k, scale):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "elements", "blocks"), [(4, 10, 3), (5, 7, 3), (16, 9, 5), (7, 1, 4), (1, 40, 3), (2, 1, 5)], ids=str
+    ("tiles", "elements", "blocks"), [(4, 10, 3), (5, 9, 3), (16, 9, 5), (7, 1, 4), (1, 40, 3), (2, 1, 5)], ids=str
 )
 def test_the_order_of_tiles(tiles, elements, blocks):
     """Each tile is taken once. Where a tile's work falls with its number, blocks have as much, but for half of a large tile."""

@@ -27,7 +27,7 @@ from codegen.device.attention.arguments import Backward
 from codegen.device.attention.backward import keys, turns
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
-from codegen.shared import HELD, WARP, AttentionLaunch
+from codegen.shared import HELD, AttentionLaunch
 
 FLIGHTS = 2  # tiles of ds in shared memory
 ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
@@ -313,9 +313,9 @@ def _round(
             held, narrow = cute.make_rmem_tensor((2, 4), Float32), cute.make_rmem_tensor((8,), dtype)
             held.fill(0.0)
             if there:
-                for l in cutlass.range_constexpr(4):
-                    pair = (own + place + 4 * l).align(8)
-                    cute.autovec_copy(cute.make_tensor(pair, cute.make_layout((2,))), held[None, l])
+                for lane in cutlass.range_constexpr(4):
+                    pair = (own + place + 4 * lane).align(8)
+                    cute.autovec_copy(cute.make_tensor(pair, cute.make_layout((2,))), held[None, lane])
             flat = cute.make_tensor(held.iterator, cute.make_layout((8,)))
             narrow.store(flat.load().to(dtype))
             to = target.iterator + cute.crd2idx((places, row + 8 * half, 8 * eight), target.layout)

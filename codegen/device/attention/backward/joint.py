@@ -248,6 +248,7 @@ def _consume(
 def _multiply_queries(own: keys.Consumer, of_q: Queries, rows: Int32, used: Uint32, how: AttentionLaunch) -> None:
     """Store ds to shared memory, and start the products of dq once the other consumer has stored its rows too."""
     flight = Int32(used % FLIGHTS)
+    assert own.ds is not None
     _spread(own.ds[0], rows + flight * (2 * how.tile_m * HELD), cute.arch.lane_idx(), how.tile_m)
     cute.arch.fence_view_async_shared()
     cute.arch.barrier(barrier_id=MET, number_of_threads=CONSUMERS * WARPGROUP)

@@ -25,8 +25,8 @@ from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes,
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attending import part_of
 from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part
+from codegen.plan.chain_parts import part_of
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.op import Op, Staged
 from codegen.plan.planner import Whole

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 
 from codegen.graph.nodes import Graph, Node
-from codegen.plan.attending import is_zero
+from codegen.plan.chain_parts import is_zero
 
 
 def term_of(node: Node, column: str) -> tuple[Node, Node] | None:

@@ -358,7 +358,8 @@ class AttentionWords:
             found = [f"{p.table.name} where {p.index.name} points along {p.axis}" for p in plan.pages]
             how += f"; it reads the rows of {' and of '.join(found)}, page by page"
         if plan.rows_part is not None:
-            how += "; a row's maximum and sum are updated tile by tile (online softmax)"
+            exponential = "; a row's maximum and sum are updated tile by tile (online softmax)"
+            how += exponential if plan.exponential else "; a row's weights are added up tile by tile"
         if plan.condition is not None:
             how += "; a tile in which the mask holds nowhere is skipped, and one in which it holds everywhere is computed without it"
         return f"{plan.kind}: {what}: {how}"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import IN_STAGES, REDUCTIONS
-from codegen.language.transfer import Values, derived_spec
-from codegen.plan.attention import BYTES, NARROW, WRITTEN, Attention, Bend, Pages, Part, Scale
-from codegen.plan.elementwise import tile_plan
+from codegen.language.transfer import Values
+from codegen.plan.attention import BYTES, WRITTEN, Attention, Bend, Pages, Part, Scale
+from codegen.plan.chain_parts import is_zero, part_of
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
 from codegen.spec.spec import Array, Axis, Spec
@@ -45,6 +45,7 @@ class _Matcher:
         self.taken = {a.name for a in spec.arrays} | {p.name for p in spec.params} | {s.name for s in self.statements}
         self.given: dict[str, str] = {}
         self.multiplied = ""  # the type of the weights
+        self.exponential = True
 
     def plan(self) -> Attention:
         spec = self.spec
@@ -88,7 +89,7 @@ class _Matcher:
             products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
             condition=condition, pages=pages, **vars(planner.arrays()),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, scale=scale, bend=bend, unmasked=full, rows_part=row_part,
-            weight=weight,
+            exponential=self.exponential, weight=weight,
         )  # fmt: skip
 
     # The products
@@ -188,6 +189,12 @@ class _Matcher:
             return (Scale(), None, self.score(weights, first, 0.0)), None, None
         tops = [n for n in found if n.op == "max"]
         _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
+        if (
+            not tops
+            and (plain := self.divided(weights, first)) is not None
+            and all(n.args[0] is plain[0] for n in found)
+        ):
+            return self.summed(plain, first, others, o)
         terms = [self.term(n.args[0]) for n in found if n.op == "sum"]
         factors, gates, term = self.peeled(weights, first)
         score = term[0]
@@ -211,14 +218,51 @@ class _Matcher:
             factor = graph.node(op, (factor, self.rebuilt(value, known)), kind="float", dims=dims)
         statements = [Statement(self.named(FACTOR), None, factor)]
         statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
-        for statement in statements:
-            _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
+        self.demand_of_rows(statements, o)
         scale, score = self.unscaled(score)
         return (
             (scale, self.bend(score, first), self.score(self.multiplied_once(score), first, -float("inf"))),
             self.row_part(statements, [top, total]),
             self.weight(gates),
         )
+
+    def divided(self, weights: Node, first: Node) -> tuple[Node, list[tuple[str, Node]]] | None:
+        """Weights without what multiplies or divides them in each row, and that. None if the rest needs a reduction."""
+        factors: list[tuple[str, Node]] = []
+        while weights.op in ("mul", "div"):
+            left, right = weights.args
+            if weights.op == "mul" and not self.along(left):
+                left, right = right, left
+            if self.along(right):
+                break
+            factors.append((weights.op, right))
+            weights = left
+        inside = topological([weights], lambda n: n is first)
+        return None if any(n.op in IN_STAGES for n in inside) else (weights, factors[::-1])
+
+    def summed(
+        self, plain: tuple[Node, list[tuple[str, Node]]], first: Node, others: Mapping[str, Statement], o: Array
+    ) -> tuple[tuple[Scale, Bend | None, tuple[Part, Node | None, Part | None]], Part | None, Part | None]:
+        """The `parts` where the weights are scores that are not exponentials, divided by a function of their sum."""
+        score, factors = plain
+        self.exponential = False
+        graph, dims = self.graph, self.graph.order((*self.batch, self.row))
+        total = graph.node("input", attr=Leaf(self.named(TOTAL)), kind="float", dims=dims)
+        values = [v for _, v in factors] + [s.value for s in others.values()]
+        known = {id(n): total for n in topological(values) if n.op == "sum" and n.args[0] is score}
+        factor = graph.const(1.0)
+        for op, value in factors:
+            factor = graph.node(op, (factor, self.rebuilt(value, known)), kind="float", dims=dims)
+        statements = [Statement(self.named(FACTOR), None, factor)]
+        statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
+        top = graph.node("input", attr=Leaf(self.named(TOP)), kind="float", dims=dims)
+        self.demand_of_rows(statements, o)
+        return (Scale(), None, self.score(score, first, 0.0)), self.row_part(statements, [top, total]), None
+
+    def demand_of_rows(self, statements: Sequence[Statement], o: Array) -> None:
+        """A kernel computes values of rows alone."""
+        for statement in statements:
+            _demand(not {*self.columns, o.axes[-1]} & {a for n in topological([statement.value]) for a in n.dims})
 
     def hidden(
         self, weights: Node, first: Node, others: Mapping[str, Statement]
@@ -434,33 +478,3 @@ class _Matcher:
 
     def dims(self, batch: tuple[str, ...], *others: str) -> tuple[Axis, ...]:
         return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
-
-
-def is_zero(node: Node) -> bool:
-    return node.is_const and node.kind != "bool" and float(str(node.attr)) == 0
-
-
-def part_of(
-    spec: Spec,
-    which: str,
-    values: Values,
-    given: Sequence[Array],
-    outputs: Sequence[Array],
-    taken: Collection[str],
-    factor_type: str,
-) -> Part:
-    """A part of a chain as an element-wise spec, of `given` arrays and inputs of the spec. A kernel has only narrow types of the
-    products' factors, if the spec allows any: then scores may be approximate."""
-    nodes = list(topological((s.value for s in values.statements), values.is_leaf))
-    read = {leaf.name for n in nodes if isinstance(leaf := values.leaves.get(id(n), n.attr), Leaf)}
-    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
-    inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
-    types = tuple(
-        (n, (n == factor_type and tuple(d for d in own if d in NARROW)) or own) for n, own in spec.types
-    )  # fmt: skip
-    own = replace(
-        spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
-        outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
-    )  # fmt: skip
-    made = derived_spec(own, f"{spec.path} ({which})", values, taken)
-    return Part(which, made, made.read.statements, tile_plan(made, made.read.statements, made.axes))

@@ -2,8 +2,9 @@
 
     s = q @ k                       the first product, over D
     t = f(s, ...)                   the scores: any element-wise chain
-    p = exp(t - m) * g(row)         the weights: a softmax along S, or another function of sum(exp(t)) and max(t); or just t. They
-                                    may have factors along S, and be 0 outside a condition, as where they are dropped
+    p = exp(t - m) * g(row)         the weights: a softmax along S, or another function of sum(exp(t)) and max(t); or just t, perhaps
+                                    times a function of sum(t). Exponentials may have factors along S, and be 0 outside a
+                                    condition, as where they are dropped
     o = p @ v                       the second product, over S
 
 The kernel never writes s, t or p. It walks over tiles of k and v. For each row it keeps the maximum `top` of the scores so far, and
@@ -232,6 +233,7 @@ class Attention(AttentionPlan):
     bend: Bend | None  # the scores where the mask holds, if they are tangents
     unmasked: Part | None  # the scores where the mask holds everywhere; None without a mask
     rows_part: Part | None  # the function of rows; None for weights without one
+    exponential: bool  # whether the weights are exponentials of scores; else they are the scores
     weight: Part | None  # the weights from the exponentials, as of dropout; None where they are the same
     pages: tuple[Pages, ...]  # of k and of v; () where they have their rows in order
 

@@ -124,7 +124,7 @@ class AttentionContext(TiledContext):
             pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
-            scale=self.scale(plan.scale) + self.bend(plan.bend),
+            scale=self.scale(plan.scale) + self.bend(plan.bend) + ("" if plan.exponential else ", exponential=False"),
         )  # fmt: skip
 
     def walked(self, array: Array) -> str:
@@ -275,7 +275,10 @@ class PartContext(ElementwiseContext):
             return {}
         plan = self.attention
         exponents = (
-            isinstance(plan, Attention) and plan.rows_part is not None and self.part in (plan.scores, plan.unmasked)
+            isinstance(plan, Attention)
+            and plan.rows_part is not None
+            and plan.exponential
+            and self.part in (plan.scores, plan.unmasked)
         )
         return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
 

@@ -27,11 +27,24 @@ class Functions:
     bend: float = (
         0.0  # scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
     )
+    exponential: bool = True  # whether the weights are powers of scores; else they are the scores
     paired: bool = False  # as of a launch
+
+    @property
+    def raises(self) -> bool:
+        """Whether rows have a largest score, to which powers are relative."""
+        return self.row is not None and self.exponential
 
     @classmethod
     def scaled(
-        cls, score: Callable[..., Any], tiles: Any, row: Any, scale: float, weight: Any = None, bend: float = 0.0
+        cls,
+        score: Callable[..., Any],
+        tiles: Any,
+        row: Any,
+        scale: float,
+        weight: Any = None,
+        bend: float = 0.0,
+        exponential: bool = True,
     ) -> Functions:
         """The functions where scores are `scale` times what `score` gives, which is all zeros where `scale` is 0."""
         size = scale or 1.0
@@ -41,7 +54,15 @@ class Functions:
             return row(at, top * size, total, tensors)
 
         usual = 2.0**-20 < bend < 2.0**10 and size < 2.0**16
-        return cls(score, tiles, of_scaled if row is not None else None, size * LOG2E, weight, bend if usual else 0.0)
+        return cls(
+            score,
+            tiles,
+            of_scaled if row is not None else None,
+            size * LOG2E,
+            weight,
+            bend if usual else 0.0,
+            exponential,
+        )
 
 
 def bend(above: tuple[float, ...], below: tuple[float, ...], signs: tuple[float, ...]) -> float:

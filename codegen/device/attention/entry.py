@@ -45,6 +45,7 @@ def launch(
     weight: cutlass.Constexpr[Callable[..., Any] | None] = None,
     scale: cutlass.Constexpr[float] = 1.0,
     bend: cutlass.Constexpr[float] = 0.0,
+    exponential: cutlass.Constexpr[bool] = True,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
@@ -57,7 +58,7 @@ def launch(
     tiles: (at: Tile, tensors) -> whether the mask holds for some, and for every, of a tile's rows and columns; None without a
         mask.
     row: (at: Row, top, total, tensors) -> the factor of a row of o, from its largest score and sum(exp(score - top)); it
-        stores the row's other outputs. None where the scores are the weights.
+        stores the row's other outputs. None where the scores are the weights, and rows have no factor.
     parts: float32 (splits, rows, E + 2), room for what the blocks of a row have summed where there are several.
     table: int32, room for bounds of the mask's arrays, `how.listed`.
     pages: integers (L, N), the pages of a sequence's rows of k and of v, as `by_row` makes them; k and v are as `in_pages` makes
@@ -65,8 +66,10 @@ def launch(
     weight: (at: Scores, e, tensors) -> the weights of exponentials e, 0 where e is 0; None where they are the same.
     scale: the scores are so many times what `score` gives, which is all zeros where this is zero.
     bend: where it is positive, `score` gives tanh(bend * s) where the mask holds.
+    exponential: whether the weights are exponentials; else they are the scores, and `row` takes their sum alone.
     """
-    given = Forward(q, k, v, o, tensors, Functions.scaled(score, tiles, row, scale, weight, bend), how, table, pages)
+    functions = Functions.scaled(score, tiles, row, scale, weight, bend, exponential)
+    given = Forward(q, k, v, o, tensors, functions, how, table, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):
             sm90.launch(stream, given)

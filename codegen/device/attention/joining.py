@@ -45,7 +45,7 @@ def join(
     found.fill(0)
     for split in cutlass.range_constexpr(how.splits):
         scale = Float32(1)
-        if cutlass.const_expr(functions.row is not None):
+        if cutlass.const_expr(functions.raises):
             scale = cute.arch.shuffle_sync(scales[split // WARP], split % WARP)
         if scale >= 0:
             for i in cutlass.range_constexpr(pieces):
@@ -63,23 +63,25 @@ def join(
 
 
 def _statistics(parts: cute.Tensor, row: Int32, lane: Int32, functions: Functions, how: AttentionLaunch) -> tuple:
-    """A row's largest score, its sum of exponentials, and the scales of its parts. Each lane of a warp has every 32nd scale. A
+    """A row's largest score, its sum of weights, and the scales of its parts; these and the score only of exponentials. Each lane of a warp has every 32nd scale. A
     scale is negative where nothing has been summed, as in blocks without a tile."""
     top, total = Float32(-math.inf), Float32(0)
     if functions.row is None:
         return top, total, []
     own = [lane + first for first in range(0, how.splits, WARP)]
-    held = [parts[cutlass.min(split, how.splits - 1), row, how.e] for split in own]
-    for other in held:
-        top = cute.arch.fmax(top, other, nan=True)
-    for i in range(5):
-        top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1 << i), nan=True)
-    shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
-    scales = [cute.math.exp2((other - shift) * Float32(functions.base), fastmath=True) for other in held]
+    held, scales = [], [Float32(1) for _ in own]
+    if functions.exponential:
+        held = [parts[cutlass.min(split, how.splits - 1), row, how.e] for split in own]
+        for other in held:
+            top = cute.arch.fmax(top, other, nan=True)
+        for i in range(5):
+            top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, 1 << i), nan=True)
+        shift = cutlass.select_((top == -math.inf) | (top == math.inf), Float32(0), top)
+        scales = [cute.math.exp2((other - shift) * Float32(functions.base), fastmath=True) for other in held]
     for split, scale in zip(own, scales, strict=True):
         part = parts[cutlass.min(split, how.splits - 1), row, how.e + 1] * scale
         total = total + cutlass.select_(split < how.splits, part, Float32(0))
     for i in range(5):
         total = total + cute.arch.shuffle_sync_bfly(total, 1 << i)
-    marked = [cutlass.select_(other == -math.inf, Float32(-1), x) for other, x in zip(held, scales, strict=True)]
-    return top, total, marked
+    pairs = zip(held, scales, strict=functions.exponential)
+    return top, total, [cutlass.select_(other == -math.inf, Float32(-1), x) for other, x in pairs]

@@ -384,9 +384,7 @@ def _score(
         for i in range(count):
             value = held[i]
             if masked:
-                value = cutlass.select_(
-                    columns[i] < sizes[1], value, Float32(0 if functions.row is None else -math.inf)
-                )
+                value = cutlass.select_(columns[i] < sizes[1], value, Float32(-math.inf if functions.raises else 0))
             acc[2 * half + i % 2, i // 2] = value
 
 
@@ -413,7 +411,9 @@ def _weights(
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        if functions.row is not None:
+        if functions.row is not None and not functions.exponential:
+            total[half] = total[half] + held.load().reduce(cute.ReductionOp.ADD, Float32(0), 0)
+        if functions.raises:
             largest = top[half]
             for i in range(count):
                 largest = cute.arch.fmax(largest, held[i], nan=True)

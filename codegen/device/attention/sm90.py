@@ -190,7 +190,7 @@ def _consume(
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + before * 8, signals, False)
             hopper.rounded(s, p, shared[2].element_type)
-            if cutlass.const_expr(functions.row is not None):
+            if cutlass.const_expr(functions.raises):
                 _shrink(o, state[2])
         tensorcore.arrive(q_free, signals, False)
         if some:
@@ -307,7 +307,7 @@ def _weigh(
 ) -> None:  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
-    bent = cutlass.const_expr(functions.bend > 0 and functions.row is not None)
+    bent = cutlass.const_expr(functions.bend > 0 and functions.raises)
     near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
     if cutlass.const_expr(bent):
         near = _is_near(s, largest, state, plain, functions)
@@ -316,10 +316,13 @@ def _weigh(
             _small_exponentials(s, r, state, largest, functions)
     else:
         _score_all(s, place, plain, sizes, tensors, functions)
-        if cutlass.const_expr(functions.row is not None):
+        if cutlass.const_expr(functions.raises):
             for r in cutlass.range_constexpr(2):
                 _exponentials(s, r, state, functions.base)
-    if cutlass.const_expr(functions.row is not None and functions.weight is not None):
+        elif cutlass.const_expr(functions.row is not None):
+            for r in cutlass.range_constexpr(2):
+                state[1][r] = _summed(hopper.row_of(s, r), state[1][r])
+    if cutlass.const_expr(functions.raises and functions.weight is not None):
         for r in cutlass.range_constexpr(2):
             _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
 
@@ -339,7 +342,7 @@ def _score_all(
             _score(s, r, place, sizes, tensors, functions, True)
         last = sizes[1] - place[2]
         if cute.arch.vote_any_sync(last <= 8 * count - 7):
-            outside = Float32(0.0 if cutlass.const_expr(functions.row is None) else -math.inf)
+            outside = Float32(-math.inf if cutlass.const_expr(functions.raises) else 0.0)
             for r in cutlass.range_constexpr(2):
                 for j in cutlass.range_constexpr(count):
                     for c in cutlass.range_constexpr(2):
@@ -378,13 +381,18 @@ def _raise(
     fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), by, cute.full((1,), start, Float32))
     factor[r] = cute.math.exp2(fallen, fastmath=True)[0]
     top[r] = now
-    sums = [total[r] * factor[r]] + [Float32(0.0)] * 3
     part = hopper.row_of(s, r)
     part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
     hopper.put_row(part, s, r)
-    for i in cutlass.range_constexpr(cute.size(part)):
+    total[r] = _summed(part, total[r] * factor[r])
+
+
+def _summed(part: cute.Tensor, before: Float32) -> Float32:
+    """The sum of a row's numbers and of those `before`."""
+    sums = [before] + [Float32(0.0)] * 3
+    for i in range(cute.size(part)):
         sums[i % 4] += part[i]
-    total[r] = (sums[0] + sums[1]) + (sums[2] + sums[3])
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
 
 
 # Scores that are tangents of products. Near 0 a polynomial is the tangent. It rises too, so that the largest product has the largest score;

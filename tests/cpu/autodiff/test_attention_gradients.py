@@ -244,6 +244,36 @@ def test_the_logarithm_of_a_sum_with_another_term(tmp_path):
     check_gradient_case(op, "interpret", Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0))
 
 
+NORMALISED = attention(
+    """w = where(index(S) <= index(Q) + ahead, (q @ k) * exp(-0.01 * abs(index(Q) - index(S))), 0); n = sum(w, axis=S)
+  o = w / maximum(abs(n), 1.0) @ v""",
+    """i, j = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2]); p = jnp.where(j <= i + ahead, x * jnp.exp(-0.01 * abs(i - j)), 0)
+  n = p.sum(-1); p = p / jnp.maximum(jnp.abs(n), 1.0)[..., None]""",
+    "ahead: int32[]", "o: T[..., Q, E]; n: float32[..., Q]",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "columns"), [("sm_80", 70, 130), ("sm_90a", 130, 200), ("sm_90a", 2, 600)],
+    ids=["sm_80", "sm_90a", "few rows"],
+)  # fmt: skip
+def test_scores_divided_by_their_sum(tmp_path, monkeypatch, arch, rows, columns):
+    """As in retention: the weights are no exponentials, and a function of their sum divides each row. Blocks that share a few rows
+    add up their sums as they are."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    op = make_op(
+        tmp_path,
+        NORMALISED + "\ndomain: {ahead: [590, 600]}" if rows < 16 else NORMALISED + "\ndomain: {ahead: [0, 1]}",
+    )
+    assert [stage.plan.kind for stage in op.backward.op.plan.stages] == ["row", "attention"] and not op.plan.exponential
+    sizes = (("Q", rows), ("S", columns), ("D", 16), ("E", 32))
+    case = Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0)
+    assert (op.launch_for(case.types, case.axes, arch).splits > 1) == (rows < 16)
+    check_case(op, "interpret", case)
+    if rows > 16:
+        check_gradient_case(op, "interpret", case)
+
+
 def test_scores_that_two_products_share():
     """Each of three attentions computes its scores, though two have them alike; what is computed from them all is a stage after."""
     chain = """s = q @ k; near = index(Q) - index(S) < 4; p = softmax(s, axis=S); n = softmax(where(near, s, -inf), axis=S)

@@ -388,42 +388,57 @@ def instance_norm_frozen_xla(dy, rstd, row_mean, x, weight, size_s):
     return dx
 
 
-def instance_norm_backward_rows_stage0(dy, row_mean, x):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
-    return dy * (x - row_mean), dy
+def instance_norm_backward_stage1_stage0(dy, rstd, row_mean, x):
+    """The values to reduce into t1 (sum), row_sum (sum), row_sum2 (sum), from one vector of each operand."""
+    centred = x - row_mean
+    return dy, dy * centred, dy * (centred * rstd)
 
 
-def instance_norm_backward_rows_row(row_sum, row_sum2):
+def instance_norm_backward_stage1_chain(dy, rstd, row_mean, x, weight, size_s, t1, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.divide(weight, size_s.to(cutlass.Float32), approx)
+    centred = x - row_mean
+    dx = weight * rstd * dy - t0 * row_sum * rstd * rstd * rstd * centred - t0 * rstd * t1
+    return dx
+
+
+def instance_norm_backward_stage1_row(t1, row_sum2):
     """The row's own results, from its statistics."""
-    row_sum_of_rows = row_sum
-    row_sum2_of_rows = row_sum2
-    return row_sum_of_rows, row_sum2_of_rows
+    sum_of_b_c3 = row_sum2
+    sum_of_b_c2 = t1
+    return sum_of_b_c3, sum_of_b_c2
 
 
 @cute.kernel
-def instance_norm_backward_rows_kernel(
+def instance_norm_backward_stage1_kernel(
     mDy: cute.Tensor,  # (B, C, S) T
     mRstd: cute.Tensor,  # (B, C) float32
     mRowMean: cute.Tensor,  # (B, C) float32
     mX: cute.Tensor,  # (B, C, S) T
     mWeight: cute.Tensor | None,  # (C) T
-    mRowSumOfRows: cute.Tensor,  # (B, C) float32
-    mRowSum2OfRows: cute.Tensor,  # (B, C) float32
+    mDx: cute.Tensor,  # (B, C, S) T
+    mSumOfBC3: cute.Tensor,  # (B, C) float32
+    mSumOfBC2: cute.Tensor,  # (B, C) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    approx = device.narrow(mDx)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX = access.registers(mX, (vec, vectors, at_once))
+    rRstd = access.registers(mRstd, (1, at_once))
     rRowMean = access.registers(mRowMean, (1, at_once))
-    rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
-    rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
-    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    rWeight = access.registers(mWeight, (1, at_once), 1.0)
+    rDx = access.registers(mDx, (vec, vectors, at_once))
+    rSumOfBC3 = access.registers(mSumOfBC3, (1, at_once))
+    rSumOfBC2 = access.registers(mSumOfBC2, (1, at_once))
+    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, B * C, S)
     sDyRun = rowwise.fetch(how, mDy, B * C, S)
     sXRun = rowwise.fetch(how, mX, B * C, S)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rDy, rX, rRowSumOfRows, rRowSum2OfRows)
+    place = rowwise.meeting_place(how, rDy, rX, rDx, rSumOfBC3, rSumOfBC2)
     rowwise.load_together(mDy, first_row, rDy, place)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
@@ -435,8 +450,11 @@ def instance_norm_backward_rows_kernel(
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
         row.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
+        row.load_one(mRstd, (iB, iC), rRstd[None, u])
         row.load_one(mRowMean, (iB, iC), rRowMean[None, u])
+        row.load_one(mWeight, (iC,), rWeight[None, u])
         reduce.meet([*sStage0], how.cluster)
+        rT1 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -444,265 +462,195 @@ def instance_norm_backward_rows_kernel(
             part.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                values = instance_norm_backward_rows_stage0(
-                    device.floats(rDy[None, v, u]),
+                values = instance_norm_backward_stage1_stage0(
+                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                     device.floats(rX[None, v, u]),
                 )
-                reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, part.vector(v).inside())
-        row_sum, row_sum2 = row.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0)
+                reduce.accumulate([rT1, rRowSum, rRowSum2], ("sum", "sum", "sum"), values, part.vector(v).inside())
+        t1, row_sum, row_sum2 = row.reduce([rT1, rRowSum, rRowSum2], ("sum", "sum", "sum"), sStage0)
+
+        row = row.forget((mDy, rDy), (mX, rX))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDy, (iB, iC, 0), rDy[None, None, u], run=sDyRun)
+            part.load(mX, (iB, iC, 0), rX[None, None, u], run=sXRun)
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                dx = instance_norm_backward_stage1_chain(
+                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                    device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
+                    device.floats(rX[None, v, u]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
+                    device.full(vec, S, cutlass.Int32), device.full(vec, t1), device.full(vec, row_sum), approx,
+                )
+                at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), rDx[None, v, u], run=sDxRun)
 
         if row.writes():
-            row_sum_of_rows, row_sum2_of_rows = instance_norm_backward_rows_row(
-                device.full(1, row_sum), device.full(1, row_sum2),
-            )
-            row.store_one(
-                row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iB, iC), rRowSumOfRows[None, u],
-            )
-            row.store_one(
-                row_sum2_of_rows.to(mRowSum2OfRows.element_type), mRowSum2OfRows, (iB, iC), rRowSum2OfRows[None, u],
-            )
-    rowwise.store_together(rRowSumOfRows, mRowSumOfRows, first_row, place)
-    rowwise.store_together(rRowSum2OfRows, mRowSum2OfRows, first_row, place)
+            sum_of_b_c3, sum_of_b_c2 = instance_norm_backward_stage1_row(device.full(1, t1), device.full(1, row_sum2))
+            row.store_one(sum_of_b_c3.to(mSumOfBC3.element_type), mSumOfBC3, (iB, iC), rSumOfBC3[None, u])
+            row.store_one(sum_of_b_c2.to(mSumOfBC2.element_type), mSumOfBC2, (iB, iC), rSumOfBC2[None, u])
+    rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.store_together(rSumOfBC3, mSumOfBC3, first_row, place)
+    rowwise.store_together(rSumOfBC2, mSumOfBC2, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
-def instance_norm_backward_rows_launch(
+def instance_norm_backward_stage1_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mRstd: cute.Tensor, mRowMean: cute.Tensor, mX: cute.Tensor,
-    mWeight: cute.Tensor | None, mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor,
+    mWeight: cute.Tensor | None, mDx: cute.Tensor, mSumOfBC3: cute.Tensor, mSumOfBC2: cute.Tensor,
     how: cutlass.Constexpr[RowLaunch],
 ):
     B, C = mDy.shape[0], mDy.shape[1]
-    instance_norm_backward_rows_kernel(
-        mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, how,
+    instance_norm_backward_stage1_kernel(
+        mDy, mRstd, mRowMean, mX, mWeight, mDx, mSumOfBC3, mSumOfBC2, how,
     ).launch(**rowwise.grid(how, B * C, stream))
 
 
-def instance_norm_backward_stage0(dy, row_mean, x):
-    """The values to reduce into row_sum (sum), row_sum2 (sum), from one vector of each operand."""
+def instance_norm_backward_stage1_xla(dy, rstd, row_mean, x, weight, size_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = weight / size_s.astype(jnp.float32)
     centred = x - row_mean
-    return dy * centred, dy
+    t1 = jnp.sum(dy, axis=-1, keepdims=True)
+    t2 = weight * rstd * dy - t0 * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd * centred
+    dx = t2 - t0 * rstd * t1
+    sum_of_b_c3 = jnp.sum(dy * (centred * rstd), axis=-1, keepdims=True)
+    sum_of_b_c2 = t1
+    return dx, sum_of_b_c3, sum_of_b_c2
 
 
-def instance_norm_backward_chain(dy, rstd, row_mean, x, weight, size_s, row_sum, row_sum2, approx):
-    """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    t0 = device.divide(weight, size_s.to(cutlass.Float32), approx)
-    centred = x - row_mean
-    dx = weight * rstd * dy - t0 * row_sum * rstd * rstd * rstd * centred - t0 * rstd * row_sum2
-    return dx, dy * (centred * rstd), dy
+def instance_norm_backward_stage2_chain(sum_of_b_c2, sum_of_b_c3):
+    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
+    return sum_of_b_c3, sum_of_b_c2
 
 
-def instance_norm_backward_columns(column_sum, column_sum2):
-    """The results of C, from their statistics."""
+def instance_norm_backward_stage2_columns(column_sum, column_sum2):
+    """The columns' results, from their statistics."""
     dweight = column_sum
     dbias = column_sum2
     return dweight, dbias
 
 
 @cute.kernel
-def instance_norm_backward_kernel(
-    mDy: cute.Tensor,  # (B, C, S) T
-    mRstd: cute.Tensor,  # (B, C) float32
-    mRowMean: cute.Tensor,  # (B, C) float32
-    mX: cute.Tensor,  # (B, C, S) T
-    mWeight: cute.Tensor | None,  # (C) T
-    mDx: cute.Tensor,  # (B, C, S) T
+def instance_norm_backward_stage2_kernel(
+    mSumOfBC2: cute.Tensor,  # (B, C) float32
+    mSumOfBC3: cute.Tensor,  # (B, C) float32
     mDweight: cute.Tensor,  # (C) T
     mDbias: cute.Tensor,  # (C) T
-    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
-    mRowSumOfRows: cute.Tensor,  # (B, C), or nothing
-    mRowSum2OfRows: cute.Tensor,  # (B, C), or nothing
-    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
+    mColumnSumParts: cute.Tensor,  # (parts, C) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C) column_sum2 of each part
     how: cutlass.Constexpr[Walk],
 ):
-    if cutlass.const_expr(how.paced):
-        partials.await_last()
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    each = how.each
-    B, C, S = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    B, C = mSumOfBC2.shape[0], mSumOfBC2.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, S)
+    pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
     part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (C), part % (C)  # only rows of one place meet
-    iC = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
-    approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, held))
-    rX = access.registers(mX, (vec, vectors, held))
-    rRstd = access.registers(mRstd, (1, at_once))
-    rRowMean = access.registers(mRowMean, (1, at_once))
-    rWeight = access.registers(mWeight, (1,), 1.0)
-    if cutlass.const_expr(not how.whole):
-        rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
-        rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
+    rSumOfBC2 = access.registers(mSumOfBC2, (vec, vectors, held))
+    rSumOfBC3 = access.registers(mSumOfBC3, (vec, vectors, held))
     if cutlass.const_expr(how.staged):
-        sDy = rowwise.staging(how, mDy)
-        sX = rowwise.staging(how, mX)
-        if cutlass.const_expr(how.paced):
-            sSeen = partials.rows_seen(at_once)
-    sDxRun = rowwise.slots(how, mDx, 1)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
-    fColumnSum2 = reduce.column_accumulators(vec // each, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
-    sColumns = partials.shared_columns(threads, per_row, vec // each * vectors, (cutlass.Float32, cutlass.Float32))
-    rowwise.load_one(mWeight, (iC,), True, rWeight)
+        sSumOfBC2 = rowwise.staging(how, mSumOfBC2)
+        sSumOfBC3 = rowwise.staging(how, mSumOfBC3)
+    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
-    reduce.meet([*sStage0], cluster)
-    turn = cutlass.Int32(0)  # rows that this block has done
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         iB = row
-        early = rowwise.walked(how, row < B, S, first)
-        early.load_one(mRstd, (iB, iC), rRstd[None, u])
-        early.load_one(mRowMean, (iB, iC), rRowMean[None, u])
-        if cutlass.const_expr(not how.whole):
-            early.load_one(mRowSumOfRows, (iB, iC), rRowSumOfRows[None, u])
-            early.load_one(mRowSum2OfRows, (iB, iC), rRowSum2OfRows[None, u])
+        early = rowwise.walked(how, row < B, C, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, iC, 0), sDy, u)
-            early.fetch(mX, (iB, iC, 0), sX, u)
+            early.fetch(mSumOfBC2, (iB, 0), sSumOfBC2, u)
+            early.fetch(mSumOfBC3, (iB, 0), sSumOfBC3, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iB, iC, 0), rDy[None, None, u])
-            early.load(mX, (iB, iC, 0), rX[None, None, u])
+            early.load(mSumOfBC2, (iB, 0), rSumOfBC2[None, None, u])
+            early.load(mSumOfBC3, (iB, 0), rSumOfBC3[None, None, u])
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
             iB = row
-            own = rowwise.walked(how, row < B, S, first)
+            own = rowwise.walked(how, row < B, C, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                if cutlass.const_expr(how.paced):
-                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(mDy, (iB, iC, 0), sDy, u, rDy[None, None, k])
-                own.take(mX, (iB, iC, 0), sX, u, rX[None, None, k])
-            if cutlass.const_expr(how.whole):
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    values = instance_norm_backward_stage0(
-                        device.floats(rDy[None, v, k]),
-                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                        device.floats(rX[None, v, k]),
-                    )
-                    reduce.accumulate([rRowSum, rRowSum2], ("sum", "sum"), values, own.vector(v).inside())
-                row_sum, row_sum2 = own.reduce([rRowSum, rRowSum2], ("sum", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.only_row):
-                    rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
-            else:
-                row_sum = rRowSumOfRows[0, u]
-                row_sum2 = rRowSum2OfRows[0, u]
+                own.take(mSumOfBC2, (iB, 0), sSumOfBC2, u, rSumOfBC2[None, None, k])
+                own.take(mSumOfBC3, (iB, 0), sSumOfBC3, u, rSumOfBC3[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    dx, column_sum_of, column_sum2_of = instance_norm_backward_chain(
-                        device.floats(rDy[None, v, k]),
-                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                        device.floats(rX[None, v, k]),
-                        device.floats(device.full(vec, rWeight[0], rWeight.element_type)),
-                        device.full(vec, S, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2),
-                        approx,
+                    column_sum_of, column_sum2_of = instance_norm_backward_stage2_chain(
+                        device.floats(rSumOfBC2[None, v, k]), device.floats(rSumOfBC3[None, v, k]),
                     )
                     inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
                     )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iC, 0), run=sDxRun)
-            own.send(mDx, (iB, iC, 0), sDxRun)
-            turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
-            later = rowwise.walked(how, row < B, S, first)
-            later.load_one(mRstd, (iB, iC), rRstd[None, u])
-            later.load_one(mRowMean, (iB, iC), rRowMean[None, u])
-            if cutlass.const_expr(not how.whole):
-                later.load_one(mRowSumOfRows, (iB, iC), rRowSumOfRows[None, u])
-                later.load_one(mRowSum2OfRows, (iB, iC), rRowSum2OfRows[None, u])
+            later = rowwise.walked(how, row < B, C, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, iC, 0), sDy, u)
-                later.fetch(mX, (iB, iC, 0), sX, u)
+                later.fetch(mSumOfBC2, (iB, 0), sSumOfBC2, u)
+                later.fetch(mSumOfBC3, (iB, 0), sSumOfBC3, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iB, iC, 0), rDy[None, None, u])
-                later.load(mX, (iB, iC, 0), rX[None, None, u])
+                later.load(mSumOfBC2, (iB, 0), rSumOfBC2[None, None, u])
+                later.load(mSumOfBC3, (iB, 0), rSumOfBC3[None, None, u])
     partials.begin_next()
     partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [
-            cute.domain_offset((0, place * ((S) // each)), mColumnSumParts),
-            cute.domain_offset((0, place * ((S) // each)), mColumnSum2Parts),
-        ], sColumns, part, first // each, step // each, S // each, per_row, how.ragged,
+        [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C,
+        per_row, how.ragged,
     )
 
 
 @cute.kernel
-def instance_norm_backward_finish(
+def instance_norm_backward_stage2_finish(
     mDweight: cute.Tensor,  # (C) T
     mDbias: cute.Tensor,  # (C) T
-    mColumnSumParts: cute.Tensor,  # (parts, C * S) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, C * S) column_sum2 of each part
-    each: cutlass.Constexpr[int],  # neighbouring columns that have one result
-    C: cutlass.Int32,
-    S: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, C) column_sum of each part
+    mColumnSum2Parts: cute.Tensor,  # (parts, C) column_sum2 of each part
 ):
-    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (C, S // each,), (True, False))
-    column_sum, column_sum2 = partials.over_parts_of(
-        [mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c, (C, S // each,), (True, False),
-    )
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     if there:
-        dweight, dbias = instance_norm_backward_columns(device.full(1, column_sum), device.full(1, column_sum2))
+        dweight, dbias = instance_norm_backward_stage2_columns(device.full(1, column_sum), device.full(1, column_sum2))
         mDweight[c] = dweight.to(mDweight.element_type)[0]
         mDbias[c] = dbias.to(mDbias.element_type)[0]
 
 
 @cute.jit
-def instance_norm_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mRstd: cute.Tensor, mRowMean: cute.Tensor, mX: cute.Tensor,
-    mWeight: cute.Tensor | None, mDx: cute.Tensor, mDweight: cute.Tensor, mDbias: cute.Tensor,
-    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+def instance_norm_backward_stage2_launch(
+    stream: cuda.CUstream, mSumOfBC2: cute.Tensor, mSumOfBC3: cute.Tensor, mDweight: cute.Tensor, mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    if cutlass.const_expr(not how.whole):
-        instance_norm_backward_rows_launch(
-            stream, mDy, mRstd, mRowMean, mX, mWeight, mRowSumOfRows, mRowSum2OfRows, how.first,
-        )
-    C, S = mDy.shape[1], mDy.shape[2]
-    pieces = rowwise.pieces(how, S)
-    blocks = mColumnSumParts.shape[0] * pieces * C
+    C = mSumOfBC2.shape[1]
+    pieces = rowwise.pieces(how, C)
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        if mCounter.shape[0] > 0:
-            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-        instance_norm_backward_kernel(
-            mDy, mRstd, mRowMean, mX, mWeight, mDx, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, mRowSumOfRows,
-            mRowSum2OfRows, mCounter, how,
+        instance_norm_backward_stage2_kernel(
+            mSumOfBC2, mSumOfBC3, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_of_results(mColumnSumParts, (C, S // how.each,), (True, False), C)
+    blocks = partials.blocks_to_finish(mColumnSumParts, C)
     if blocks > 0:
-        instance_norm_backward_finish(
-            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how.each, C, S,
+        instance_norm_backward_stage2_finish(
+            mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def instance_norm_backward_xla(dy, rstd, row_mean, x, weight, size_s):
+def instance_norm_backward_stage2_xla(sum_of_b_c2, sum_of_b_c3):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = weight / size_s.astype(jnp.float32)
-    centred = x - row_mean
-    t1 = weight * rstd * dy - t0 * jnp.sum(dy * centred, axis=-1, keepdims=True) * rstd * rstd * rstd * centred
-    dx = t1 - t0 * rstd * jnp.sum(dy, axis=-1, keepdims=True)
-    dweight = jnp.sum(dy * (centred * rstd), axis=(-3, -1), keepdims=True)
-    dbias = jnp.sum(dy, axis=(-3, -1), keepdims=True)
-    return dx, dweight, dbias
+    dweight = jnp.sum(sum_of_b_c3, axis=-2, keepdims=True)
+    dbias = jnp.sum(sum_of_b_c2, axis=-2, keepdims=True)
+    return dweight, dbias
 
 
 @runtime.op(
@@ -714,8 +662,10 @@ def instance_norm_backward_xla(dy, rstd, row_mean, x, weight, size_s):
     forward_xla=instance_norm_forward_xla,
     frozen_launch=instance_norm_frozen_launch,
     frozen_xla=instance_norm_frozen_xla,
-    backward_launch=instance_norm_backward_launch,
-    backward_xla=instance_norm_backward_xla,
+    backward_stage1_launch=instance_norm_backward_stage1_launch,
+    backward_stage1_xla=instance_norm_backward_stage1_xla,
+    backward_stage2_launch=instance_norm_backward_stage2_launch,
+    backward_stage2_xla=instance_norm_backward_stage2_xla,
 )
 def instance_norm(
     x: jax.Array,

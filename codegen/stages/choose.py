@@ -50,7 +50,20 @@ def plan_of(spec: Spec) -> AnyPlan:
         plan = kernel_of(spec)
     except SpecError as error:
         return with_whole(spec, _in_stages(spec, error))
-    return (_spread(spec) if single.is_spread(plan) else _written_once(spec)) or plan
+    return (_spread(spec) if single.is_spread(plan) else _written_once(spec) or _summed_by_rows(spec, plan)) or plan
+
+
+def _summed_by_rows(spec: Spec, plan: KernelPlan | Gemm) -> Staged | None:
+    """The stages of a chain that one kernel could compute, where a block holds rows and would add up their columns once it has all of
+    them: partial results would be as long as rows. Here the sum of each row is written, and a second kernel adds these up. None for
+    other chains, and for a chain with a backward, which would take these sums."""
+    if not isinstance(plan, Reduction) or plan.kind != "row+column" or spec.grad != "none":
+        return None
+    along = {axis for group in plan.column_groups for axis in group.axes}
+    if not any(s.over == "column" and along <= {*lost_axes(s.node)} for s in plan.columns):
+        return None
+    stages = in_parts(spec, one_kernel, one_kernel, tuple(axis for axis in plan.order if axis in along))
+    return None if stages is None else _Whole(spec, spec.read.statements).plan(Stages(stages, ()))
 
 
 def _written_once(spec: Spec) -> Staged | None:

@@ -1,7 +1,8 @@
 """Cuts an op that one kernel could compute but for sums over more axes than the kernel's rows have.
 
 The gradients of a norm along middle axes are of this kind. Its elements need sums along these axes, `[B, S, N]` along S. The gradient of
-its weight is a sum over B and S. Here the one kernel writes the sum along S too, and another kernel adds these sums up along B.
+its weight is a sum over B and S. Here the one kernel writes the sum along S too, and another kernel adds these sums up along B. A kernel
+that holds rows does the same where a sum over rows adds up columns too.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from codegen.stages.cut import Cutting, Kernel
 from codegen.stages.rewriting import rewritten
 
 
-def in_parts(spec: Spec, first: Kernel, last: Kernel) -> tuple[Op, Op] | None:
+def in_parts(spec: Spec, first: Kernel, last: Kernel, along: tuple[str, ...] = ()) -> tuple[Op, Op] | None:
     """The `first` kernel of an op, which writes all outputs but those that need sums over more axes, and the `last`, which adds up parts
-    of these sums. None if there are no such kernels."""
-    for axes in _shorter(spec):
+    of these sums: the sums `along` some axes, by default those of a reduction. None if there are no such kernels."""
+    for axes in [along] if along else _shorter(spec):
         with suppress(SpecError, UserError):
             return _cut_along(spec, axes, first, last)
     return None
@@ -35,18 +36,19 @@ def _shorter(spec: Spec) -> Iterator[tuple[str, ...]]:
 
 def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, Op]:
     """The two kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
-    parts = list[Node]()
+    parts, sums = list[Node](), list[Node]()
 
     def rule(graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
-        if node.op != "sum" or node.kind != "float" or not {*lost_axes(node)} > {*axes}:
+        if node.op != "sum" or node.kind != "float" or not {*axes} < {*lost_axes(node)} or not {*axes} <= {*args[0].dims}:
             return None
         dims = [d for d in args[0].dims if d not in axes]
         parts.append(graph.node("sum", args, graph.order(axes), kind="float", dims=dims))
         others = graph.order(d for d in lost_axes(node) if d not in axes)
-        return graph.node("sum", (parts[-1],), others, kind="float", dims=node.dims)
+        sums.append(graph.node("sum", (parts[-1],), others, kind="float", dims=node.dims))
+        return sums[-1]
 
     own = rewritten(spec, rule, "sums in parts")
-    made = {id(n) for n in parts}
+    made = {id(n) for n in sums}
     late = {s.name for s in own.read.statements if any(id(n) in made for n in topological([s.value]))}
     elements = [a for a in own.outputs if a.name not in late]
     if not elements:

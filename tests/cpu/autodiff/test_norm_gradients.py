@@ -1,4 +1,4 @@
-"""Gradients of norms that a chain writes out, whose sums are of one stage."""
+"""Gradients of norms that a chain writes out, and of softmaxes, with sums of rows that a second kernel adds up."""
 
 import pytest
 
@@ -41,4 +41,13 @@ def test_a_parameter_of_a_softmax_along_the_middle(tmp_path):
     )  # fmt: skip
     op = make_op(tmp_path, text)
     assert [kernel.planned.spec.op for kernel in op.kernels if "_whole_stage" in kernel.planned.spec.op]
+    testing.check_gradient(op, "interpret", examples=2)
+
+
+def test_weights_of_heads(tmp_path):
+    text = spec_text(
+        "x: T[B, H, S, N]; bias: T[H, S, N]; weight: float32[H]", "y: T[B, H, S, N]", "y = softmax(x + bias, axis=N) * weight",
+        "y = jax.nn.softmax(x + bias, axis=-1) * weight[:, None, None]", types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
     testing.check_gradient(op, "interpret", examples=2)

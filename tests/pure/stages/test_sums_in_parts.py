@@ -10,8 +10,8 @@ from codegen.plan.rows.middle import Middle
 from tests.making import spec_text
 
 
-def backward(chain: str, inputs: str, params: str = "") -> Staged:
-    made = backward_of(read_op("specs/made.yaml", spec_text(inputs, "y: float32[B, S, N]", chain, more=params)))
+def backward(chain: str, inputs: str, params: str = "", outputs: str = "y: float32[B, S, N]") -> Staged:
+    made = backward_of(read_op("specs/made.yaml", spec_text(inputs, outputs, chain, more=params)))
     assert isinstance(made, Derived), made
     assert isinstance(made.op.plan, Staged)
     return made.op.plan
@@ -49,3 +49,33 @@ def test_a_parameter_is_summed_after_the_one_kernel():
 def test_elements_that_need_the_longer_sum_take_stages():
     plan = backward("v = x - mean(x, axis=S); y = v * mean(square(v), axis=(B, S))", "x: float32[B, S, N]")
     assert plan.whole is None
+
+
+def test_rows_write_their_sums_where_these_are_added_up():
+    """A weight of each head: its partial results would be as long as rows."""
+    plan = backward("y = softmax(x, axis=N) * weight", "x: float32[B, S, N]; weight: float32[S]")
+    first, last = plan.stages
+    assert first.plan.kind == "row" and [a.axes for a in first.spec.outputs] == [("B", "S", "N"), ("B", "S")]
+    assert [a.axes for a in last.spec.inputs] == [("B", "S")]
+
+
+def test_rows_that_meet_at_places_write_their_sums_too():
+    plan = backward(
+        "y = softmax(x + bias, axis=N) * weight", "x: float32[B, H, S, N]; bias: float32[H, S, N]; weight: float32[H]",
+        outputs="y: float32[B, H, S, N]",
+    )  # fmt: skip
+    first, last = plan.stages
+    assert first.plan.kind == "row+column" and {a.name for a in last.spec.outputs} == {"dweight"}
+    assert [s.node.dims for s in first.plan.columns] == [("H", "S", "N")]
+
+
+def test_sums_of_columns_stay_in_the_one_kernel():
+    made = backward_of(
+        read_op(
+            "specs/made.yaml",
+            spec_text(
+                "x: float32[..., N]; weight: float32[N]", "y: float32[..., N]", "y = softmax(x, axis=N) * weight"
+            ),
+        )
+    )
+    assert isinstance(made, Derived) and made.op.plan.kind == "row+column"

@@ -225,17 +225,21 @@ class Algebra:
     def sum_apart(self, value: Node, axes: tuple[str, ...]) -> Node | None:
         """The sum of a sum as a sum for each term that waits for other sums along these axes, and one for all other terms: the gradient
         of a norm's mean, `sum(g - c * v)` where `c` is a sum itself. None if it would wait for as many."""
-        terms = self.terms(value)
-        if any(not set(axes) <= set(term.dims) for term in terms):
+        waits, terms = self.waits(value, axes), self.terms(value)
+        same = [term for term in terms if not set(axes) & set(term.dims)]
+        varying = [term for term in terms if term not in same]
+        early = [term for term in varying if self.waits(term, axes) < waits]
+        if not waits or len(early) == len(terms) or any(not set(axes) <= set(term.dims) for term in varying):
             return None
-        waits = self.waits(value, axes)
-        late = [term for term in terms if self.waits(term, axes) == waits]
-        if not waits or len(late) == len(terms):
-            return None
-        early = functools.reduce(self.add, [term for term in terms if term not in late])
-        sums = [self.sum_over(term, axes) for term in (early, *late)]
+        found = [functools.reduce(self.add, early)] if early else []
+        sums = [self.sum_over(term, axes) for term in (*found, *(term for term in varying if term not in early))]
+        sums += [functools.reduce(self.mul, map(self.size, axes), term) for term in same]
         apart = functools.reduce(self.add, sums)
         return apart if self.waits(apart, axes) <= waits else None
+
+    def size(self, axis: str) -> Node:
+        size = self.graph.node("size", attr=axis, kind="int", dims=())
+        return self.make("float", size)
 
     def terms(self, value: Node) -> list[Node]:
         """The terms of a sum, in order, of which none is a sum that was made here; the rest stays whole as in `factors`."""

@@ -27,6 +27,16 @@ def test_gradients_of_a_norm(tmp_path, axes, places):
     testing.check_gradient(op, "interpret", examples=4 if EVERY else 2)
 
 
+def test_gradients_of_a_bias_before_a_norm(tmp_path):
+    chain = "u = x + bias; v = u - mean(u, axis=(B, S)); y = v * rsqrt(mean(square(v), axis=(B, S)) + 0.1) * sin(u)"
+    reference = (
+        "u = x + bias; m = jnp.mean(u, axis=(0, 1)); v = jnp.mean(jnp.square(u - m), axis=(0, 1)); "
+        "y = (u - m) / jnp.sqrt(v + 0.1) * jnp.sin(u)"
+    )
+    text = spec_text("x: T[B, S, N]; bias: T[N]", "y: T[B, S, N]", chain, reference, types="{T: [float32, bfloat16]}")
+    testing.check_gradient(make_op(tmp_path, text), "interpret", examples=2)
+
+
 def test_gradients_of_a_norm_in_stages(tmp_path):
     op = make_op(tmp_path, norm("S", 1))
     with in_stages():

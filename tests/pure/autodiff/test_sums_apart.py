@@ -44,3 +44,14 @@ def test_what_a_mean_of_others_leaves_is_summed():
     )
     assert waits(found) == 1
     assert found.op.spec.chain.value.count("sum(") == 3
+
+
+def test_a_bias_before_a_norm_waits_for_no_sum():
+    """What all elements have in common is multiplied by their number, not summed."""
+    found = backward(
+        "u = x + bias; " + NORM.format("(B, S)").replace("x,", "u,").replace("x -", "u -"),
+        "x: float32[B, S, N]; bias: float32[N]",
+    )
+    assert isinstance(found.op.plan, Staged)
+    assert [stage.plan.kind for stage in found.op.plan.stages] == ["column", "elementwise"]
+    assert waits(found) == 1

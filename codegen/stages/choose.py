@@ -55,14 +55,20 @@ def plan_of(spec: Spec) -> AnyPlan:
 
 def _summed_by_rows(spec: Spec, plan: KernelPlan | Gemm) -> Staged | None:
     """The stages of a chain that one kernel could compute, where a block holds rows and would add up their columns once it has all of
-    them: partial results would be as long as rows. Here the sum of each row is written, and a second kernel adds these up. None for
-    other chains, and for a chain with a backward, which would take these sums."""
+    them: partial results would be as long as rows. Here the sum of each row is written, and a second kernel adds these up. An H200
+    took 479 us for a weight of 8 heads in one kernel, and 245 so. None for other chains, and for a chain with a backward, which
+    would take these sums."""
     if not isinstance(plan, Reduction) or plan.kind != "row+column" or spec.grad != "none":
         return None
     along = {axis for group in plan.column_groups for axis in group.axes}
-    if not any(s.over == "column" and along <= {*lost_axes(s.node)} for s in plan.columns):
+    added = [{*lost_axes(s.node)} for s in plan.columns if s.over == "column" and along <= {*lost_axes(s.node)}]
+    if not added:
         return None
     stages = in_parts(spec, one_kernel, one_kernel, tuple(axis for axis in plan.order if axis in along))
+    if stages is not None and stages[0].plan.kind == "row+column":
+        places = {axis for i in plan.apart for axis in plan.groups[i].axes}
+        if not any(places & axes for axes in added):  # few partial results: what rows share is then in registers
+            return None
     return None if stages is None else _Whole(spec, spec.read.statements).plan(Stages(stages, ()))
 
 

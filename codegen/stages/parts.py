@@ -39,7 +39,12 @@ def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -
     parts, sums = list[Node](), list[Node]()
 
     def rule(graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
-        if node.op != "sum" or node.kind != "float" or not {*axes} < {*lost_axes(node)} or not {*axes} <= {*args[0].dims}:
+        if (
+            node.op != "sum"
+            or node.kind != "float"
+            or not {*axes} < {*lost_axes(node)}
+            or not {*axes} <= {*args[0].dims}
+        ):
             return None
         dims = [d for d in args[0].dims if d not in axes]
         parts.append(graph.node("sum", args, graph.order(axes), kind="float", dims=dims))

@@ -156,6 +156,7 @@ class Walk:
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
     holds_expensive: bool = False  # whether registers hold expensive values; else each reduction recomputes them
+    settles: bool = False  # whether a block reduces all rows that meet, and writes the columns' results itself
 
     @property
     def width_of_piece(self) -> int:

@@ -245,10 +245,18 @@ def batched_dense_gelu_backward_kernel(
                 later.load(mDy, (iE, iM, 0), rDy[None, None, u])
                 later.load(mZ, (iE, iM, 0), rZ[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dbias = batched_dense_gelu_backward_columns(column_sum)
+            at.store(dbias.to(mDbias.element_type), mDbias, (iE, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first,
+            step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -301,7 +309,7 @@ def batched_dense_gelu_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         dbias = batched_dense_gelu_backward_columns(column_sum)
         at.store(dbias.to(mDbias.element_type), mDbias, (iE, 0))
 
@@ -339,7 +347,7 @@ def batched_dense_gelu_backward_launch(
             batched_dense_gelu_backward_kernel(
                 mDy, mZ, mDacc, mDbias, mColumnSumParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, E * N)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, E * N)
         if blocks > 0:
             batched_dense_gelu_backward_finish(mDbias, mColumnSumParts, N).launch(
                 **partials.finishing_grid(blocks, stream)

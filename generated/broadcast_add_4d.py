@@ -145,10 +145,18 @@ def broadcast_add_4d_backward_kernel(
             else:
                 later.load(mDy, (iB, iS, iH, 0), rDy[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first, step, D,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dbias = broadcast_add_4d_backward_columns(column_sum)
+            at.store(dbias.to(mDbias.element_type), mDbias, (iS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first,
+            step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -194,7 +202,7 @@ def broadcast_add_4d_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         dbias = broadcast_add_4d_backward_columns(column_sum)
         at.store(dbias.to(mDbias.element_type), mDbias, (iS, 0))
 
@@ -232,7 +240,7 @@ def broadcast_add_4d_backward_launch(
             broadcast_add_4d_backward_kernel(mDy, mDbias, mColumnSumParts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             broadcast_add_4d_backward_finish(mDbias, mColumnSumParts, D).launch(
                 **partials.finishing_grid(blocks, stream)

@@ -274,20 +274,54 @@ def dequantize_awq_backward_kernel(
                 later.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
                 later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7, fColumnSum8],
-        ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
-        [
-            cute.domain_offset((0, place * (N)), mColumnSumParts),
-            cute.domain_offset((0, place * (N)), mColumnSum2Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum3Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum4Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum5Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum6Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum7Parts),
-            cute.domain_offset((0, place * (N)), mColumnSum8Parts),
-        ], sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        rDscales = access.registers(mDscales, (8, vec))
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            column_sum3 = reduce.result("sum", reduce.values_at(v, fColumnSum3).load())
+            column_sum4 = reduce.result("sum", reduce.values_at(v, fColumnSum4).load())
+            column_sum5 = reduce.result("sum", reduce.values_at(v, fColumnSum5).load())
+            column_sum6 = reduce.result("sum", reduce.values_at(v, fColumnSum6).load())
+            column_sum7 = reduce.result("sum", reduce.values_at(v, fColumnSum7).load())
+            column_sum8 = reduce.result("sum", reduce.values_at(v, fColumnSum8).load())
+            (
+                dscales0, dscales1, dscales2, dscales3, dscales4, dscales5, dscales6, dscales7,
+            ) = dequantize_awq_backward_columns(
+                column_sum, column_sum2, column_sum3, column_sum4, column_sum5, column_sum6, column_sum7, column_sum8,
+            )
+            rDscales[0, None].store(dscales0.to(mDscales.element_type))
+            rDscales[1, None].store(dscales1.to(mDscales.element_type))
+            rDscales[2, None].store(dscales2.to(mDscales.element_type))
+            rDscales[3, None].store(dscales3.to(mDscales.element_type))
+            rDscales[4, None].store(dscales4.to(mDscales.element_type))
+            rDscales[5, None].store(dscales5.to(mDscales.element_type))
+            rDscales[6, None].store(dscales6.to(mDscales.element_type))
+            rDscales[7, None].store(dscales7.to(mDscales.element_type))
+            at.store(rDscales, mDscales, (iB, 0, 0), parts=8)
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7, fColumnSum8],
+            ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"),
+            [
+                cute.domain_offset((0, place * (N)), mColumnSumParts),
+                cute.domain_offset((0, place * (N)), mColumnSum2Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum3Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum4Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum5Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum6Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum7Parts),
+                cute.domain_offset((0, place * (N)), mColumnSum8Parts),
+            ], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -378,14 +412,14 @@ def dequantize_awq_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
-        column_sum3 = reduce.result("sum", fColumnSum3[None, v].load())
-        column_sum4 = reduce.result("sum", fColumnSum4[None, v].load())
-        column_sum5 = reduce.result("sum", fColumnSum5[None, v].load())
-        column_sum6 = reduce.result("sum", fColumnSum6[None, v].load())
-        column_sum7 = reduce.result("sum", fColumnSum7[None, v].load())
-        column_sum8 = reduce.result("sum", fColumnSum8[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+        column_sum3 = reduce.result("sum", reduce.values_at(v, fColumnSum3).load())
+        column_sum4 = reduce.result("sum", reduce.values_at(v, fColumnSum4).load())
+        column_sum5 = reduce.result("sum", reduce.values_at(v, fColumnSum5).load())
+        column_sum6 = reduce.result("sum", reduce.values_at(v, fColumnSum6).load())
+        column_sum7 = reduce.result("sum", reduce.values_at(v, fColumnSum7).load())
+        column_sum8 = reduce.result("sum", reduce.values_at(v, fColumnSum8).load())
         (
             dscales0, dscales1, dscales2, dscales3, dscales4, dscales5, dscales6, dscales7,
         ) = dequantize_awq_backward_columns(
@@ -466,7 +500,7 @@ def dequantize_awq_backward_launch(
                 mDw, mQweight, mQzeros, mDscales, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts,
                 mColumnSum5Parts, mColumnSum6Parts, mColumnSum7Parts, mColumnSum8Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * N)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * N)
         if blocks > 0:
             dequantize_awq_backward_finish(
                 mDscales, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts, mColumnSum4Parts, mColumnSum5Parts,

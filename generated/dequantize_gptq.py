@@ -278,10 +278,18 @@ def dequantize_gptq_backward_kernel(
                 later.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
                 later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first, step, N,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dscales = dequantize_gptq_backward_columns(column_sum)
+            at.store(dscales.to(mDscales.element_type), mDscales, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (N)), mColumnSumParts)], sColumns, part, first,
+            step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -348,7 +356,7 @@ def dequantize_gptq_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         dscales = dequantize_gptq_backward_columns(column_sum)
         at.store(dscales.to(mDscales.element_type), mDscales, (iB, 0))
 
@@ -386,7 +394,7 @@ def dequantize_gptq_backward_launch(
             dequantize_gptq_backward_kernel(
                 mDw, mQweight, mDscales, mColumnSumParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * N)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * N)
         if blocks > 0:
             dequantize_gptq_backward_finish(mDscales, mColumnSumParts, N).launch(
                 **partials.finishing_grid(blocks, stream)

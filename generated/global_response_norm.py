@@ -121,10 +121,18 @@ def global_response_norm_stage1_kernel(
             else:
                 later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (C)), mColumnSumParts)], sColumns, part, first, step, C,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, C, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            sum_of_b_c = global_response_norm_stage1_columns(column_sum)
+            at.store(sum_of_b_c.to(mSumOfBC.element_type), mSumOfBC, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (C)), mColumnSumParts)], sColumns, part, first,
+            step, C, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -168,7 +176,7 @@ def global_response_norm_stage1_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         sum_of_b_c = global_response_norm_stage1_columns(column_sum)
         at.store(sum_of_b_c.to(mSumOfBC.element_type), mSumOfBC, (iB, 0))
 
@@ -206,7 +214,7 @@ def global_response_norm_stage1_launch(
             global_response_norm_stage1_kernel(mX, mSumOfBC, mColumnSumParts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * C)
         if blocks > 0:
             global_response_norm_stage1_finish(mSumOfBC, mColumnSumParts, C).launch(
                 **partials.finishing_grid(blocks, stream)
@@ -495,11 +503,24 @@ def global_response_norm_frozen_stage2_kernel(
                 later.load(mDy, (iB, iS, 0), rDy[None, None, u])
                 later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (C)), mColumnSumParts), cute.domain_offset((0, place * (C)), mColumnSum2Parts)],
-        sColumns, part, first, step, C, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            sum_of_b_c2 = global_response_norm_frozen_stage2_columns(column_sum)
+            at.store(sum_of_b_c2.to(mSumOfBC2.element_type), mSumOfBC2, (iB, 0))
+        partials.store_parts(
+            [fColumnSum2], ("sum",), [cute.domain_offset((0, place * (C)), mColumnSum2Parts)], sColumns, part, first,
+            step, C, per_row, how.ragged,
+        )
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (C)), mColumnSumParts),
+                cute.domain_offset((0, place * (C)), mColumnSum2Parts),
+            ], sColumns, part, first, step, C, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -546,7 +567,7 @@ def global_response_norm_frozen_stage2_launch(
         global_response_norm_frozen_stage2_kernel(
             mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mColumnSumParts, mColumnSum2Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * C)
     if blocks > 0:
         global_response_norm_frozen_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)
@@ -757,15 +778,30 @@ def global_response_norm_backward_stage2_kernel(
                 later.load(mDy, (iB, iS, 0), rDy[None, None, u])
                 later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-        [
-            cute.domain_offset((0, place * (C)), mColumnSumParts),
-            cute.domain_offset((0, place * (C)), mColumnSum2Parts),
-            cute.domain_offset((0, place * (C)), mColumnSum3Parts),
-            cute.domain_offset((0, place * (C)), mColumnSum4Parts),
-        ], sColumns, part, first, step, C, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            sum_of_b_c2 = global_response_norm_backward_stage2_columns(column_sum)
+            at.store(sum_of_b_c2.to(mSumOfBC2.element_type), mSumOfBC2, (iB, 0))
+        partials.store_parts(
+            [fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum"),
+            [
+                cute.domain_offset((0, place * (C)), mColumnSum2Parts),
+                cute.domain_offset((0, place * (C)), mColumnSum3Parts),
+                cute.domain_offset((0, place * (C)), mColumnSum4Parts),
+            ], sColumns, part, first, step, C, per_row, how.ragged,
+        )
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
+            [
+                cute.domain_offset((0, place * (C)), mColumnSumParts),
+                cute.domain_offset((0, place * (C)), mColumnSum2Parts),
+                cute.domain_offset((0, place * (C)), mColumnSum3Parts),
+                cute.domain_offset((0, place * (C)), mColumnSum4Parts),
+            ], sColumns, part, first, step, C, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -836,7 +872,7 @@ def global_response_norm_backward_stage2_launch(
             mDy, mSumOfBC, mX, mGamma, mMeanOfB, mSumOfBC2, mSumOfB, mDgamma, mDbeta, mColumnSumParts, mColumnSum2Parts,
             mColumnSum3Parts, mColumnSum4Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, B * C)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * C)
     if blocks > 0:
         global_response_norm_backward_stage2_finish(mSumOfBC2, mColumnSumParts, C).launch(
             **partials.finishing_grid(blocks, stream)

@@ -633,15 +633,31 @@ def head_rmsnorm_rotary_backward_kernel(
                 later.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
                 later.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-        [
-            cute.domain_offset((0, place * (D)), mColumnSumParts),
-            cute.domain_offset((0, place * (D)), mColumnSum2Parts),
-            cute.domain_offset((0, place * (D)), mColumnSum3Parts),
-            cute.domain_offset((0, place * (D)), mColumnSum4Parts),
-        ], sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum3 = reduce.result("sum", reduce.values_at(v, fColumnSum3).load())
+            column_sum4 = reduce.result("sum", reduce.values_at(v, fColumnSum4).load())
+            dcos, dsin = head_rmsnorm_rotary_backward_columns_S_D(column_sum3, column_sum4)
+            at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
+            at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+                cute.domain_offset((0, place * (D)), mColumnSum3Parts),
+                cute.domain_offset((0, place * (D)), mColumnSum4Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -711,7 +727,7 @@ def head_rmsnorm_rotary_backward_launch(
         head_rmsnorm_rotary_backward_finish(
             mDweight, mColumnSumParts, mColumnSum2Parts, S, D,
         ).launch(**partials.finishing_grid(blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSum3Parts, S * D)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSum3Parts, S * D)
     if blocks > 0:
         head_rmsnorm_rotary_backward_finish_S_D(
             mDcos, mDsin, mColumnSum3Parts, mColumnSum4Parts, D,

@@ -120,10 +120,20 @@ def layernorm_channels_first_stage1_kernel(
             else:
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT0], ("mean",), [cute.domain_offset((0, place * (S)), mT0Parts)], sColumns, part, first, step, S, per_row,
-        how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, S, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t0 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT0).load()), device.full(vec, cutlass.Float32(C)), False,
+            )
+            centre_of_b_s = layernorm_channels_first_stage1_columns(t0)
+            at.store(centre_of_b_s.to(mCentreOfBS.element_type), mCentreOfBS, (iB, 0))
+    else:
+        partials.store_parts(
+            [fT0], ("mean",), [cute.domain_offset((0, place * (S)), mT0Parts)], sColumns, part, first, step, S, per_row,
+            how.ragged,
+        )
 
 
 @cute.kernel
@@ -168,7 +178,7 @@ def layernorm_channels_first_stage1_places(
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
         t0 = device.divide_by_row(
-            reduce.result("mean", fT0[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
+            reduce.result("mean", reduce.values_at(v, fT0).load()), device.full(vec, cutlass.Float32(C)), False,
         )
         centre_of_b_s = layernorm_channels_first_stage1_columns(t0)
         at.store(centre_of_b_s.to(mCentreOfBS.element_type), mCentreOfBS, (iB, 0))
@@ -209,7 +219,7 @@ def layernorm_channels_first_stage1_launch(
             layernorm_channels_first_stage1_kernel(mX, mCentreOfBS, mT0Parts, how).launch(
                 **rowwise.walking_grid(how, blocks, stream)
             )
-        blocks = partials.blocks_to_finish(mT0Parts, B * S)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT0Parts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage1_finish(
                 mCentreOfBS, mT0Parts, S, cutlass.Int64(C),
@@ -306,11 +316,27 @@ def layernorm_channels_first_stage2_kernel(
             else:
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT1, fColumnMean], ("mean", "mean"),
-        [cute.domain_offset((0, place * (S)), mT1Parts), cute.domain_offset((0, place * (S)), mColumnMeanParts)],
-        sColumns, part, first, step, S, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t1 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT1).load()), device.full(vec, cutlass.Float32(C)), False,
+            )
+            column_mean = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(C)),
+                False,
+            )
+            mean_of_b_s4, var_of_b_s = layernorm_channels_first_stage2_columns(
+                device.floats(rCentreOfBS[None, v]), t1, column_mean,
+            )
+            at.store(mean_of_b_s4.to(mMeanOfBS4.element_type), mMeanOfBS4, (iB, 0))
+            at.store(var_of_b_s.to(mVarOfBS.element_type), mVarOfBS, (iB, 0))
+    else:
+        partials.store_parts(
+            [fT1, fColumnMean], ("mean", "mean"),
+            [cute.domain_offset((0, place * (S)), mT1Parts), cute.domain_offset((0, place * (S)), mColumnMeanParts)],
+            sColumns, part, first, step, S, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -363,10 +389,10 @@ def layernorm_channels_first_stage2_places(
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
         t1 = device.divide_by_row(
-            reduce.result("mean", fT1[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
+            reduce.result("mean", reduce.values_at(v, fT1).load()), device.full(vec, cutlass.Float32(C)), False,
         )
         column_mean = device.divide_by_row(
-            reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(C)), False,
+            reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(C)), False,
         )
         mean_of_b_s4, var_of_b_s = layernorm_channels_first_stage2_columns(
             device.floats(rCentreOfBS[None, v]), t1, column_mean,
@@ -420,7 +446,7 @@ def layernorm_channels_first_stage2_launch(
             layernorm_channels_first_stage2_kernel(
                 mX, mCentreOfBS, mMeanOfBS4, mVarOfBS, mT1Parts, mColumnMeanParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mT1Parts, B * S)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT1Parts, B * S)
         if blocks > 0:
             layernorm_channels_first_stage2_finish(
                 mCentreOfBS, mMeanOfBS4, mVarOfBS, mT1Parts, mColumnMeanParts, S, cutlass.Int64(C),
@@ -798,11 +824,22 @@ def layernorm_channels_first_frozen_stage1_kernel(
                 later.load(mDy, (iB, iC, 0), rDy[None, None, u])
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (S)), mColumnSumParts), cute.domain_offset((0, place * (S)), mColumnSum2Parts)],
-        sColumns, part, first, step, S, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2)
+            at.store(sum_of_b_s.to(mSumOfBS.element_type), mSumOfBS, (iB, 0))
+            at.store(sum_of_b_s2.to(mSumOfBS2.element_type), mSumOfBS2, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (S)), mColumnSumParts),
+                cute.domain_offset((0, place * (S)), mColumnSum2Parts),
+            ], sColumns, part, first, step, S, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -864,8 +901,8 @@ def layernorm_channels_first_frozen_stage1_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         sum_of_b_s, sum_of_b_s2 = layernorm_channels_first_frozen_stage1_columns(column_sum, column_sum2)
         at.store(sum_of_b_s.to(mSumOfBS.element_type), mSumOfBS, (iB, 0))
         at.store(sum_of_b_s2.to(mSumOfBS2.element_type), mSumOfBS2, (iB, 0))
@@ -910,7 +947,7 @@ def layernorm_channels_first_frozen_stage1_launch(
             layernorm_channels_first_frozen_stage1_kernel(
                 mDy, mMeanOfBS4, mX, mWeight, mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * S)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * S)
         if blocks > 0:
             layernorm_channels_first_frozen_stage1_finish(
                 mSumOfBS, mSumOfBS2, mColumnSumParts, mColumnSum2Parts, S,

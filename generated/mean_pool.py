@@ -104,10 +104,21 @@ def mean_pool_kernel(
             else:
                 later.load(mX, (iRows, iS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first, step,
-        D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_mean = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(S)),
+                False,
+            )
+            y = mean_pool_columns(column_mean)
+            at.store(y.to(mY.element_type), mY, (iRows, 0))
+    else:
+        partials.store_parts(
+            [fColumnMean], ("mean",), [cute.domain_offset((0, place * (D)), mColumnMeanParts)], sColumns, part, first,
+            step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -152,7 +163,7 @@ def mean_pool_places(
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
         column_mean = device.divide_by_row(
-            reduce.result("mean", fColumnMean[None, v].load()), device.full(vec, cutlass.Float32(S)), False,
+            reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(S)), False,
         )
         y = mean_pool_columns(column_mean)
         at.store(y.to(mY.element_type), mY, (iRows, 0))
@@ -189,7 +200,7 @@ def mean_pool_launch(
         blocks = mColumnMeanParts.shape[0] * pieces * rows
         if blocks > 0:
             mean_pool_kernel(mX, mY, mColumnMeanParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnMeanParts, rows * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMeanParts, rows * D)
         if blocks > 0:
             mean_pool_finish(mY, mColumnMeanParts, D, cutlass.Int64(S)).launch(
                 **partials.finishing_grid(blocks, stream)

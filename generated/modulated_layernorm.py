@@ -526,11 +526,22 @@ def modulated_layernorm_backward_kernel(
                 later.load(mDy, (iB, iS, 0), rDy[None, None, u])
                 later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)],
-        sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            dscale, dshift = modulated_layernorm_backward_columns(column_sum, column_sum2)
+            at.store(dscale.to(mDscale.element_type), mDscale, (iB, 0))
+            at.store(dshift.to(mDshift.element_type), mDshift, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (N)), mColumnSumParts),
+                cute.domain_offset((0, place * (N)), mColumnSum2Parts),
+            ], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -615,8 +626,8 @@ def modulated_layernorm_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         dscale, dshift = modulated_layernorm_backward_columns(column_sum, column_sum2)
         at.store(dscale.to(mDscale.element_type), mDscale, (iB, 0))
         at.store(dshift.to(mDshift.element_type), mDshift, (iB, 0))
@@ -668,7 +679,7 @@ def modulated_layernorm_backward_launch(
                 mDy, mRstd, mRowMean, mX, mScale, mDx, mDscale, mDshift, mColumnSumParts, mColumnSum2Parts,
                 mRowSumOfRows, mRowSum2OfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * N)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * N)
         if blocks > 0:
             modulated_layernorm_backward_finish(
                 mDscale, mDshift, mColumnSumParts, mColumnSum2Parts, N,

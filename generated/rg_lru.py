@@ -395,10 +395,17 @@ def rg_lru_frozen_stage3_kernel(
                 later.load(mR, (iB, iS, 0), rR[None, None, u])
                 later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first, step, D,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dstate = rg_lru_frozen_stage3_columns(column_sum)
+            at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first,
+            step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -455,7 +462,7 @@ def rg_lru_frozen_stage3_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         dstate = rg_lru_frozen_stage3_columns(column_sum)
         at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
 
@@ -493,7 +500,7 @@ def rg_lru_frozen_stage3_launch(
             rg_lru_frozen_stage3_kernel(
                 mDy, mR, mDecay, mScanOfBSD, mDstate, mColumnSumParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * D)
         if blocks > 0:
             rg_lru_frozen_stage3_finish(mDstate, mColumnSumParts, D).launch(**partials.finishing_grid(blocks, stream))
 
@@ -733,11 +740,24 @@ def rg_lru_backward_stage3_kernel(
                 later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
                 later.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
-        sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            dstate = rg_lru_backward_stage3_columns_B_D(column_sum2)
+            at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first,
+            step, D, per_row, how.ragged,
+        )
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -796,7 +816,7 @@ def rg_lru_backward_stage3_launch(
         rg_lru_backward_stage3_finish(mDecay, mDdecay, mColumnSumParts, B, D).launch(
             **partials.finishing_grid(blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mColumnSum2Parts, B * D)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSum2Parts, B * D)
     if blocks > 0:
         rg_lru_backward_stage3_finish_B_D(mDstate, mColumnSum2Parts, D).launch(
             **partials.finishing_grid(blocks, stream)

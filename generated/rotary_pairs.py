@@ -241,11 +241,22 @@ def rotary_pairs_backward_kernel(
                 later.load(mDy, (iB, iS, iH, 0, 0), rDy[None, None, None, u], parts=2)
                 later.load(mX, (iB, iS, iH, 0, 0), rX[None, None, None, u], parts=2)
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
-        sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            dcos, dsin = rotary_pairs_backward_columns(column_sum, column_sum2)
+            at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
+            at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -315,8 +326,8 @@ def rotary_pairs_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         dcos, dsin = rotary_pairs_backward_columns(column_sum, column_sum2)
         at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
         at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
@@ -359,7 +370,7 @@ def rotary_pairs_backward_launch(
             rotary_pairs_backward_kernel(
                 mDy, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             rotary_pairs_backward_finish(
                 mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,

@@ -376,11 +376,23 @@ def rotary_qk_backward_stage1_kernel(
                 later.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
                 later.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
-        sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            sum_of_s_d, sum_of_s_d3 = rotary_qk_backward_stage1_columns(column_sum, column_sum2)
+            at.store(sum_of_s_d.to(mSumOfSD.element_type), mSumOfSD, (iS, 0))
+            at.store(sum_of_s_d3.to(mSumOfSD3.element_type), mSumOfSD3, (iS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -441,8 +453,8 @@ def rotary_qk_backward_stage1_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         sum_of_s_d, sum_of_s_d3 = rotary_qk_backward_stage1_columns(column_sum, column_sum2)
         at.store(sum_of_s_d.to(mSumOfSD.element_type), mSumOfSD, (iS, 0))
         at.store(sum_of_s_d3.to(mSumOfSD3.element_type), mSumOfSD3, (iS, 0))
@@ -486,7 +498,7 @@ def rotary_qk_backward_stage1_launch(
             rotary_qk_backward_stage1_kernel(
                 mDkRotated, mK, mSumOfSD, mSumOfSD3, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             rotary_qk_backward_stage1_finish(
                 mSumOfSD, mSumOfSD3, mColumnSumParts, mColumnSum2Parts, D,
@@ -606,11 +618,23 @@ def rotary_qk_backward_stage2_kernel(
                 later.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
                 later.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
-        sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            sum_of_s_d2, sum_of_s_d4 = rotary_qk_backward_stage2_columns(column_sum, column_sum2)
+            at.store(sum_of_s_d2.to(mSumOfSD2.element_type), mSumOfSD2, (iS, 0))
+            at.store(sum_of_s_d4.to(mSumOfSD4.element_type), mSumOfSD4, (iS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -671,8 +695,8 @@ def rotary_qk_backward_stage2_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         sum_of_s_d2, sum_of_s_d4 = rotary_qk_backward_stage2_columns(column_sum, column_sum2)
         at.store(sum_of_s_d2.to(mSumOfSD2.element_type), mSumOfSD2, (iS, 0))
         at.store(sum_of_s_d4.to(mSumOfSD4.element_type), mSumOfSD4, (iS, 0))
@@ -716,7 +740,7 @@ def rotary_qk_backward_stage2_launch(
             rotary_qk_backward_stage2_kernel(
                 mDqRotated, mQ, mSumOfSD2, mSumOfSD4, mColumnSumParts, mColumnSum2Parts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             rotary_qk_backward_stage2_finish(
                 mSumOfSD2, mSumOfSD4, mColumnSumParts, mColumnSum2Parts, D,

@@ -599,11 +599,22 @@ def selective_scan_frozen_stage3_kernel(
                 later.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
                 later.load(mT6, (iBS, iD, 0), rT6[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (N)), mColumnSumParts), cute.domain_offset((0, place * (N)), mColumnSum2Parts)],
-        sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
+            at.store(db.to(mDb.element_type), mDb, (iBS, 0))
+            at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (N)), mColumnSumParts),
+                cute.domain_offset((0, place * (N)), mColumnSum2Parts),
+            ], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -722,8 +733,8 @@ def selective_scan_frozen_stage3_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
         at.store(db.to(mDb.element_type), mDb, (iBS, 0))
         at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
@@ -775,7 +786,7 @@ def selective_scan_frozen_stage3_launch(
                 mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts,
                 mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, BS * N)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
             selective_scan_frozen_stage3_finish(
                 mDb, mDc, mColumnSumParts, mColumnSum2Parts, N,

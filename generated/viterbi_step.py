@@ -133,10 +133,18 @@ def viterbi_step_stage1_kernel(
             else:
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMax], ("max",), [cute.domain_offset((0, place * (J)), mColumnMaxParts)], sColumns, part, first, step, J,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        all_rows = rowwise.every_row(how, J, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_max = reduce.result("max", reduce.values_at(v, fColumnMax).load())
+            max_of_b_j = viterbi_step_stage1_columns(column_max)
+            at.store(max_of_b_j.to(mMaxOfBJ.element_type), mMaxOfBJ, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnMax], ("max",), [cute.domain_offset((0, place * (J)), mColumnMaxParts)], sColumns, part, first,
+            step, J, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -186,7 +194,7 @@ def viterbi_step_stage1_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_max = reduce.result("max", fColumnMax[None, v].load())
+        column_max = reduce.result("max", reduce.values_at(v, fColumnMax).load())
         max_of_b_j = viterbi_step_stage1_columns(column_max)
         at.store(max_of_b_j.to(mMaxOfBJ.element_type), mMaxOfBJ, (iB, 0))
 
@@ -224,7 +232,7 @@ def viterbi_step_stage1_launch(
             viterbi_step_stage1_kernel(
                 mScore, mTransition, mMaxOfBJ, mColumnMaxParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnMaxParts, B * J)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMaxParts, B * J)
         if blocks > 0:
             viterbi_step_stage1_finish(mMaxOfBJ, mColumnMaxParts, J).launch(**partials.finishing_grid(blocks, stream))
 
@@ -354,10 +362,17 @@ def viterbi_step_stage3_kernel(
             else:
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMin], ("min",), [cute.domain_offset((0, place * (J)), mColumnMinParts)], sColumns, part, first, step, J,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_min = reduce.result("min", reduce.values_at(v, fColumnMin).load())
+            before = viterbi_step_stage3_columns(column_min)
+            at.store(device.cast(before, mBefore.element_type), mBefore, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnMin], ("min",), [cute.domain_offset((0, place * (J)), mColumnMinParts)], sColumns, part, first,
+            step, J, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -411,7 +426,7 @@ def viterbi_step_stage3_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_min = reduce.result("min", fColumnMin[None, v].load())
+        column_min = reduce.result("min", reduce.values_at(v, fColumnMin).load())
         before = viterbi_step_stage3_columns(column_min)
         at.store(device.cast(before, mBefore.element_type), mBefore, (iB, 0))
 
@@ -449,7 +464,7 @@ def viterbi_step_stage3_launch(
             viterbi_step_stage3_kernel(
                 mScore, mTransition, mMaxOfBJ, mBefore, mColumnMinParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnMinParts, B * J)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMinParts, B * J)
         if blocks > 0:
             viterbi_step_stage3_finish(mBefore, mColumnMinParts, J).launch(**partials.finishing_grid(blocks, stream))
 
@@ -747,10 +762,17 @@ def viterbi_step_frozen_stage1_kernel(
             else:
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (J)), mColumnSumParts)], sColumns, part, first, step, J,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            sum_of_b_j = viterbi_step_frozen_stage1_columns(column_sum)
+            at.store(sum_of_b_j.to(mSumOfBJ.element_type), mSumOfBJ, (iB, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (J)), mColumnSumParts)], sColumns, part, first,
+            step, J, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -804,7 +826,7 @@ def viterbi_step_frozen_stage1_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         sum_of_b_j = viterbi_step_frozen_stage1_columns(column_sum)
         at.store(sum_of_b_j.to(mSumOfBJ.element_type), mSumOfBJ, (iB, 0))
 
@@ -842,7 +864,7 @@ def viterbi_step_frozen_stage1_launch(
             viterbi_step_frozen_stage1_kernel(
                 mMaxOfBJ, mScore, mTransition, mSumOfBJ, mColumnSumParts, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, B * J)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * J)
         if blocks > 0:
             viterbi_step_frozen_stage1_finish(mSumOfBJ, mColumnSumParts, J).launch(
                 **partials.finishing_grid(blocks, stream)
@@ -1199,10 +1221,17 @@ def viterbi_step_backward_stage2_kernel(
                 later.load(mMaxOfBJ, (iB, 0), rMaxOfBJ[None, None, u])
                 later.load(mSumOfBJ, (iB, 0), rSumOfBJ[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [cute.domain_offset((0, place * (J)), mColumnSumParts)], sColumns, part, first, step, J,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dtransition = viterbi_step_backward_stage2_columns(column_sum)
+            at.store(dtransition.to(mDtransition.element_type), mDtransition, (iI, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (J)), mColumnSumParts)], sColumns, part, first,
+            step, J, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -1286,7 +1315,7 @@ def viterbi_step_backward_stage2_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         dtransition = viterbi_step_backward_stage2_columns(column_sum)
         at.store(dtransition.to(mDtransition.element_type), mDtransition, (iI, 0))
 
@@ -1333,7 +1362,7 @@ def viterbi_step_backward_stage2_launch(
                 mDbest, mMaxOfBJ, mScore, mTransition, mSumOfBJ, mDscore, mDtransition, mColumnSumParts, mRowSumOfRows,
                 mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, I * J)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, I * J)
         if blocks > 0:
             viterbi_step_backward_stage2_finish(mDtransition, mColumnSumParts, J).launch(
                 **partials.finishing_grid(blocks, stream)

@@ -152,7 +152,7 @@ def accumulate_at(
             continue
         sums = [(place, power, scale) for place, maximum, power, scale in rescaled if maximum == k]
         places = [k, *(place for place, _, _ in sums)]
-        own = [_values_at(v, running[place]) for place in places]
+        own = [values_at(v, running[place]) for place in places]
         value, ways = values[k], tuple((power, scale) for _, power, scale in sums)
         shared = cute.size(own[0]) < cute.size(value.shape)
         if ways:
@@ -168,7 +168,7 @@ def accumulate_at(
             _keep_at(v, running[place], held)
 
 
-def _values_at(v: int, running: cute.Tensor) -> cute.Tensor:
+def values_at(v: int, running: cute.Tensor) -> cute.Tensor:
     """The running values of the v-th vector's columns in registers: their own, or copies of those in shared memory."""
     if running.memspace != cute.AddressSpace.smem:
         return running[None, v]

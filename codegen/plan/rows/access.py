@@ -95,6 +95,7 @@ class Reads:
     costly: bool = False  # over rows: an expensive value is computed for each column
     draws: bool = False  # whether random numbers are drawn for each column
     alive: int = 1  # the most values of a column that are alive at once
+    mixes: bool = False  # whether an output needs reductions over rows that keep different axes
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
 
     @property
@@ -283,6 +284,16 @@ class Reads:
         kept = {tuple(t for t in a.tokens if t != "parts") for a in late}
         alike = all(s.over == "column" and s.keeps == self.spread for s in self.columns)
         return bool(self.apart) and alike and kept == {self.spread} and not self.collapsed and not self.inner
+
+    @functools.cached_property
+    def settled(self) -> tuple[Statistic, ...]:
+        """The statistics of columns whose results a block writes itself if it reduces all rows at a place: the ones that keep the axes
+        of columns and of places."""
+        own = tuple(s for s in self.columns if s.over == "column" and s.keeps == self.spread)
+        late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
+        kept = {a.tokens for a in late if tuple(sorted(t for t in a.tokens if t != "parts")) == self.spread}
+        fits = bool(self.apart) and not (self.collapsed or self.inner or self.mixes)
+        return own if fits and len(kept) == 1 else ()
 
     @functools.cached_property
     def shifts(self) -> bool:

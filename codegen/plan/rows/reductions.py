@@ -99,7 +99,8 @@ class Reduction(Reads):
         crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0
         ragged = ragged and not crossing
         if self.columns:
-            return self._walk(vec, ragged, crossing, dtypes, extents, schedule, arch)
+            how = self._walk(vec, ragged, crossing, dtypes, extents, schedule, arch)
+            return replace(how, settles=self._settles(how, extents))
         return replace(self._along(vec, ragged, dtypes, extents, schedule, arch, crossing), crossing=crossing)
 
     def _along(
@@ -310,6 +311,12 @@ class Reduction(Reads):
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
         return replace(how, each=each, first=first, crossing=crossing)
+
+    def _settles(self, how: WalkLaunch, extents: Extents) -> bool:
+        """Whether blocks write the results of columns: each reduces all rows at a place, one at a time. On several devices, rows that meet
+        may be elsewhere, and their number is not known."""
+        alone = how.parts == 1 and how.threads == how.per_row and not (how.by_place or how.by_runs)
+        return bool(self.settled) and extents.rows is not None and alone
 
     def _holding(self, how: WalkLaunch, dtypes: Mapping[str, str]) -> WalkLaunch:
         """The launch, of which threads hold expensive values from one reduction to the next if they have registers for them."""

@@ -15,7 +15,7 @@ from codegen.plan.rows.access import Statistic
 from codegen.render.common import camel
 from codegen.render.once import once
 from codegen.render.records import Function, Tensor
-from codegen.render.rows.finishes import FinishContext
+from codegen.render.rows.finishes import Finish, FinishContext
 from codegen.render.rows.records import (
     ColumnStatistic,
     FinishKernel,
@@ -24,6 +24,7 @@ from codegen.render.rows.records import (
     Places,
     RowStatistic,
     Run,
+    Settled,
     Staged,
     Walk,
     WalkKernel,
@@ -61,6 +62,7 @@ class WalkContext(FinishContext):
             walk=self.walk(),
             finishes=finishes,
             places=self.places() if self.plan.by_place else None,
+            settled=self.settled(),
             launch_extents=self.launch_extents_of(tiles, finishes),
             apart=self.apart_text(),
             place_lines=self.place_lines(),
@@ -152,6 +154,19 @@ class WalkContext(FinishContext):
     def places(self) -> Places:
         """The kernel whose threads reduce all rows of a place, and compute its results from them."""
         (finish,) = self.finishes()
+        return self.results_of(finish)
+
+    def settled(self) -> Settled | None:
+        """The results that a block writes which reduces all rows of a place, and the partial results that it writes besides."""
+        if not self.plan.settled:
+            return None
+        (finish,) = (f for f in self.finishes() if f.kept == self.plan.spread)
+        others = [s for s in self.of_columns() if s not in self.plan.settled]
+        parts = self.fold_lists(others, "{running}, {ops}, [{parts}]") if others else ""
+        return Settled(finish.name, self.results_of(finish), parts, self.rescaled(others))
+
+    def results_of(self, finish: Finish) -> Places:
+        """What threads compute that have reduced all rows of a place."""
         flags = {f for f in self.flags if f in finish.function.params}
         sums = [f"{s.name} = {self.reduced(s)}" for s in self.of_columns() if s.name in finish.function.params]
         texts = {**self.operand_texts("vec"), **{s.name: self.truth(s) for s in self.of_columns()}}
@@ -167,10 +182,11 @@ class WalkContext(FinishContext):
 
     def reduced(self, statistic: Statistic) -> str:
         """A statistic of a vector's columns, after a thread has read all rows."""
-        total = f'reduce.result("{statistic.op}", f{camel(statistic.name)}[None, v].load())'
+        own = f"reduce.values_at(v, f{camel(statistic.name)}).load()"
+        total = f'reduce.result("{statistic.op}", {own})'
         if statistic.follows is not None:
-            maximum = f"f{camel(self.maximum_of(statistic).name)}[None, v].load()"
-            total = f"reduce.settled(f{camel(statistic.name)}[None, v].load(), {maximum}, {statistic.follows.finite})"
+            maximum = f"reduce.values_at(v, f{camel(self.maximum_of(statistic).name)}).load()"
+            total = f"reduce.settled({own}, {maximum}, {statistic.follows.finite})"
         if statistic.op != "mean":
             return total
         return f"device.divide_by_row({total}, device.full(vec, {self.statistic_type(statistic)}({self.rows_text()})), False)"

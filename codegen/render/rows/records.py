@@ -257,6 +257,17 @@ class Places:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """The results of columns that a block writes which reduces all rows of a place, instead of the kernel `finish`, and the partial
+    results that it writes besides."""
+
+    finish: str
+    results: Places
+    store_parts: str
+    rescaled: str
+
+
+@dataclass(frozen=True)
 class Walk:
     """The code that a thread runs for each vector of a row."""
 
@@ -329,6 +340,7 @@ class WalkKernel(RowsKernel):
     walk: Walk
     finishes: list[FinishKernel]
     places: Places | None
+    settled: Settled | None
     launch_extents: list[str]
     apart: str
     place_lines: list[str]

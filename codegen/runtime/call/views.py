@@ -191,8 +191,9 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
     extents = group_extents(plan, axes)
     apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.leading :])
     blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
+    settled = plan.settled if how.settles else ()
     return [
-        ((how.parts, kept) if s.over == "column" else (blocks,), dtype)
+        ((how.parts, 0 if s in settled else kept) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)
     ]
 

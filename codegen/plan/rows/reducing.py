@@ -386,13 +386,8 @@ class Reductions(Planner):
             draws=any(n.op == "_bits" and along & set(n.dims) for n in self.nodes),
             costly=any(n.op in COSTLY and along & set(n.dims) and id(n) not in late for n in self.nodes),
             alive=most_alive([s.value for s in self.statements], along),
-            mixes=any(len({n.dims for n in self.over_of(s)}) > 1 for s in self.written()),
+            mixes=any(len({n.dims for n in topological([s.value]) if n in self.over}) > 1 for s in self.written()),
         )
-
-    def over_of(self, statement: Statement) -> list[Node]:
-        """The reductions over rows that a statement needs."""
-        over = {id(n) for n in self.over}
-        return [n for n in topological([statement.value], lambda n: id(n) in over) if id(n) in over]
 
     def first(self, whole: Reduction) -> Reduction:
         """The plan of a kernel that writes the statistics of rows, for another one that reads the rows again."""

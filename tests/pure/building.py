@@ -41,3 +41,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def process(*args: str, cwd: Path, env: dict[str, str] = HERE, **options) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, **options)
+
+
+def left_by_builds(folder: Path) -> list[Path]:
+    """Files of builds that have not ended, below a folder."""
+    return [p for p in folder.rglob(".*") if p.name.startswith(".codegen")]

@@ -381,6 +381,7 @@ PARTS = frozenset(
         "slice",
         "concatenate",
         "stack",
+        "unstack",
         "select_n",
         "transpose",
         "reshape",

@@ -253,6 +253,18 @@ class Axes:
         if axis is not None:
             self.cut(axis, Parts(len(step.inputs), False, None))
 
+    def _unstack(self, step: Step) -> None:
+        place = step.params["axis"]
+        if len(step.outputs) > MOST_PARTS:
+            raise UserError(f"{len(step.outputs)} elements of an axis, one by one", "")
+        whole = list(self.raw(step.inputs[0]))
+        axis = whole.pop(place)
+        for out in step.outputs:
+            for a, b in zip(whole, self.raw(out), strict=True):
+                self.union(a, b)
+        if axis is not None:
+            self.cut(axis, Parts(len(step.outputs), False, None))
+
     def _gather(self, step: Step) -> None:
         how = taken(step)
         table, index, out = self.raw(step.inputs[0]), self.raw(step.inputs[1])[:-1], self.raw(step.outputs[0])

@@ -37,7 +37,7 @@ COMPUTED = frozenset(
 )
 ELEMENTWISE = frozenset(SAME) | COMPUTED | {"select_n", "shift_left", "shift_right_arithmetic"}
 KNOWN = ELEMENTWISE | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
-    "iota", "argmax", "argmin", "reshape", "slice", "split", "concatenate", "stack", "gather", "dot_general", "own",
+    "iota", "argmax", "argmin", "reshape", "slice", "split", "concatenate", "stack", "unstack", "gather", "dot_general", "own",
     "scatter-add",
 })  # fmt: skip
 HELP = {
@@ -130,6 +130,7 @@ class Translator:
             "slice",
             "concatenate",
             "stack",
+            "unstack",
             "iota",
             "dot_general",
             "gather",
@@ -272,6 +273,8 @@ class Translator:
     def _split(self, step: Step) -> Sequence[Parts]:
         given = self.parts(step.inputs[0])
         return [(given[i % len(given)],) for i in range(len(step.outputs))]
+
+    _unstack = _split
 
     def _concatenate(self, step: Step) -> Sequence[Parts]:
         given = [self.parts(i) for i in step.inputs]

@@ -86,6 +86,11 @@ def step(p, v):
     return p - 0.1 * v / jnp.max(v, -1, keepdims=True)
 
 
+def gated(x):
+    gate, value, shift = x  # slices, or `unstack` in newer versions
+    return jax.nn.silu(gate) * value + shift
+
+
 X = like(2, 3, 8)
 CASES = {
     "names of a kernel's variables": (step, (X, X), ["p: T[..., N]", "v: T[..., N]", "y = p - 0.1 * v / max(v, axis=N)"]),
@@ -109,6 +114,7 @@ CASES = {
     "a product over two axes": (heads_merged, (like(2, 6, 3, 8), like(3, 8, 5)), ["y = dot(x, w, axis=(K, N))"]),
     "a softmax": (masked, (like(2, 3, 8), like(3, 8, dtype=bool)), ["y = softmax(where(mask, x * scale, -1e9), axis=N)"]),
     "a table": (embedded, (like(9, 8), like(2, 3, dtype=jnp.int32), like(8)), ["take(table, token, axis=P)"]),
+    "one by one": (gated, (like(3, 4, 8),), ["x: T[3, H, N]", "y = silu(x[0]) * x[1] + x[2]"]),
     "over rows": (column_sums, (X, X), ["gelu(x) * g", "sum(h, axis=...)"]),
 }  # fmt: skip
 
@@ -116,7 +122,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_becomes_the_chain_a_person_would_write(name):
     function, examples, lines = CASES[name]
-    text = codegen.trace(function, *examples, verify=name in ("parts", "over rows"))
+    text = codegen.trace(function, *examples, verify=name in ("parts", "one by one", "over rows"))
     assert [line for line in lines if line not in text] == [], text
 
 

@@ -11,6 +11,7 @@ this model takes for the fastest took 1.03 times as long as the fastest ones (ge
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ MAX_THREADS, MAX_CLUSTER = 1024, 8  # of a block; and the blocks that every GPU 
 CLUSTERS = (2, 4, MAX_CLUSTER)
 CLUSTER_THREADS = 256  # of a block of a cluster
 MOST_VECTORS, MOST_COLUMNS = 16, 40  # of a thread; columns if it holds several vectors
+FEW_BYTES = 1536  # of a row, from which on SMs that few rows leave idle may share it: others take a microsecond or two
 THREAD_BYTES = 64  # bytes of inputs that a thread of a cluster holds, unless an expensive value is computed
 MOST_WITH_EXPENSIVE = 384  # bytes that a thread holds, with its expensive values
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
@@ -58,6 +60,13 @@ SECTOR, LINE = 32, 128  # bytes
 FEW_VECTORS = 3  # of a thread, up to which it does no harm that others read parts of the same lines
 SCATTERED, SPREAD, SPREAD_WRITES = 0.27, 0.04, 0.12  # of the time of memory
 
+# Of a call whose blocks all run at once. Fitted to 100 launches of 50 kernels, of 1 to 7 us
+TO_START = 560.0  # cycles from one block that an SM begins to the next
+FULL = 300.0  # threads of an SM that begin as many instructions in a cycle as one of them in each
+TO_MEET = 130.0  # cycles until warps have reduced values together
+TO_MEET_BLOCKS = 190.0  # until two blocks of a cluster have; of more, the logarithm as often
+OF_ONE = 35.0  # bytes that memory moves for one SM in a cycle
+
 
 @dataclass(frozen=True)
 class Row:
@@ -73,6 +82,7 @@ class Row:
     expensive: int  # such values that threads hold from one reduction to the next
     statistics: int
     meetings: int  # statistics that need others before them
+    rows: int | None = None  # of the call
 
 
 def cheapest(
@@ -84,28 +94,46 @@ def cheapest(
     schedule: Mapping[str, int],
     clusters: bool,
     in_run: bool = False,
+    sms: int = 1,
 ) -> RowLaunch | None:
     """The launch that takes the least time, of those with such vectors whose threads hold a whole row. None if rows are too long.
     `lanes` and `least_threads` are the threads that a row has and that a block has, at least. `in_run`: each block of a cluster has
-    neighbouring columns. The row then ends in the last vector of its threads, since only that one has a mask."""
+    neighbouring columns. The row then ends in the last vector of its threads, since only that one has a mask. Where so few rows leave
+    SMs idle, each has more threads, and clusters share shorter ones."""
     for most_threads in (CLUSTER_THREADS, MAX_THREADS):  # small blocks of a cluster wait for few threads
-        best: tuple[float, RowLaunch] | None = None
-        for vec in vecs:
-            found = list(launches(row, vec, ragged, lanes, least_threads, schedule, clusters, most_threads))
-            if in_run:
-                found = [how for how in found if row.columns > vec * how.per_row * (how.vectors * how.cluster - 1)]
-            if not found:
-                continue
-            times = {how: time_of_row(row, how) for how in found}
-            least = min(times.values())
-            # Of those that are about as fast, the one with the fewest columns a thread: it needs the fewest registers
-            near = [how for how in found if times[how] <= ABOUT * least]
-            how = min(near, key=lambda how: (how.vec * how.vectors, times[how]))
-            if best is None or least < NARROWER * best[0]:
-                best = least, how
-        if best is not None:
-            return best[1]
+
+        def found(vec: int, most_threads: int = most_threads, few: bool = False) -> list[RowLaunch]:
+            hows = launches(row, vec, ragged, lanes, least_threads, schedule, clusters, most_threads, few)
+            return [
+                how for how in hows if not in_run or row.columns > vec * how.per_row * (how.vectors * how.cluster - 1)
+            ]
+
+        best = _least({vec: found(vec) for vec in vecs}, functools.partial(time_of_row, row))
+        if best is None:
+            continue
+        long = row.columns * row.read >= FEW_BYTES and not in_run
+        if long and row.rows and blocks_of_sm(best, row.rows, sms) * best.threads <= running(row, best):
+            time = functools.partial(time_of_few, row, rows=row.rows, sms=sms)
+            few = _least({vec: found(vec, MAX_THREADS, few=True) for vec in vecs}, time)
+            return few if few and time(few) < NARROWER * time(best) else best
+        return best
     return None
+
+
+def _least(found: Mapping[int, Sequence[RowLaunch]], time: Callable[[RowLaunch], float]) -> RowLaunch | None:
+    """The launch that takes the least time, of those with vectors of some widths, the widest first."""
+    best: tuple[float, RowLaunch] | None = None
+    for hows in found.values():
+        if not hows:
+            continue
+        times = {how: time(how) for how in hows}
+        least = min(times.values())
+        # Of those that are about as fast, the one with the fewest columns a thread: it needs the fewest registers
+        near = [how for how in hows if times[how] <= ABOUT * least]
+        how = min(near, key=lambda how: (how.vec * how.vectors, times[how]))
+        if best is None or least < NARROWER * best[0]:
+            best = least, how
+    return best and best[1]
 
 
 def launches(
@@ -117,12 +145,14 @@ def launches(
     schedule: Mapping[str, int],
     clusters: bool,
     most_threads: int,
+    few: bool = False,
 ) -> Iterator[RowLaunch]:
-    """The launches with such vectors whose threads hold a whole row. A block of a cluster has at most so many threads."""
+    """The launches with such vectors whose threads hold a whole row. A block of a cluster has at most so many threads. `few`: rows are
+    few, so that clusters may share shorter ones."""
     ragged = ragged and row.columns % vec != 0
     count = -(-(row.columns + (vec - 1 if ragged else 0)) // vec) or 1
-    long = clusters and row.columns * row.read > ALONE_ROW
-    alone = not long or (row.costly and row.columns * row.read <= COSTLY_ALONE_ROW)
+    long = clusters and (few or row.columns * row.read > ALONE_ROW)
+    alone = few or not long or (row.costly and row.columns * row.read <= COSTLY_ALONE_ROW)
     sizes = (1,) * alone + CLUSTERS * long if "cluster" not in schedule else (schedule["cluster"],)
     held = max(1.5, 1 + 4 * row.expensive / row.read)  # times the bytes that are read
     seen = set()
@@ -161,10 +191,7 @@ def time_of_row(row: Row, how: RowLaunch) -> float:
     """The cycles of an SM for a row."""
     vec, threads, per_row, vectors, cluster = how.vec, how.threads, how.per_row, how.vectors, how.cluster
     columns = vec * vectors
-    instructions = (
-        OF_THREAD + columns * (OF_VALUE * row.alive + OF_COSTLY * row.costly) + OF_VECTOR * vectors * row.read
-    )
-    instructions += row.statistics * OF_EXCHANGE * math.log2(min(per_row, WARP))
+    instructions = _instructions(row, how)
     instructions += row.meetings * OF_MEETING if per_row > WARP else 0
     instructions += row.meetings * OF_CLUSTER * math.log2(cluster)
     issue = instructions * per_row * cluster / INSTRUCTIONS
@@ -183,6 +210,33 @@ def time_of_row(row: Row, how: RowLaunch) -> float:
     spread = (SPREAD + SPREAD_WRITES * row.written / max(1, row.moved)) * (touches - 1) * max(0, vectors - FEW_VECTORS)
     memory *= 1 + scattered + spread
     return float((issue**OVERLAP + memory**OVERLAP) ** (1 / OVERLAP))
+
+
+def _instructions(row: Row, how: RowLaunch) -> float:
+    """Of a thread, without those by which warps reduce values together."""
+    of_columns = how.vec * how.vectors * (OF_VALUE * row.alive + OF_COSTLY * row.costly)
+    of_statistics = row.statistics * OF_EXCHANGE * math.log2(min(how.per_row, WARP))
+    return OF_THREAD + of_columns + OF_VECTOR * how.vectors * row.read + of_statistics
+
+
+def time_of_few(row: Row, how: RowLaunch, rows: int, sms: int) -> float:
+    """The cycles until all blocks of a call are done, if they run at once."""
+    beside = blocks_of_sm(how, rows, sms)
+    steps = _instructions(row, how) * max(1, beside * how.threads / FULL) * (MASKED if how.ragged else 1)
+    moved = beside * how.rows_a_block * row.columns / how.cluster * row.moved / OF_ONE
+    meetings = (TO_MEET if how.per_row > WARP else 0) + TO_MEET_BLOCKS * math.log2(how.cluster)
+    return beside * TO_START + steps + moved + row.meetings * meetings
+
+
+def blocks_of_sm(how: RowLaunch, rows: int, sms: int) -> int:
+    """The blocks of an SM, at most, of a call of so many rows."""
+    return -(-(-(-rows // how.rows_a_block) * how.cluster) // sms)
+
+
+def running(row: Row, how: RowLaunch) -> float:
+    """The threads of such blocks that an SM runs at a time."""
+    needed = registers(how.vec * how.vectors, row.alive)
+    return _running(min(needed, MOST_REGISTERS, REGISTERS_OF_SM / how.threads), how.threads)
 
 
 def _running(registers: float, threads: int) -> float:

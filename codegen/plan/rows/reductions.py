@@ -128,7 +128,7 @@ class Reduction(Reads):
         if ragged or (wide >= NARROWED * vec and columns % wide and not self.draws):
             if (found := self._in_one_run(wide, columns, dtypes, extents, schedule, arch)) is not None:
                 return found
-        how = self._cheapest(vec, ragged, fixed, columns, dtypes, schedule, arch)
+        how = self._cheapest(vec, ragged, fixed, columns, extents.rows, dtypes, schedule, arch)
         row = columns // vec * width
         if (found := self._unheld(vec, ragged, width, row, how is None, extents, schedule, arch)) is not None:
             return found
@@ -213,7 +213,7 @@ class Reduction(Reads):
         return replace(found, ragged=True, exact=False, by_runs=True)
 
     def _cheapest(
-        self, vec: int, ragged: bool, fixed: bool, columns: int, dtypes: Mapping[str, str],
+        self, vec: int, ragged: bool, fixed: bool, columns: int, rows: int | None, dtypes: Mapping[str, str],
         schedule: Mapping[str, int], arch: str | None,
     ) -> RowLaunch | None:  # fmt: skip
         """The launch that takes the least time by `cost`, of those whose threads hold a whole row; None if rows are too long."""
@@ -228,6 +228,7 @@ class Reduction(Reads):
             expensive=len(self.expensive),
             statistics=len(self.rows),
             meetings=len(self.stages),
+            rows=rows,
         )
         narrow = not fixed and columns > 0 and "vector_bytes" not in schedule
         narrowest = min(vec, -(-LEAST_VECTOR // self.widest(dtypes))) if narrow else vec
@@ -239,7 +240,7 @@ class Reduction(Reads):
         def lanes(vec: int) -> int:
             return max(least, self.lanes(vec))
 
-        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), fixed)
+        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), fixed, processors(arch))
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""

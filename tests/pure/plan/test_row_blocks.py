@@ -181,3 +181,20 @@ def test_some_long_rows_of_runs_are_shared_by_a_cluster():
         launch(inputs, "float32[..., N]", "x * a - max(tanh(x * a), axis=N)", 64, n) for n in range(8193, 40000, 1111)
     ]
     assert any(how.by_runs and how.cluster > 1 for how in found)
+
+
+# Rows that leave SMs without threads, if each has as few threads as of many rows
+@pytest.mark.parametrize(("rows", "columns", "cluster"), [(1, 11008, True), (8, 16384, True), (170, 768, False)])
+def test_few_rows_have_more_threads(rows, columns, cluster):
+    def threads(rows: int) -> RowLaunch:
+        return launch(X, "bfloat16[..., N]", "tanh(x) - mean(tanh(x), axis=N)", rows, columns)
+
+    few, many = threads(rows), threads(10**5)
+    assert many.cluster == 1 and (few.cluster > 1) == cluster
+    assert few.per_row * few.cluster > many.per_row and few.blocks(rows) > many.blocks(rows)
+
+
+def test_rows_that_fill_all_sms_are_many():
+    """Their number does not matter: calls of other batches run the same kernel."""
+    found = {launch(X, "bfloat16[..., N]", "tanh(x) - mean(tanh(x), axis=N)", n, 4096) for n in (4096, 10**4, 10**5)}
+    assert len(found) == 1

@@ -32,7 +32,8 @@ def test_long_rows(name, columns, monkeypatch):
     case = Case(types, (2,), (("N", columns),), (), params, False, 1.0, 0)
     how = op.launch_for(types, case.axes)
     assert isinstance(how, RowLaunch)
-    assert (how.cluster > 1) == (columns > 16_392)  # more than 32 kB of bfloat16
+    # More than 32 kB of bfloat16; shorter ones, too, since they are few, unless a block copies a run
+    assert (how.cluster > 1) == (columns > 16_392 or not how.by_runs)
     check_case(op, "interpret", case)
 
 

@@ -225,7 +225,7 @@ def fold_every(
     read: cutlass.Constexpr[Callable[[int, cutlass.Int32], Numeric]],
     first: cutlass.Int32,
     end: cutlass.Int32,
-    step: cutlass.Constexpr[int],
+    step: cutlass.Int32,
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ) -> None:
     """Reduce the values that `read` returns for `first`, `first + step`, ... before `end` into `held`, for each
@@ -262,13 +262,24 @@ def settled(total: Numeric, maximum: Numeric, finite: bool) -> Numeric:
     return reduce.settled(own, largest, finite)[0]
 
 
+FINISHING = 256  # threads of a block of a finishing kernel
 FEW = 8  # partial results of a column that a single thread reduces
+SOME, SECTOR = (
+    64,
+    8,
+)  # partial results of a column that 8 threads share, each with a warp's columns; the columns of others
+
+
+def _beside(count: cutlass.Int32) -> cutlass.Int32:
+    """The number of neighbouring results that a block finishes, of which each has so many partial results: one per thread; or 32, a
+    warp for each of which reads whole lines; or 8, as many as a sector of memory has, so that more blocks and threads share the
+    work."""
+    return cutlass.select_(count > FEW, cutlass.select_(count > SOME, Int32(SECTOR), Int32(WARP)), Int32(FINISHING))
 
 
 def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
-    """The number of columns that a block of 256 threads finishes: 32, whose partial results 8 warps share, or, with few partial
-    results, one per thread."""
-    return cutlass.select_(parts.shape[0] > FEW, Int32(WARP), Int32(256))
+    """The number of columns that a block of a finishing kernel reduces."""
+    return _beside(parts.shape[0])
 
 
 def blocks_to_finish(parts: cute.Tensor, columns: cutlass.Int32) -> cutlass.Int32:
@@ -293,43 +304,46 @@ def over_parts(
     column: cutlass.Int32,
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ) -> list[Numeric]:
-    """Reduce all partial results of a column, for each statistic, in a fixed order. One thread does so, or the 8 warps of a block,
-    whose first warp gets the results (`columns_beside`). Each of `parts` is (parts, columns)."""
+    """Reduce all partial results of a column, for each statistic, in a fixed order. One thread does so, or some of a block, whose first
+    ones get the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
-    warp, held, buffers = tidx // WARP, _nothing(parts, ops), _for_warps(parts)
-    if parts[0].shape[0] <= FEW:
+    beside, held, buffers = columns_beside(parts[0]), _nothing(parts, ops), _for_threads(parts)
+    count = parts[0].shape[0]
+    if count <= FEW:
         if column < parts[0].shape[1]:
-            for part in cutlass.range(parts[0].shape[0]):
+            for part in cutlass.range(count):
                 combine_all(held, ops, [_one(p, (part, column)) for p in parts], rescaled)
     else:
         if column < parts[0].shape[1]:
-            fold_every(held, ops, lambda k, part: parts[k][part, column], warp, parts[0].shape[0], WARPS, rescaled)
-        _over_warps(held, ops, buffers, rescaled)
+            step = FINISHING // beside
+            fold_every(held, ops, lambda k, part: parts[k][part, column], tidx // beside, count, step, rescaled)
+        _over_threads(held, ops, buffers, beside, rescaled)
     return [result(op, h.load())[0] for op, h in zip(ops, held, strict=True)]
 
 
-WARPS = 8  # of a block that finishes neighbouring results
-
-
-def _for_warps(parts: list[cute.Tensor]) -> list[cute.Tensor]:
-    """Shared memory in which the warps of a block combine what they have of neighbouring results."""
-    layout = cute.make_layout((WARPS, WARP), stride=(WARP, 1))
+def _for_threads(parts: list[cute.Tensor]) -> list[cute.Tensor]:
+    """Shared memory in which the threads of a block combine what they have of neighbouring results."""
+    layout = cute.make_layout((FINISHING,))
     return [SmemAllocator().allocate_tensor(p.element_type, layout, 16) for p in parts]
 
 
-def _over_warps(
-    held: list[cute.Tensor], ops: tuple[str, ...], buffers: list[cute.Tensor], rescaled: tuple[Rescaled, ...]
+@cute.jit
+def _over_threads(
+    held: list[cute.Tensor],
+    ops: cutlass.Constexpr[tuple[str, ...]],
+    buffers: list[cute.Tensor],
+    beside: cutlass.Int32,
+    rescaled: cutlass.Constexpr[tuple[Rescaled, ...]],
 ) -> None:
-    """Combine what the warps of a block hold of each of 32 results, in their order."""
+    """Combine what the threads of a block hold of each of some results `beside` each other, in their order."""
     tidx, _, _ = cute.arch.thread_idx()
-    warp, lane = tidx // WARP, tidx % WARP
-    for k in range(len(ops)):
-        buffers[k][warp, lane] = held[k][0]
+    for k in cutlass.range_constexpr(len(ops)):
+        buffers[k][tidx] = held[k][0]
     cute.arch.sync_threads()
-    for k in range(len(ops)):
-        held[k].store(_one(buffers[k], (0, lane)))
-    for other in range(1, WARPS):
-        combine_all(held, ops, [_one(b, (other, lane)) for b in buffers], rescaled)
+    for k in cutlass.range_constexpr(len(ops)):
+        held[k].store(_one(buffers[k], tidx % beside))
+    for other in cutlass.range(tidx % beside + beside, FINISHING, beside, unroll=7):
+        combine_all(held, ops, [_one(b, other) for b in buffers], rescaled)
 
 
 def _one(values: cute.Tensor, place: Any) -> Vector:
@@ -338,13 +352,13 @@ def _one(values: cute.Tensor, place: Any) -> Vector:
 
 
 # Where a result has the partial results of several columns: the most of them that a thread reduces alone, and the fewest results,
-# with neighbours side by side, of which a block takes 32
-FEW_OF_RESULT, MANY_RESULTS = 64, 4096
+# with neighbours side by side, of which a block takes several
+FEW_OF_RESULT, MANY_RESULTS = 64, 256
 
 
 def _ways(parts: cute.Tensor, extents: tuple[cutlass.Int32, ...], kept: tuple[bool, ...]) -> tuple[Boolean, Boolean]:
-    """Whether each thread of a finishing kernel reduces a result of its own. If not, whether the warps of a block share 32
-    neighbouring results, whose partial results lie side by side. Else a block has one result."""
+    """Whether each thread of a finishing kernel reduces a result of its own. If not, whether the threads of a block share
+    neighbouring results (`_beside`), whose partial results lie side by side. Else a block has one result."""
     total, results = parts.shape[0] * _product(extents, kept), _results(extents, kept)
     if not kept[-1]:
         return total <= FEW_OF_RESULT, Boolean(False)
@@ -360,7 +374,8 @@ def blocks_of_results(
 ) -> cutlass.Int32:
     """The number of blocks of a finishing kernel with so many results of several columns each (`over_parts_of`)."""
     alone, beside = _ways(parts, extents, kept)
-    several = cutlass.select_(alone, (results + 255) // 256, (results + WARP - 1) // WARP)
+    own = _beside(parts.shape[0] * _product(extents, kept))
+    several = cutlass.select_(alone, (results + 255) // 256, (results + own - 1) // own)
     return Int32(cutlass.select_(alone | beside, several, results))
 
 
@@ -371,8 +386,9 @@ def result_to_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     alone, beside = _ways(parts, extents, kept)
-    c = cutlass.select_(alone, bidx * 256 + tidx, cutlass.select_(beside, bidx * WARP + tidx % WARP, bidx))
-    first = cutlass.select_(alone, Boolean(True), tidx < cutlass.select_(beside, Int32(WARP), Int32(1)))
+    own = _beside(parts.shape[0] * _product(extents, kept))
+    c = cutlass.select_(alone, bidx * 256 + tidx, cutlass.select_(beside, bidx * own + tidx % own, bidx))
+    first = cutlass.select_(alone, Boolean(True), tidx < cutlass.select_(beside, own, Int32(1)))
     return Int32(c), first & (c < _results(extents, kept))
 
 
@@ -386,7 +402,7 @@ def over_parts_of(
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ) -> list[Numeric]:
     """Reduce all partial results of all columns with the same `place` along some axes, for each statistic. One thread does so, or
-    the warps of a block for neighbouring places, or a block of 256 threads (`_ways`). Each of `parts` is (parts, columns),
+    the threads of a block for neighbouring places, or a block of 256 threads for one (`_ways`). Each of `parts` is (parts, columns),
     `extents` are the sizes of the axes of a column, and `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
     held, threads = _nothing(parts, ops), 256
@@ -402,10 +418,10 @@ def over_parts_of(
     if alone:
         fold_every(held, ops, read, 0, total, 1, rescaled)
     if cutlass.const_expr(kept[-1]):
-        beside_each_other = _for_warps(parts)
+        beside_each_other, width = _for_threads(parts), _beside(total)
         if beside:
-            fold_every(held, ops, read, tidx // WARP, total, WARPS, rescaled)
-            _over_warps(held, ops, beside_each_other, rescaled)
+            fold_every(held, ops, read, tidx // width, total, FINISHING // width, rescaled)
+            _over_threads(held, ops, beside_each_other, width, rescaled)
     if ~(alone | beside):
         fold_every(held, ops, read, tidx, total, threads, rescaled)
         found = over_row(held, ops, buffers, threads, 1, rescaled=rescaled)

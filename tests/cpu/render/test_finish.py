@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from codegen.plan.rows.walking import in_parts
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 SPEC = """\
 op: sums_over_heads
@@ -31,7 +31,10 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("shape", "parts"), [((3, 2, 5, 8), 1), ((2, 3, 20, 16), 1), ((2, 2, 70, 8), 1)])
+@pytest.mark.parametrize(
+    ("shape", "parts"),
+    [((3, 2, 5, 8), 1), ((2, 3, 20, 16), 1), ((2, 2, 70, 8), 1), ((2, 4, 20, 80), 1), ((2, 4, 100, 68), 1)],
+)
 def test_results_of_several_columns(tmp_path, shape, parts):
     op = make_op(tmp_path, SPEC)
     x = jnp.asarray(np.random.default_rng(1).integers(-8, 9, shape) / 4, "float32")
@@ -39,3 +42,21 @@ def test_results_of_several_columns(tmp_path, shape, parts):
         found = op(x, jnp.ones(shape[:3]), jnp.ones((shape[1], shape[3]), bool), implementation="interpret")
     wide = np.asarray(x, np.float64)
     assert np.array_equal(found.total, wide.sum((0, 2))) and np.array_equal(found.largest, wide.max((0, 2)))
+
+
+@pytest.mark.parametrize(("rows", "most"), [(500, 1), (6000, 64), (24000, 132)])
+def test_partial_results_of_blocks(tmp_path, rows, most):
+    """One thread reduces those of a column, or warps do, or every eighth thread of a block; the last of 20 columns has neighbours."""
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: float32[..., N]", "y: float32[N]; z: float32[N]", "y = logsumexp(x, axis=...); z = sum(x, axis=...)",
+            "y = jax.nn.logsumexp(x, axis=0); z = jnp.sum(x, axis=0)",
+        ),
+    )  # fmt: skip
+    x = jnp.asarray(np.random.default_rng(1).integers(-8, 9, (rows, 20)) / 4, "float32")
+    with in_parts(most):
+        found = op(x, implementation="interpret")
+    wide = np.asarray(x, np.float64)
+    np.testing.assert_allclose(found.y, np.log(np.exp(wide).sum(0)), rtol=1e-6)
+    assert np.array_equal(found.z, wide.sum(0))

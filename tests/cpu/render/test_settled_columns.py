@@ -26,9 +26,11 @@ MEANS = (
 )  # fmt: skip
 
 
-def launch(op, rows, columns):
+def launch(op, rows, columns, places=200):
     dtypes = {a.name: "float32" for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(columns, rows and rows * 200 * columns, columns, rows, 200), {}, "sm_90a")
+    return op.plan.launch(
+        dtypes, Extents(columns, rows and rows * places * columns, columns, rows, places), {}, "sm_90a"
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -56,8 +58,10 @@ def test_results_that_take_other_arrays(tmp_path):
         np.testing.assert_allclose(np.float32(own), other, rtol=2**-7, atol=2**-7)
 
 
-def test_others_are_finished(tmp_path):
-    """Blocks write the gradient of what rows at a place share, and partial results of a weight and of a parameter."""
+@pytest.mark.parametrize("places", [200, 40])
+def test_others_are_finished(tmp_path, places):
+    """Blocks write the gradient of what rows at a place share, and partial results of a weight and of a parameter. Each element of the
+    weight has one from each place, which few or many threads of a block reduce."""
     op = make_op(
         tmp_path,
         spec_text(
@@ -65,8 +69,8 @@ def test_others_are_finished(tmp_path):
         ),
     )
     (backward,) = backward_ops(op)[-1:]
-    given = normal(2, 200, 1024), normal(200, 1024), normal(1024), 2.0
-    dy = normal(2, 200, 1024)
+    given = normal(2, places, 1024), normal(places, 1024), normal(1024), 2.0
+    dy = normal(2, places, 1024)
 
     def gradients(implementation):
         def call(x, bias, weight, a):
@@ -75,7 +79,7 @@ def test_others_are_finished(tmp_path):
         return jax.vjp(call, *given)[1](dy)
 
     with in_parts(1):
-        assert launch(backward, 2, 1024).settles
+        assert launch(backward, 2, 1024, places).settles
         found = gradients("interpret")
     for got, expected in zip(found, gradients("xla"), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)

@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 from codegen.errors import known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, axes_text, dtypes_of
-from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, UNSORT
+from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, TAKES, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
 from codegen.language.statements import together
@@ -95,6 +95,8 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     table, place = own.read_all([given["table"], given["i"]])
     if table.op != "input" or place.kind != "int":
         hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
+        if table.op in TAKES:
+            hint = "a table of two indices has one axis for both, which is reshaped: take(t, i * columns + j, axis=N)"
         raise own.fail(tree, "'take' gathers from an input by integers", hint)
     assert isinstance(table.attr, Leaf)
     if own.scope.inputs[table.attr.name].default is not None:

@@ -16,7 +16,7 @@ from codegen.plan.launches import Tuned
 from codegen.plan.limits import why_not_in_place
 from codegen.plan.op import Op
 from codegen.spec.specfile import read_spec
-from codegen.stages.choose import plan_of
+from codegen.stages.choose import planned
 
 
 def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) -> Op:
@@ -37,7 +37,8 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
             diagnostics += error.diagnostics
     if diagnostics or spec.graph is None or reference is None:
         raise SpecError(diagnostics)
-    op = Op(spec, spec.read.statements, reference, plan_of(spec), () if data is not None else _measured(Path(path)))
+    spec, plan = planned(spec)
+    op = Op(spec, spec.read.statements, reference, plan, () if data is not None else _measured(Path(path)))
     if diagnostics := list(_not_in_place(op)):
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)

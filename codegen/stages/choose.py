@@ -35,9 +35,26 @@ from codegen.stages.parts import in_parts
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
+from codegen.stages.terms import with_terms_apart
 
 MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction]
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
+
+
+def planned(spec: Spec) -> tuple[Spec, AnyPlan]:
+    """The plan of an op's chain, or of another form of it of which more is attention, with the spec of that form."""
+    plan = plan_of(spec)
+    if isinstance(plan, Staged) and (other := with_terms_apart(spec)) is not None:
+        with contextlib.suppress(SpecError):
+            better = plan_of(other)
+            if _attentions(better) > _attentions(plan):
+                return replace(spec, graph=other.graph), better
+    return spec, plan
+
+
+def _attentions(plan: AnyPlan) -> int:
+    stages = plan.stages if isinstance(plan, Staged) else ()
+    return sum(isinstance(op.plan, AttentionPlan) for op in stages)
 
 
 def plan_of(spec: Spec) -> AnyPlan:

@@ -244,6 +244,31 @@ def test_the_logarithm_of_a_sum_with_another_term(tmp_path):
     check_gradient_case(op, "interpret", Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0))
 
 
+def test_a_product_with_a_difference_of_weights(tmp_path):
+    """It is a difference of two attentions, whose weights are rounded each."""
+    chain = """p = softmax(q @ k, axis=S); r = softmax(where(index(S) <= index(Q), q @ w, -inf), axis=S)
+  o = (p - gate * r + 0.5 * softmax(k_bias + q @ w, axis=S)) @ v"""
+    reference = """y = jnp.einsum("...qd,...sd->...qs", q, w); seen = jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None]
+  p = jax.nn.softmax(x) - gate * jax.nn.softmax(jnp.where(seen, y, -jnp.inf)) + 0.5 * jax.nn.softmax(k_bias + y)"""
+    text = attention(chain, reference, "w: T[..., S, D]; k_bias: float32[S]; gate: float32[]")
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], w: [-1, 1]}")
+    assert [stage.plan.kind for stage in op.plan.stages] == [*["attention"] * 3, "elementwise"]
+    assert [stage.plan.kind for stage in op.backward.op.plan.stages].count("attention") == 3
+    sizes = (("Q", 5), ("S", 19), ("D", 16), ("E", 24))
+    case = Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0)
+    check_case(op, "interpret", case)
+    check_gradient_case(op, "xla", case)
+
+
+def test_a_sum_of_products_that_are_no_weights_stays_one_product():
+    """As in a layer with two branches: no kernel computes two products in sequence, and one product more would be multiplied."""
+    text = spec_text(
+        "x: T[N, D]; a: T[F, D]; b: T[F, D]; w: T[E, F]", "o: T[N, E]", "o = (relu(x @ a) + x @ b) @ w", types=TYPES
+    )
+    op = read_op("specs/made.yaml", text)
+    assert sum(node.op == "contract" for node in topological(s.value for s in op.statements)) == 3
+
+
 NORMALISED = attention(
     """w = where(index(S) <= index(Q) + ahead, (q @ k) * exp(-0.01 * abs(index(Q) - index(S))), 0); n = sum(w, axis=S)
   o = w / maximum(abs(n), 1.0) @ v""",

@@ -31,8 +31,11 @@ os.environ["CODEGEN_BUILD_CACHE"] = "0"
 gc.set_threshold(100_000, 20, 100)
 
 GPU_TESTS = Path(__file__).parent / "gpu"
-# Tests of a generated op, of which those of every tenth op run by default
-INTERPRETED_GRADIENT = re.compile(r"test_gradient_of_.*\[interpret\]")
+# Tests of generated ops, of which those of each n-th op run by default: of gradients, interpreted; of values of the jnp form
+OF_OPS = {
+    re.compile(r"test_gradient_of_.*\[interpret\]"): 10,
+    re.compile(r"test_(?!gradient_of_).*_agrees_with_its_reference\[xla\]"): 3,
+}
 
 hypothesis.settings.register_profile(
     "ci", max_examples=100 // FEWER, derandomize=True, database=None, deadline=None, print_blob=True
@@ -77,15 +80,16 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests: of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs, and the interpreted
-    gradients of every tenth op of several, and none that is marked `whole`, unless all are requested."""
+    """Deselects tests, unless all are requested. Of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs; of
+    those of generated ops, what `OF_OPS` says; none that is marked `whole`."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
         mark, name = item.get_closest_marker("turns"), item.nodeid.partition("[")[0]
         turns = mark.args[0] * SPARSER if mark else 1
-        if INTERPRETED_GRADIENT.fullmatch(item.name):
-            name, turns = INTERPRETED_GRADIENT.pattern, 10
+        for pattern, each in OF_OPS.items():
+            if pattern.fullmatch(item.name):
+                name, turns = pattern.pattern, each
         (left if not EVERY and (found[name] % turns or item.get_closest_marker("whole")) else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)

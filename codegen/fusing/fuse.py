@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
 from codegen.fusing.chains import Chain, Expressing, place_of_input
+from codegen.fusing.losses import call_of_loss, losses
 from codegen.fusing.program import Program, evaluate, program_of
 from codegen.pipeline import read_op
 from codegen.tracing.agreement import as_tuple
@@ -69,7 +70,10 @@ class Fused(Generic[P, R]):
         self.report = report_of(program, self._wanted)
         if not self.report:
             return self._function(*args, **kwargs)
-        results = evaluate(program, arrays, lambda chain: call_of(chain) if self._wanted(chain) else None)
+        program, calls = _with_losses(program)
+        results = evaluate(
+            program, arrays, lambda chain: calls.get(chain) or (call_of(chain) if self._wanted(chain) else None)
+        )
         made: R = jax.tree.unflatten(jax.tree.structure(shape), results)
         return made
 
@@ -92,6 +96,18 @@ def fuse(function: Callable[P, R]) -> Fused[P, R]:
 
 def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _with_losses(program: Program) -> tuple[Program, dict[Chain, Callable[..., tuple[Any, ...]]]]:
+    """The program, in which a loss of rows and the number made of it are one chain, and the calls of such chains."""
+    chains, calls = dict.fromkeys(program.chains), {}
+    for loss in losses(program):
+        call = call_of_loss(loss, program.graph, call_of, EXPRESSING)
+        if call is not None and loss.chain in chains:
+            whole = loss.whole
+            chains = dict.fromkeys(whole if c is loss.chain else c for c in chains)
+            calls[whole] = call
+    return replace(program, chains=tuple(chains)), calls
 
 
 def report_of(program: Program, wanted: Callable[[Chain], bool]) -> tuple[Replaced, ...]:

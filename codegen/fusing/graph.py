@@ -71,10 +71,10 @@ def is_renaming(step: Step) -> bool:
     given, (result,) = step.inputs[0].shape, step.outputs
     if [n for n in given if n != 1] == [n for n in result.shape if n != 1]:
         return True
-    return renames(given, result.shape) and not _is_sharded(step)
+    return renames(given, result.shape) and not is_sharded(step)
 
 
-def _is_sharded(step: Step) -> bool:
+def is_sharded(step: Step) -> bool:
     """Whether the types of a step's arrays say how they are sharded."""
     shardings = [getattr(v.aval, "sharding", None) for v in step.equation.outvars]
     return any(s is not None and not s.mesh.empty for s in shardings)
@@ -291,8 +291,8 @@ class StepGraph:
         before, unless it is needed in another form too."""
         inside = set(places)
         free, outside = self._sources(inside, set())
-        forms = Counter(map(self._origin, outside))
-        several = {v for v in outside if forms[self._origin(v)] > 1}
+        forms = Counter(map(self.origin, outside))
+        several = {v for v in outside if forms[self.origin(v)] > 1}
         return self._sources(inside, several) if several else (free, outside)
 
     def _sources(self, inside: Set[int], through: Set[Value]) -> tuple[set[int], list[Value]]:
@@ -312,7 +312,7 @@ class StepGraph:
             elif maker in inside:
                 continue
             elif self.is_free(maker) and self.is_expressed(maker):
-                made = self.maker.get(self._origin(value))
+                made = self.maker.get(self.origin(value))
                 if self._splits(maker) and made not in inside and value not in through:
                     outside[value] = None
                     continue
@@ -329,7 +329,7 @@ class StepGraph:
             n for n in step.outputs[0].shape if n != 1
         ]
 
-    def _origin(self, value: Value) -> Value:
+    def origin(self, value: Value) -> Value:
         """The value that free steps of one array make a value of."""
         while (maker := self.maker.get(value)) is not None and self.is_free(maker):
             arrays = [v for v in self.steps[maker].inputs if isinstance(v, Value)]

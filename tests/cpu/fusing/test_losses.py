@@ -62,6 +62,35 @@ def test_a_loss_and_its_gradient_are_one_chain(loss):
     assert chain.count("== index(N)") + chain.count("index(N) ==") == 1
 
 
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_the_gradient_of_a_fused_loss_is_computed_with_it(loss):
+    fused = codegen.fuse(loss)
+    both = jax.value_and_grad(fused)
+    for one, other in zip(jax.jit(both)(LOGITS, LABEL), jax.value_and_grad(loss)(LOGITS, LABEL), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    assert str(jax.make_jaxpr(both)(LOGITS, LABEL)).count("codegen_op") == 1  # without its derivative there are two
+    scaled = jax.grad(lambda logits: 3 * fused(logits, LABEL))(LOGITS)
+    np.testing.assert_allclose(scaled, 3 * jax.grad(loss)(LOGITS, LABEL), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("form", ["rows", "two numbers", "a product"])
+def test_other_losses_have_their_ops_own_gradients(form):
+    """The rows' losses are taken elsewhere too, or the gradient is more than one chain."""
+
+    def loss(logits, label):
+        if form == "a product":
+            return of_sums(logits @ jnp.eye(16), label)
+        rows = jax.nn.logsumexp(logits, axis=-1) - at(logits, label)
+        return jnp.mean(rows) + (jnp.max(rows) if form == "two numbers" else 0), rows if form == "rows" else 0.0
+
+    def first(f):
+        return lambda logits: jax.tree.leaves(f(logits, LABEL))[0]
+
+    got, wanted = (jax.value_and_grad(first(f))(LOGITS) for f in (codegen.fuse(loss), loss))
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
 def test_the_mean_of_a_loss_is_left_out_of_its_chain():
     fused = codegen.fuse(capped)
     np.testing.assert_allclose(jax.jit(fused)(LOGITS, LABEL), jax.jit(capped)(LOGITS, LABEL), rtol=2e-5)

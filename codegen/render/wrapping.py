@@ -173,11 +173,13 @@ def _depth(words: list[_Word]) -> int:
 
 
 def _split(words: list[_Word], at: tuple[str, ...], after: bool) -> Iterator[list[_Word]]:
-    """The words in pieces that begin with (or end with) one of some words outside brackets."""
+    """The words in pieces that begin with (or end with) one of some words outside brackets, and not between a lambda's parameters."""
     piece: list[_Word] = []
-    depth = 0
+    depth, named = 0, False
     for word in words:
-        split = depth == 0 and word.text in at and (after or (bool(piece) and word.spaced != word.text))
+        if depth == 0:
+            named = word.text == "lambda" or (named and word.text != ":")
+        split = depth == 0 and not named and word.text in at and (after or (bool(piece) and word.spaced != word.text))
         if split and not after:
             yield piece
             piece = []

@@ -19,6 +19,8 @@ LONG = [
     "a, b = [" + ", ".join(f"m{i}[0, u]" for i in range(20)) + "]",
     "y = f(" + "x" * 60 + ")[" + "z" * 60 + ", None]",
     "y = f(values for values in " + " + ".join(f"some_value_{i}" for i in range(14)) + ")",
+    "y = (lambda first, second: first + jax.lax.stop_gradient(jnp.round(first / second) * second - first))(jnp.clip(x, -a, a), a / 127)",
+    "y = reduced(lambda first, second: maximum_of_both(first, second) + 1, the_first_of_several_arguments, another_one, and_another_one)",
 ]
 
 

@@ -25,6 +25,7 @@ class Launch:
     down: int = 1  # rows of a thread's tile, if some arrays have another order of axes
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
+    lanes: int = 0  # where one of two axes is read one by one: neighbouring threads along the other axis; else 0
     tables: tuple[
         int, ...
     ] = ()  # elements of the tables that a block holds in shared memory; none if it reads them from memory

@@ -5,7 +5,10 @@ rows of `how.vec` elements. It reads and writes each array in whole vectors, alo
 are neighbours. The tile is transposed by naming registers. The threads of a warp lie 8 along the innermost axis and 4 along the
 turned one, so that their vectors fill whole sectors of memory on both sides. No shared memory is needed, and no thread waits.
 
-Where a size is not a multiple of the vector width (`how.ragged`), vectors are read and written at any alignment
+An axis that vectors do not fill, next to one that they fill, is read one by one: a tile has one element along it, or few. Threads that
+are neighbours then lie along it (`how.lanes`).
+
+Where neither axis is filled (`how.ragged`), vectors are read and written at any alignment
 (`functions.load_anywhere`, `functions.store_anywhere`). All lanes of a warp work together: a row beyond the end is read as the last
 one, and neither it nor an element beyond the end is written.
 """
@@ -202,8 +205,12 @@ def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
     turned = beside if beside <= FEW else max(LANES, WARP // how.across)  # lanes of a warp along the turned axis
     along = WARP // turned
     lane, warp, warps = tidx % WARP, tidx // WARP, how.across // along
-    place = {len(extents) - 1: (warp % warps) * along, axis: (warp // warps) * turned}  # of the warp's first lane
-    own = {len(extents) - 1: lane % along, axis: lane // along}
+    inner = len(extents) - 1
+    if how.lanes:
+        place, own = {inner: Int32(0), axis: Int32(0)}, _beside_each_other(how, tidx, inner, axis)
+    else:
+        place = {inner: (warp % warps) * along, axis: (warp // warps) * turned}  # of the warp's first lane
+        own = {inner: lane % along, axis: lane // along}
     first: list[Int32] = [Int32(0)] * len(extents)
     inside = Boolean(True)
     for i in (len(extents) - 1, axis, *(k for k in reversed(range(len(extents) - 1)) if k != axis)):
@@ -221,6 +228,14 @@ def tile(how: Launch, extents: Sequence[Int32], axis: int) -> Tile:
         rest = rest // count
         first[i] = start
     return Tile(how, tuple(extents), axis, tuple(first), inside & (rest == 0), (turned, along))
+
+
+def _beside_each_other(how: Launch, tidx: Int32, inner: int, axis: int) -> dict[int, Int32]:
+    """A thread's vector along the two axes: `how.lanes` neighbours along the one that vectors fill, then all of the other one."""
+    short, other = (inner, axis) if how.vec < how.down else (axis, inner)
+    count = how.across if short == inner else how.threads // how.across
+    rest = tidx // how.lanes
+    return {short: rest % count, other: rest // count * how.lanes + tidx % how.lanes}
 
 
 def _lies_along(place: Place, number: int) -> bool:

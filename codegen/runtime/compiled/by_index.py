@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from codegen.graph.nodes import DTYPES
 from codegen.plan.by_index import WIDEST, Sums
+from codegen.runtime.call.typed import launcher
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import current_arch
@@ -49,7 +50,8 @@ def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) ->
         outputs.append(single((values.shape[0], how.parts, how.keys * how.columns), own.compute))
     inputs = single(keys.shape, keys.dtype.name), single(values.shape, own.dtype)
     shapes = tuple(t.shape for t in outputs)
-    return LauncherCall(tally_launch, (keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants))
+    launch = launcher(tally_launch, tuple(t.dtype for t in (*inputs, *outputs)))
+    return LauncherCall(launch, (keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants))
 
 
 def _in_order(keys: jax.Array, values: jax.Array, rows: int, own: Sums, how: SumLaunch) -> LauncherCall:

@@ -15,7 +15,7 @@ from codegen.runtime.call.described import Implementation
 from codegen.runtime.compiled import by_index as kernels
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.sharding.by_index import partitioned_sums
-from codegen.runtime.sharding.partition import is_one_shard, varying
+from codegen.runtime.sharding.partition import varying
 from codegen.runtime.xla.scatter import clamped, flat
 
 NARROW = ("int8", "int16", "int32", "uint8", "uint16")  # types of keys that a kernel clamps
@@ -112,7 +112,7 @@ def _run(how: _How, keys: jax.Array, values: jax.Array) -> jax.Array:
     implementation, rows, result, groups, clamp = how.implementation, how.rows, how.result, how.groups, how.clamp
     every = rows * (groups or 1)
     own = kernels.sizes(*flat(keys, values), every, result)
-    if clamp and not (groups is None and own.tallied and is_one_shard() and keys.dtype in NARROW):
+    if clamp and not (groups is None and own.tallied and keys.dtype in NARROW):
         keys, clamp = clamped(keys, rows), False
     faster = implementation is None and not how.ordered and own.left_to_xla()
     if implementation == "xla" or own.launch() is None or faster:
@@ -120,15 +120,17 @@ def _run(how: _How, keys: jax.Array, values: jax.Array) -> jax.Array:
     if implementation == "interpret":
         return kernels.interpreted_sums(*flat(_among_all(keys, rows, groups), values), every, result, clamp)
 
-    def local(keys: jax.Array, values: jax.Array, rows: int, result: str) -> jax.Array:
-        fits = kernels.sizes(*flat(keys, values), rows, result).launch() is not None
-        if not fits:
+    def local(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool) -> jax.Array:
+        here = kernels.sizes(*flat(keys, values), rows, result)
+        if clamp and not here.tallied:
+            keys, clamp = clamped(keys, rows), False
+        if here.launch() is None:
             return _by_scatter(keys, values, rows, result)
         return kernels.launched(*flat(keys, values), rows, result, clamp)
 
     def cute(donated: tuple[bool, ...]) -> Any:
         del donated
-        on_shards = partitioned_sums(local, keys.ndim, values.ndim - 2, every, own.compute, result)
+        on_shards = partitioned_sums(local, keys.ndim, values.ndim - 2, every, own.compute, result, clamp)
         return lambda keys, values: (on_shards(_among_all(keys, rows, groups), values),)
 
     def default(keys: jax.Array, values: jax.Array) -> tuple[jax.Array]:

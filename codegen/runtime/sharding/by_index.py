@@ -13,20 +13,22 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
 from codegen.runtime.sharding.partition import entries, is_one_shard, mesh_of
+from codegen.runtime.xla.scatter import clamped
 
 Entry = tuple[str, ...]  # the mesh axes of a dimension
-Local = Callable[[jax.Array, jax.Array, int, str], jax.Array]
+Local = Callable[[jax.Array, jax.Array, int, str, bool], jax.Array]
 
 
 def partitioned_sums(
-    local: Local, axes: int, between: int, rows: int, compute: str, result: str
+    local: Local, axes: int, between: int, rows: int, compute: str, result: str, clamp: bool = False
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """A function of keys and values (outer, ..., columns) that may be sharded, which returns sums (outer, rows, columns) in the dtype
     `result`. The keys have so many `axes`, of which the first are those `between` the values' outer axis and their columns. `local`
-    computes the sums on one device, for so many rows and in a dtype; partial results are in `compute`."""
+    computes the sums on one device, for so many rows and in a dtype; partial results are in `compute`. It is told whether to `clamp`
+    keys that are out of range."""
 
     def one_device(keys: jax.Array, values: jax.Array) -> jax.Array:
-        return local(keys, values, rows, result)
+        return local(keys, values, rows, result, clamp)
 
     def partition(mesh: Any, operands: Any, result_: Any) -> Any:
         results = (result_,)
@@ -48,10 +50,11 @@ def partitioned_sums(
         def shard(keys: jax.Array, values: jax.Array) -> jax.Array:
             left = rows // math.prod(mesh.shape[axis] for axis in of_rows)
             if of_rows:
+                keys = clamped(keys, rows) if clamp else keys
                 keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * left
                 keys = jnp.where((keys < 0) | (keys >= left), jnp.asarray(left, keys.dtype), keys)
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                found = local(keys, values, left, compute if summed else result)
+                found = local(keys, values, left, compute if summed else result, clamp and not of_rows)
             return jax.lax.psum(found, summed).astype(result) if summed else found
 
         def placed(*axes: Sequence[str]) -> NamedSharding:

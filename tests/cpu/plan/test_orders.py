@@ -44,13 +44,25 @@ def test_vectors_are_half_as_wide_where_those_fill_both_axes():
     ]  # fmt: skip
 
 
-def test_an_axis_that_vectors_do_not_fill_is_read_one_by_one_where_they_fill_the_other():
+def test_an_axis_that_vectors_do_not_fill_is_read_one_by_one_where_they_fill_the_other(tmp_path):
     """No element is put together from two vectors. The threads of a block read whole stretches of the one, whole sectors of the other."""
     found = [launch(*shape) for shape in ((1024, 49), (49, 1024), (1024, 50), (1024, 1001), (49, 49))]
     assert [(how.vec, how.down, how.ragged) for how in found] == [
-        (1, 8, False), (8, 1, False), (2, 8, False), (1, 8, False), (8, 8, True),
+        (1, 16, False), (16, 1, False), (2, 16, False), (1, 16, False), (8, 8, True),
     ]  # fmt: skip
-    assert [(how.across, how.threads // how.across) for how in found[:4]] == [(56, 4), (4, 56), (32, 8), (64, 4)]
+    assert [(how.across, how.threads // how.across, how.lanes) for how in found[:4]] == [
+        (56, 4, 2),
+        (4, 56, 2),
+        (32, 8, 2),
+        (64, 4, 2),
+    ]
+    scaled = make_op(
+        tmp_path, spec_text("x: T[M, N]; z: T[N, M]", "y: T[M, N]", "y = x * z", "y = x * z.T", types="{T: [bfloat16]}")
+    )
+    dtypes = dict.fromkeys("xyz", "bfloat16")
+    both = Extents(49, 2**26, turned=1024), Extents(1024, 2**26, turned=49)
+    assert [scaled.plan.launch(dtypes, extents, {}).lanes for extents in both] == [1, 4]
+    testing.check_op(scaled, "interpret", examples=2 if EVERY else None)
 
 
 def test_few_tiles_are_small():
@@ -83,6 +95,21 @@ def test_a_tile_is_no_longer_than_a_short_axis():
         (4, 8, False),
         (2, 2, False),
     ]
+
+
+def test_few_channels_that_are_only_read_are_whole_in_a_tile(tmp_path):
+    """A thread has three rows of whole vectors, which it writes."""
+    text = spec_text(
+        "x: uint8[B, S, C]; w: float32[C]", "y: T[B, C, S]", "y = x * w", "y = jnp.moveaxis(x * w, 2, 1)",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text + "grad: none\n")
+    how = op.plan.launch({"x": "uint8", "w": "float32", "y": "bfloat16"}, Extents(4096, 2**26, turned=3), {})
+    assert (how.vec, how.down, how.ragged) == (8, 3, False)
+    x = np.arange(2 * 24 * 3).reshape(2, 24, 3).astype(np.uint8)
+    got = op(x, np.array([1, 2, 3], np.float32), implementation="interpret")
+    np.testing.assert_array_equal(got, np.swapaxes(x * np.array([1, 2, 3], np.float32), 1, 2))
+    testing.check_op(op, "interpret", examples=2 if EVERY else None)
 
 
 def test_threads_of_a_block_lie_along_the_axes_as_long_as_these_are():

@@ -389,7 +389,9 @@ def test_an_epilogue_reads_no_index_past_the_products_last_column(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("places", "held"), [(64, True), (8, False), (5000, False)], ids=["small", "one line", "large"]
+    ("places", "held"),
+    [(64, True), (8, False), (400, False), (5000, False)],
+    ids=["small", "one line", "nearly as many elements as a block's outputs", "large"],
 )
 def test_a_small_table_is_read_from_shared_memory(places, held, tmp_path):
     text = spec_text(

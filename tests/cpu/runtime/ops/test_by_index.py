@@ -149,21 +149,23 @@ def test_gradients():
 
 
 @pytest.mark.parametrize(
-    ("keys", "values", "sums", "each", "found"),
+    ("keys", "values", "sums", "each", "found", "clamp"),
     [
-        (P(), P("a", None, "b"), P("a", None, "b"), 1, set()),
-        (P("a"), P(None, "a", "b"), P(None, None, "b"), 1, {"all-reduce"}),
-        (P("b"), P(None, "b"), P(None, "a"), 1, {"all-reduce"}),
-        (P("a"), P(None, "a"), P(), 3, {"all-reduce"}),
+        (P(), P("a", None, "b"), P("a", None, "b"), 1, set(), False),
+        (P("a"), P(None, "a", "b"), P(None, None, "b"), 1, {"all-reduce"}, True),
+        (P("b"), P(None, "b"), P(None, "a"), 1, {"all-reduce"}, False),
+        (P("b"), P(None, "b"), P(None, "a"), 1, {"all-reduce"}, True),
+        (P("a"), P(None, "a"), P(), 3, {"all-reduce"}, False),
     ],
 )
-def test_sharded(keys, values, sums, each, found, monkeypatch):
-    """Each device sums what it has, to the rows that it has. Neighbouring keys may be `each` of the same values."""
+def test_sharded(keys, values, sums, each, found, clamp, monkeypatch):
+    """Each device sums what it has, to the rows that it has. Neighbouring keys may be `each` of the same values. Keys are clamped before
+    a device has its own rows."""
     mesh, case = make_mesh(), (4, 16, 4, 8)
     seen = []
 
     def launched(keys, values, rows, result, clamp):
-        assert not clamp
+        keys = jnp.clip(keys, 0, rows - 1) if clamp else keys
         seen.append((*values.shape, rows))
         return by_index._by_scatter(keys.reshape(values.shape[1], -1), values, rows, result)
 
@@ -175,7 +177,7 @@ def test_sharded(keys, values, sums, each, found, monkeypatch):
     x = random.standard_normal(case[:3]).astype(np.float32)
 
     def run(k, v):
-        got = sums_by_index("cute", k, v, 8, "float32")
+        got = sums_by_index("cute", k, v, 8, "float32", clamp=clamp)
         return jax.lax.with_sharding_constraint(got, jax.sharding.NamedSharding(mesh, sums))
 
     compiled = jax.jit(run).lower(put_on(mesh, places, keys), put_on(mesh, x, values)).compile()
@@ -186,6 +188,7 @@ def test_sharded(keys, values, sums, each, found, monkeypatch):
     assert seen[-1][:3] == tuple(n // by for n, by in zip(case, split, strict=False))
     assert seen[-1][3] == 8 // sizes.get((*sums, None)[1] if len(sums) > 1 else None, 1)
     got = compiled(put_on(mesh, places, keys), put_on(mesh, x, values))
+    places = np.clip(places, 0, 7) if clamp else places
     np.testing.assert_allclose(got, expected(places.reshape(-1), x, 8), 1e-5, 1e-5)
 
 

@@ -10,6 +10,7 @@ WIDTH = 120
 OPENING, CLOSING = "([{", ")]}"
 # Words before which a line may break, from the lowest precedence on
 OPERATORS = (("if", "else"), ("or",), ("and",), ("|",), ("&",), ("+", "-"), ("*", "/", "//", "%"))
+ASSIGNING = ("+=", "-=", "*=", "/=", "//=", "%=", "&=", "|=", "^=", "**=", "<<=", ">>=", "@=")
 
 # A string, or a comment: quotes in it do not begin one
 STRING = r"""\"\"\"(?:\\.|[^\\])*?\"{3}|'''(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'"""
@@ -90,8 +91,8 @@ def _laid_out(words: list[_Word], indent: str, tail: str, width: int) -> list[st
 
 def _at_targets(words: list[_Word], indent: str, tail: str, width: int) -> list[str]:
     """An assignment to several names, in parentheses on their own lines; [] for another statement."""
-    equals = next((i for i, w in enumerate(words) if w.text == "=" and not _depth(words[:i])), 0)
-    if not any(w.text == "," for w in words[:equals]):
+    equals = _value(words) - 1
+    if not any(w.text == "," and not _depth(words[:i]) for i, w in enumerate(words[: max(0, equals)])):
         return []
     rest = [_Word(")", ")"), *words[equals:]]
     return [indent + "(", *_filled(words[:equals], indent + "    ", width), *_laid_out(rest, indent, tail, width)]
@@ -142,7 +143,9 @@ def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> lis
     """An expression broken before operators: those outside brackets with the lowest precedence; [] if there are none."""
     if len(indent + _join(words) + tail) <= width:
         return [indent + _join(words) + tail]
-    start = next((i + 1 for i, w in enumerate(words) if w.text in ("=", "return") and not _depth(words[:i])), 0)
+    if words[-1].text == ",":
+        return _at_operators(words[:-1], indent, "," + tail, width)
+    start = _value(words)
     body = words[start:]
     for operators in OPERATORS:
         parts = list(_split(body, operators, after=False))
@@ -152,7 +155,8 @@ def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> lis
         return []
     if start:
         inner = _at_operators(body, indent + "    ", "", width)
-        return [indent + _join(words[:start]) + " (", *inner, indent + ")" + tail]
+        space = "" if words[start - 1].text == "=" and words[start - 1].spaced == "=" else " "  # of a keyword argument
+        return [indent + _join(words[:start]) + space + "(", *inner, indent + ")" + tail]
     lines, current = [], ""
     for part in parts:
         text = _join(part)
@@ -166,6 +170,16 @@ def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> lis
             lines += more
             current = last.removeprefix(indent)
     return [*lines, indent + current + tail]
+
+
+def _value(words: list[_Word]) -> int:
+    """The place of the first word of what a statement assigns or returns; 0 if it does neither."""
+    for i, word in enumerate(words):
+        if word.text == "lambda":
+            break
+        if (word.text in ("=", "return") or word.text in ASSIGNING) and not _depth(words[:i]):
+            return i + 1
+    return 0
 
 
 def _depth(words: list[_Word]) -> int:

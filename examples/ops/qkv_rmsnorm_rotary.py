@@ -856,11 +856,22 @@ def qkv_rmsnorm_rotary_backward_kernel(
                 later.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u])
                 later.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"),
-        [cute.domain_offset((0, place * (D)), mColumnSumParts), cute.domain_offset((0, place * (D)), mColumnSum2Parts)],
-        sColumns, part, first, step, D, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            dcos, dsin = qkv_rmsnorm_rotary_backward_columns(column_sum, column_sum2)
+            at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
+            at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"),
+            [
+                cute.domain_offset((0, place * (D)), mColumnSumParts),
+                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
+            ], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -990,8 +1001,8 @@ def qkv_rmsnorm_rotary_backward_places(
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
-        column_sum = reduce.result("sum", fColumnSum[None, v].load())
-        column_sum2 = reduce.result("sum", fColumnSum2[None, v].load())
+        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
         dcos, dsin = qkv_rmsnorm_rotary_backward_columns(column_sum, column_sum2)
         at.store(dcos.to(mDcos.element_type), mDcos, (iS, 0))
         at.store(dsin.to(mDsin.element_type), mDsin, (iS, 0))
@@ -1045,7 +1056,7 @@ def qkv_rmsnorm_rotary_backward_launch(
                 mDq, mDk, mDv, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows,
                 mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows, mRowMean4OfRows, mRowSum2OfRows, mCounter, eps, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = partials.blocks_to_finish(mColumnSumParts, S * D)
+        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
             qkv_rmsnorm_rotary_backward_finish(
                 mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, D,

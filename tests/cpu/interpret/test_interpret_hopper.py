@@ -29,7 +29,7 @@ def step_of(product: Product) -> int:
     return 16 // np.dtype(product.inputs[0].dtype).itemsize
 
 
-@pytest.mark.turns(4)
+@pytest.mark.turns(8)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_any_extents(kind):
     """There are few blocks, so that each has several tiles."""

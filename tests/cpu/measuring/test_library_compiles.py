@@ -56,7 +56,7 @@ def nth(names: Collection[str], turn: int, count: int) -> str:
     return list(names)[turn if EVERY else turn * len(names) // count]
 
 
-@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 4), *turns(products, 3)])
+@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 5), *turns(products, 3)])
 def test_products_compile_for_hoppers_tensor_cores(turn):
     """With one of their types and sets of defaults, in turns: TMA loads the factors, and nothing is spilled."""
     name = turn if isinstance(turn, str) else nth(products(), turn, 3)
@@ -117,10 +117,10 @@ def test_factors_that_are_converted_compile():
 
 # More of the ops' own kernels than of derived ones
 @pytest.mark.parametrize(
-    ("own", "turn"), [*((own, t) for own, n in ((True, 7), (False, 3)) for t in turns(partial(others, own), n))]
+    ("own", "turn"), [*((own, t) for own, n in ((True, 6), (False, 2)) for t in turns(partial(others, own), n))]
 )
 def test_kernels_compile_with_wide_accesses_and_without_spills(own, turn):
-    op = everything()[nth(others(own), turn, 7 if own else 3)]
+    op = everything()[nth(others(own), turn, 6 if own else 2)]
     count, problems = 0, []
     for variant, arch in dealt_out(op, turn):
         count += 1

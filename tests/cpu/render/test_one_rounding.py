@@ -94,7 +94,7 @@ def test_elements_equal_their_statistic(chain, rows, n, dtype, stat, tmp_path):
         assert (got.left == 0).all(), f"{implementation}: z - {stat}(z) is not 0 at that element"
 
 
-@pytest.mark.turns(20)
+@pytest.mark.turns(40)
 @pytest.mark.parametrize("stat", ["max", "min"])
 @pytest.mark.parametrize(("axis", "factor"), [("N", "tanh"), ("N", "plain"), ("...", "plain"), ("(..., N)", "plain")])
 @pytest.mark.parametrize(("rows", "n"), [(2, 33333), (64, 5), (5, 1), (300, 65)], ids=str)

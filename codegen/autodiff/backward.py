@@ -96,14 +96,14 @@ def _backward_of(op: Op, taken: Collection[str] = ()) -> Derived | UserError:
     if op.spec.grad == "none":
         return UserError("the spec says `grad: none`")
     try:
+        if parts := parts_of(op):
+            with contextlib.suppress(SpecError, UserError):
+                return _composed(op, parts)
         if isinstance(op.plan, Attention):
             made, how, forward, lacking = attention_backward(op, taken)
             return Derived(made, how, forward, lacking=lacking)
         if isinstance(op.plan, Gemm):
             return gemm_backward(op.spec, op.plan)
-        if parts := parts_of(op):
-            with contextlib.suppress(SpecError, UserError):
-                return _composed(op, parts)
         return row_backward(op, taken)
     except SpecError as error:
         return UserError(error.diagnostics[0].message)

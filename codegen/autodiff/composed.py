@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from codegen.autodiff.reverse import Backward
 from codegen.errors import UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Statement, topological
+from codegen.graph.nodes import Graph, Leaf, Node, Statement, topological
 from codegen.language.transfer import Values, derived_spec, joined_spec
 from codegen.plan.attention import Attention
 from codegen.plan.op import Op, Staged
 from codegen.spec.spec import Array, Param, Spec
 from codegen.stages.choose import derived, one_kernel, staged
+from codegen.stages.rewriting import rewritten
 from codegen.stages.splitting import restricted
 
 
@@ -42,27 +43,65 @@ def parts_of(op: Op) -> list[Op]:
     """The parts of an op with stages that are attention: the chain that computes the values that these read, if any; the
     stages; the chain that computes the outputs from their results, if the stages do not write them. Empty for other ops."""
     plan, spec = op.plan, op.spec
-    if not isinstance(plan, Staged) or plan.summed or spec.save or spec.grad != "auto":
+    stages = plan.stages if isinstance(plan, Staged) and not plan.summed else (op,)
+    attends = [stage for stage in stages if isinstance(stage.plan, Attention)]
+    if spec.save or spec.grad != "auto" or not attends:
         return []
-    attends = [stage for stage in plan.stages if isinstance(stage.plan, Attention)]
-    outputs, held = {a.name for a in spec.outputs}, dict(plan.held)
+    outputs, held = {a.name for a in spec.outputs}, dict(plan.held) if isinstance(plan, Staged) else {}
     own = {a.name: a for stage in attends for a in stage.spec.outputs}
     between = {a.name: a for stage in attends for a in stage.spec.inputs if a.name in held}
     before = {id(n) for n in topological(held[name] for name in between)}
-    later = [stage for stage in plan.stages if stage not in attends and not _is_before(stage, held, before)]
-    earlier = {a.name for stage in plan.stages if stage not in (*attends, *later) for a in stage.spec.outputs}
-    written = {*own} if later else {a.name for stage in later for a in stage.spec.outputs}
-    if not attends or any(id(held.get(name)) in before for name in own) or (earlier | written) & outputs:
+    later = [stage for stage in stages if stage not in attends and not _is_before(stage, held, before)]
+    earlier = {a.name for stage in stages if stage not in (*attends, *later) for a in stage.spec.outputs}
+    if any(id(held.get(name)) in before for name in own) or earlier & outputs:
         return []
-    found = [_rounding_once(stage) for stage in attends]
-    if between:
-        statements = [Statement(name, None, held[name]) for name in between]
-        found.insert(0, _part(spec, "before", statements, [*between.values()], [], {}))
+    computed = {name: held[name] for name in between}
+    for i, stage in enumerate(attends):
+        if (found := _with_values_apart(stage, {*own, *between, *(a.name for a in spec.inputs)})) is not None:
+            attends[i], values, keys, name = found
+            between[values.name] = values
+            computed[values.name] = held.get(name, keys)
+    if len(stages) == 1 and not computed:
+        return []
+    parts = [_rounding_once(stage) for stage in attends]
+    if computed:
+        statements = [Statement(name, None, value) for name, value in computed.items()]
+        parts.insert(0, _part(spec, "before", statements, [*between.values()], [], {}))
     if later:
-        leaves = {id(held[name]): Leaf(name) for name in own}
-        statements = [s for s in spec.read.statements if s.name in outputs]
-        found.append(_part(spec, "after", statements, list(spec.outputs), [*own.values()], leaves))
-    return found
+        leaves = {id(held[name]): Leaf(name) for name in own if name in held}
+        statements = [s for s in spec.read.statements if s.name in outputs - {*own}]
+        ready = {id(s.value) for s in spec.read.statements if s.name in own}
+        if any(
+            id(n) in ready - {*leaves} for n in topological((s.value for s in statements), lambda n: id(n) in leaves)
+        ):
+            return []  # an output that attention writes would have gradients of later stages too
+        last = [a for a in spec.outputs if a.name not in own]
+        parts.append(_part(spec, "after", statements, last, [a for a in own.values() if a.name in held], leaves))
+    return parts
+
+
+def _with_values_apart(op: Op, taken: set[str]) -> tuple[Op, Array, Node, str] | None:
+    """Attention whose keys are its values too, as an op with a copy of these: that op, the copy, the keys, and their name. Gradients
+    are then those of two arrays. None for other attention."""
+    plan = op.plan
+    assert isinstance(plan, Attention)
+    if plan.k != plan.v or plan.pages:
+        return None
+    copy = replace(plan.v, name=fresh(taken, f"{plan.v.name}_values"), span=None)
+    second = [n for n in op.spec.read.nodes if n.op == "contract"][1]
+    keys = next((n for n in second.args if n.attr == Leaf(plan.v.name)), None)
+    if keys is None:
+        return None
+
+    def apart(graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
+        if node is not second:
+            return None
+        own = graph.node("input", attr=Leaf(copy.name), kind="float", dims=keys.dims)
+        pair = tuple(own if n is keys else made for n, made in zip(node.args, args, strict=True))
+        return graph.node("contract", pair, node.attr, kind="float", dims=node.dims)
+
+    made = rewritten(op.spec, apart, "values apart")
+    return one_kernel(replace(made, inputs=(*made.inputs, copy))), copy, keys, plan.k.name
 
 
 def _is_before(stage: Op, held: Mapping[str, Node], before: Collection[int]) -> bool:

@@ -272,6 +272,22 @@ def test_a_sum_of_products_that_are_no_weights_stays_one_product():
     assert sum(node.op == "contract" for node in topological(s.value for s in op.statements)) == 3
 
 
+def test_the_entropy_of_weights(tmp_path):
+    """The sum of weights times scores is q times the weights' sum of keys: attention whose keys are its values too. It shares q and k
+    with another one, which writes an output, and what follows it another output."""
+    chain = """s = q @ k; p = softmax(s, axis=S); o = p @ v
+  entropy = logsumexp(s, axis=S) - sum(q * (p @ k), axis=D)"""
+    reference = "p = jax.nn.softmax(x); entropy = jax.nn.logsumexp(x, axis=-1) - (p * x).sum(-1)"
+    text = attention(chain, reference, outputs="o: T[..., Q, E]; entropy: float32[..., Q]")
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]}")
+    kinds = [stage.plan.kind for stage in op.backward.op.plan.stages]
+    assert kinds.count("attention") == 2 and "gemm" not in kinds and not op.backward.lacking
+    sizes = (("Q", 5), ("S", 19), ("D", 16), ("E", 24))
+    case = Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0)
+    check_case(op, "interpret", case)
+    check_gradient_case(op, "interpret", case)
+
+
 NORMALISED = attention(
     """w = where(index(S) <= index(Q) + ahead, (q @ k) * exp(-0.01 * abs(index(Q) - index(S))), 0); n = sum(w, axis=S)
   o = w / maximum(abs(n), 1.0) @ v""",

@@ -51,6 +51,7 @@ class ScanLaunch(Launch):
     steps: int = 1  # vectors of a thread at once
     apart: bool = False  # whether lanes have scans of their own: the axis is not innermost
     cluster: int = 1  # blocks that share an axis' elements
+    resident: int = 0  # blocks that an SM has registers for, at least, unless 0
 
     @property
     def each(self) -> int:

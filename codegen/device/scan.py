@@ -33,12 +33,11 @@ Element = tuple[Any, ...]
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """The grid and block of a launch for outputs of these sizes. It asks for one block of an SM only: for more, the
-    assembler would spill registers."""
+    """The grid and block of a launch for outputs of these sizes."""
     blocks = (_others(extents, axis) // how.each + 1) * how.cluster
     return {
         "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
-        "min_blocks_per_mp": 1,
+        "min_blocks_per_mp": max(how.resident, 1), "preferred_smem_carveout": -1,  # as much as the driver sees fit
     }  # fmt: skip
 
 

@@ -193,8 +193,8 @@ def _candidates(
 ) -> Int32:
     """Write the elements of a row that reach a bound to shared memory, in no order, if these are few; their number. At least `count`
     groups of elements have a largest element that reaches the bound. It is the largest such number."""
-    counts, few_keys, few_places = shared[2], shared[3], shared[4]
-    step, spare, floating = how.per_row * how.vec, SPARE.get(src.element_type, 0), src.element_type.is_float
+    counts, step, floating = shared[2], how.per_row * how.vec, src.element_type.is_float
+    spare = SPARE.get(src.element_type, 0)
     groups = max(1, min(how.vec * how.vectors, GROUPS * how.few // 2 // how.per_row))
     least = Float32(-float("inf")) if cutlass.const_expr(floating) else Int32(-(2**31))
     largest = cute.make_rmem_tensor((groups,), Float32 if cutlass.const_expr(floating) else Int32)
@@ -208,16 +208,39 @@ def _candidates(
     for i, key in enumerate(keys_of(largest.load(), spare)):
         keys[i] = key
     bound_key, _, turn = _least(keys, spare, how, counts, Int32(0))
-    bound, found = value_of(bound_key, src.element_type)[0], Int32(0)
+    bound = value_of(bound_key, src.element_type)[0]
+    found, turn = _reaching(src, row, columns, bound, False, how, shared, turn)
+    if found > how.few:
+        found, turn = _reaching(src, row, columns, bound, True, how, shared, turn)
+    return found
+
+
+@cute.jit
+def _reaching(
+    src: cute.Tensor, row: Int32, columns: Int32, bound: cutlass.Numeric, first_ties: cutlass.Constexpr[bool],
+    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
+) -> tuple[Int32, Int32]:  # fmt: skip
+    """Write the elements of a row that reach a bound to shared memory, in no order, as many as it holds; their number, and the next
+    turn. With `first_ties`, elements that equal the bound are left out after pieces that have `count` of them."""
+    counts, few_keys, few_places = shared[2], shared[3], shared[4]
+    step, spare, floating = how.per_row * how.vec, SPARE.get(src.element_type, 0), src.element_type.is_float
+    found, ties = Int32(0), Int32(0)
+    meet(how.per_row)
     for begin in cutlass.range(0, columns, step * how.vectors):
         values, there = _piece(src, row, columns, begin, how)
-        reaching, own_count = Uint32(0), Int32(0)
+        reaching, tied = Uint32(0), Uint32(0)
         for i in cutlass.range_constexpr(how.vec * how.vectors):
             # Also of NaN, which reaches every bound, while a bound of NaN excludes none
             reaches = there[i] & ~(values[i] < bound)
-            reaching |= cutlass.select_(reaches, Uint32(1 << i), Uint32(0))
-        own_count = Int32(cute.arch.popc(reaching))
-        slot, every = _before(own_count, counts, turn, how.per_row)
+            reaching = Uint32(reaching | cutlass.select_(reaches, Uint32(1 << i), Uint32(0)))
+            if cutlass.const_expr(first_ties):  # zeros of both signs equal each other, but have different keys
+                equal = reaches & (values[i] == bound) & (values[i] != 0)
+                tied = Uint32(tied | cutlass.select_(equal, Uint32(1 << i), Uint32(0)))
+        if cutlass.const_expr(first_ties):
+            reaching = Uint32(cutlass.select_(ties < how.count, reaching, Uint32(reaching ^ tied)))
+            ties += _sum(Int32(cute.arch.popc(tied)), counts, turn, how.per_row)
+            turn += 1
+        slot, every = _before(Int32(cute.arch.popc(reaching)), counts, turn, how.per_row)
         turn += 1
         slot += found
         found += every
@@ -225,13 +248,12 @@ def _candidates(
             i = Int32(cute.arch.popc(~reaching & (reaching - Uint32(1))))
             column = begin + own_of(how) * how.vec + i // how.vec * step + i % how.vec
             one = device.vector(src, Int64(row) * columns + column, 1)
-            few_keys[slot] = keys_of(
-                device.floats(one) if cutlass.const_expr(floating) else one.load().to(Int32), spare
-            )[0]
+            own = device.floats(one) if cutlass.const_expr(floating) else one.load().to(Int32)
+            few_keys[slot] = keys_of(own, spare)[0]
             few_places[slot] = column
-            reaching &= reaching - Uint32(1)
+            reaching = Uint32(reaching & (reaching - Uint32(1)))
             slot += 1
-    return found
+    return found, turn
 
 
 def _larger(a: cutlass.Numeric, b: cutlass.Numeric) -> cutlass.Numeric:

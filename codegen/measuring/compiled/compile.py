@@ -45,7 +45,7 @@ from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
-from codegen.shared import Launch, RowLaunch, Walk, WalkLaunch
+from codegen.shared import Launch, RowLaunch, ScanLaunch, Walk, WalkLaunch
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def _kept(call: CompiledCall) -> Compiled | None:
 def most_resident(value: Any) -> int:
     """The blocks that a launcher's constant wants an SM to have registers for, at least."""
     first = most_resident(value.first) if isinstance(value, Walk) and value.first is not None else 0
-    return max(value.resident, first) if isinstance(value, RowLaunch | Walk) else 0
+    return max(value.resident, first) if isinstance(value, RowLaunch | Walk | ScanLaunch) else 0
 
 
 def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:

@@ -38,6 +38,7 @@ UNKNOWN = 32 * 1024  # threads, where it is not known how many scans there are
 MOST_BLOCKS = 8  # of a cluster
 BUSY_CLUSTERS = 132 * 1024  # threads, where blocks share an axis
 STEPS = 8  # vectors of a thread at once, along an axis that is not innermost, at most
+RESIDENT = 512  # threads of an SM whose registers a thread leaves room for, where lanes have scans of their own
 STEPS_OF_STATES = 16  # where elements have states
 STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
 MOST_REGISTERS = 255  # of a thread with these: where they would take more, it has fewer steps
@@ -123,7 +124,9 @@ class Scan(Elementwise):
             along, steps = self._for_states(vec, size, scans)
         else:
             along, steps = self._warps(vec, size, scans), 1 if self.innermost else self._steps(dtypes, vec)
-        how = ScanLaunch(vec, False, max(THREADS, along * WARP), along=along, steps=steps, apart=not self.innermost)
+        threads = max(THREADS, along * WARP)
+        resident = 0 if self.innermost or self.states else RESIDENT // threads
+        how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
         shared = clusters(arch) and along == MOST_ALONG[self.innermost] and not self.states
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
 

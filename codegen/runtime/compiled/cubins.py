@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from codegen.plan.rows.cost import REGISTERS_OF_SM
-from codegen.shared import WARP, RowLaunch, Walk
+from codegen.shared import WARP, RowLaunch, ScanLaunch, Walk
 
 _EM_CUDA = 190
 # Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions
@@ -44,7 +44,7 @@ def registers_of(cubin: bytes, kernel: str) -> int:
     return max((n for symbol, n in found.items() if kernel in names.get(symbol, "")), default=0)
 
 
-def are_resident(how: RowLaunch | Walk, registers: int) -> bool:
+def are_resident(how: RowLaunch | Walk | ScanLaunch, registers: int) -> bool:
     """Whether an SM has registers for as many blocks as a launch wants, if each thread takes so many."""
     return how.resident * -(-how.threads // WARP) * WARP * -(-registers // UNIT) * UNIT <= REGISTERS_OF_SM
 

@@ -36,7 +36,7 @@ from codegen.runtime.call.typed import bridged
 from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
 from codegen.runtime.compiled.passes import without_assembling
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for, settings_for
-from codegen.shared import RowLaunch, Walk
+from codegen.shared import RowLaunch, ScanLaunch, Walk
 from codegen.targets import ARCHITECTURES
 
 
@@ -126,7 +126,7 @@ def chosen(call: CompiledCall, compiled: Callable[[CompiledCall], T], cubins: Ca
 def _unbound(value: Any) -> Any:
     if isinstance(value, Walk) and value.first is not None:
         return replace(value, resident=0, first=replace(value.first, resident=0))
-    return replace(value, resident=0) if isinstance(value, RowLaunch | Walk) else value
+    return replace(value, resident=0) if isinstance(value, RowLaunch | Walk | ScanLaunch) else value
 
 
 def _without_pace(call: CompiledCall) -> CompiledCall:
@@ -137,8 +137,8 @@ def _without_pace(call: CompiledCall) -> CompiledCall:
 
 def suffice(call: CompiledCall, cubins: Iterable[bytes]) -> bool:
     """Whether the registers of compiled kernels leave room for as many resident blocks as the call's launch wants."""
-    launches = [value for _, value in call.constants if isinstance(value, RowLaunch | Walk)]
-    bound: list[tuple[str, RowLaunch | Walk]] = [("_kernel_", how) for how in launches]
+    launches = [value for _, value in call.constants if isinstance(value, RowLaunch | Walk | ScanLaunch)]
+    bound: list[tuple[str, RowLaunch | Walk | ScanLaunch]] = [("_kernel_", how) for how in launches]
     bound += [("_rows_kernel_", how.first) for how in launches if isinstance(how, Walk) and how.first is not None]
     name = name_of(call)
     return all(are_resident(how, registers_of(cubin, name + kernel)) for kernel, how in bound for cubin in cubins)

@@ -22,7 +22,9 @@ class Launch:
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
-    down: int = 1  # rows of a thread's tile, if some arrays have another order of axes
+    down: int = (
+        1  # rows of a thread, if some arrays have another order of axes, or if it reads several neighbours of each
+    )
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
     lanes: int = 0  # where one of two axes is read one by one: neighbouring threads along the other axis; else 0
@@ -38,7 +40,7 @@ class Launch:
     def blocks(self, rows: int, columns: int) -> int:
         """The number of blocks: one more than are full, for the last vectors, or for arrays without elements."""
         if self.rows > 1:
-            return (rows // self.rows + 1) * (columns * self.rows // (self.vec * self.threads))
+            return (rows // (self.rows * self.down) + 1) * (columns * self.rows // (self.vec * self.threads))
         return rows * columns // (self.vec * self.threads * self.down) + 1
 
 

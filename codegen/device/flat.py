@@ -26,7 +26,7 @@ def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
     """The grid and block of a launch for arrays of these sizes: one block more than are full, for the last vectors, or
     for arrays without elements."""
     if how.rows > 1:
-        blocks = (_size(extents) // extents[-1] // how.rows + 1) * _blocks_across(how, extents)
+        blocks = (_size(extents) // extents[-1] // (how.rows * how.down) + 1) * _blocks_across(how, extents)
     else:
         blocks = _size(extents) // (how.vec * how.threads) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
@@ -274,7 +274,7 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
     size, first = _size(extents), list[Int32]()
     if how.rows > 1:  # rows are whole blocks: their number and the column need no division of 64 bits
         across, blocks = how.threads // how.rows, _blocks_across(how, extents)
-        rest = Int32(bidx // blocks * how.rows + tidx // across)
+        rest = Int32((bidx // blocks * how.rows + tidx // across) * how.down)
         first.append(Int32((bidx % blocks * across + tidx % across) * how.vec))
         start = Int64(rest) * extents[-1] + first[0]
     else:
@@ -284,6 +284,17 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
         first.insert(0, Int32(rest % extents[i] if i else rest))
         rest = rest // extents[i]
     return Flat(how, tuple(extents), start, size - start, tuple(first))
+
+
+def vectors(how: Launch, extents: Sequence[Int32]) -> list[Flat]:
+    """This thread's vectors of outputs with these sizes, in neighbouring rows. It has all of them or none."""
+    found = [vector(how, extents)]
+    for _ in range(how.down - 1):
+        last = found[-1]
+        first = (*device.next_coordinates(last.first[:-1], last.extents[1:-1]), last.first[-1])
+        start = cute.assume(last.start + extents[-1], divby=how.vec)
+        found.append(Flat(how, last.extents, start, last.valid - extents[-1], first))
+    return found
 
 
 def _times(parts: int, count: Int64) -> Int64:

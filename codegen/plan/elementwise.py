@@ -51,7 +51,8 @@ BLOCKS = 128  # that a small call should have
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
-ROWS_AT_ONCE, SEVERAL = 8, 3  # rows of a block, where a row reads so many others
+ROWS_AT_ONCE, ROWS_OF_THREAD, SEVERAL = 8, 4, 3  # rows of a block, and of a thread, where a row reads so many others
+BUSY = 132 * 2048  # threads that keep a large GPU busy, whatever they wait for
 LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of tables in a block's shared memory
 THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
 
@@ -165,7 +166,7 @@ class Elementwise(Unreduced):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         how = Launch(vec, ragged, threads, backwards=self.backwards)
-        how = replace(how, rows=_rows_at_once(how, extents)) if self.reads_rows else how
+        how = _with_rows(how, extents) if self.reads_rows else how
         return replace(how, tables=self.held_tables(how, dtypes, extents))
 
     def _filling(self, vec: int, inner: int) -> int:
@@ -197,7 +198,8 @@ class Elementwise(Unreduced):
         vectors of neighbouring rows in a block took an H200 134 us, and vectors of one row 143; with one neighbour 77 and 71."""
         moved = {axis for a in self.loads for axis, _ in a.back}
         several = sum(bool(a.back) for a in self.loads) >= SEVERAL
-        return several and len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
+        written = all(a.mode == "flat" and not a.into for a in self.stores)
+        return several and written and len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
 
 
 def _narrower(vec: int, total: int, threads: int) -> int:
@@ -207,11 +209,16 @@ def _narrower(vec: int, total: int, threads: int) -> int:
     return vec
 
 
-def _rows_at_once(how: Launch, extents: Extents) -> int:
-    """How many neighbouring rows a block has vectors of: it finds in its cache what they read for each other."""
-    inner = extents.inner or 0
+def _with_rows(how: Launch, extents: Extents) -> Launch:
+    """A launch whose blocks have vectors of neighbouring rows: they find in a cache what these read for each other. A thread has
+    several rows, where there are enough for all SMs."""
+    inner, total, down = extents.inner or 0, extents.total or 0, 1
     fits = how.threads >= ROWS_AT_ONCE and inner % (how.vec * how.threads // ROWS_AT_ONCE) == 0
-    return ROWS_AT_ONCE if inner and fits and not how.ragged else 1
+    if not inner or not fits or how.ragged:
+        return how
+    while down < ROWS_OF_THREAD and total % (2 * down * inner) == 0 and total >= BUSY * 2 * down * how.vec:
+        down *= 2
+    return replace(how, rows=ROWS_AT_ONCE, down=down)
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int], written: Sequence[bool]) -> Launch:

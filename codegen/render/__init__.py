@@ -19,7 +19,7 @@ from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 from codegen.render.attention import AttentionBackwardContext, AttentionContext
 from codegen.render.common import Context, StagedContext
-from codegen.render.elementwise import ElementwiseContext
+from codegen.render.elementwise import ElementwiseContext, NeighboursContext
 from codegen.render.gemms import GemmContext
 from codegen.render.imports import import_lines
 from codegen.render.literals import dict_literal, line_literal
@@ -64,7 +64,9 @@ def context_of(op: Op) -> Context:
     if isinstance(op.plan, Scan):
         return ScanContext(op)
     if isinstance(op.plan, Elementwise):
-        return ElementwiseContext(op) if op.plan.turned is None else TurnedContext(op)
+        if op.plan.turned is not None:
+            return TurnedContext(op)
+        return NeighboursContext(op) if op.plan.reads_rows else ElementwiseContext(op)
     if isinstance(op.plan, Placement):
         return PermutationContext(op) if isinstance(op.plan, Permutation) else PlacementContext(op)
     if isinstance(op.plan, Threshold):

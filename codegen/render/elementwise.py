@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from codegen.graph import emit
 from codegen.plan.access import Access
@@ -149,13 +150,16 @@ class ElementwiseContext(Context):
         """One element of an array in global memory."""
         return f"{self.tensors[array.name]}[{where}]"
 
+    def loads_of(self, accesses: Iterable[Access]) -> dict[str, str]:
+        """The operands of `Flat.load` for some accesses, by the names of their registers."""
+        return {self.fragment(a): self.operand(a) for a in accesses if a.mode not in ("size", "table")}
+
     def loads(self) -> list[str]:
         """The loads of a vector, in the order of the registers' names."""
-        found = {self.fragment(a): self.operand(a) for a in self.plan.loads if a.mode not in ("size", "table")}
-        return list(found.values())
+        return list(self.loads_of(self.plan.loads).values())
 
     def loaded(self) -> str:
-        names = list(dict.fromkeys(self.fragment(a) for a in self.plan.loads if a.mode not in ("size", "table")))
+        names = self.loads_of(self.plan.loads)
         return ", ".join(names) + ("," if len(names) == 1 else "")
 
     def operand(self, access: Access) -> str:
@@ -263,6 +267,31 @@ class ElementwiseContext(Context):
         """The line that makes the registers of an output that is not written from the vector's first position."""
         assert access.array is not None
         return f"{self.fragment(access)} = access.registers({self.tensors[access.array.name]}, (how.vec,))"
+
+
+class NeighboursContext(ElementwiseContext):
+    """The values of the template of kernels whose rows read several neighbours: a thread has vectors of neighbouring rows, and loads what
+    these share once."""
+
+    template = "neighbours.py.jinja"
+
+    def shown(self) -> ElementwiseKernel:
+        steady = self.loads_of(a for a in self.plan.loads if self.is_steady(a))
+        loads = self.loads_of(a for a in self.plan.loads if not self.is_steady(a))
+        return replace(
+            super().shown(),
+            vector=f"flat.vectors(how, {self.extents()})",
+            loads=list(loads.values()),
+            loaded=tuple_text(loads),
+            steady=tuple(steady.values()),
+            steady_loaded=", ".join(steady) + ("," if len(steady) == 1 else ""),
+        )
+
+    def is_steady(self, access: Access) -> bool:
+        """Whether all rows read the same elements of an array."""
+        return (
+            access.array is not None and not access.index_of and not {*access.tokens} & {*range(len(self.groups) - 1)}
+        )
 
 
 def tuple_text(words: Iterable[str]) -> str:

@@ -121,6 +121,7 @@ def generated_files(
 
 KINDS = {
     "elementwise": "Element-wise",
+    "neighbours": "Element-wise",
     "row": "Reductions along rows",
     "column": "Reductions over rows",
     "gemm": "Contractions",
@@ -131,9 +132,10 @@ KINDS = {
 def _by_kind(heads: Mapping[str, str]) -> dict[str, list[str]]:
     """Lines of names of ops, by the kind of their kernel, which the template's name in a module's first two lines tells."""
     kinds = {name: re.search(r"templates/(\w+)\.py\.jinja", line) for name, line in sorted(heads.items())}
+    titles = {name: KINDS.get(match[1], "") for name, match in kinds.items() if match}
     found = {
-        title: ", ".join(name for name, match in kinds.items() if match and match[1] == kind)
-        for kind, title in KINDS.items()
+        title: ", ".join(name for name, own in titles.items() if own == title)
+        for title in dict.fromkeys(KINDS.values())
     }
     return {title: textwrap.wrap(names, 76) for title, names in found.items() if names}
 

@@ -149,7 +149,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class ElementwiseKernel(Kernel):
-    """The values of `elementwise.py.jinja` and `turned.py.jinja`."""
+    """The values of `elementwise.py.jinja`, `neighbours.py.jinja` and `turned.py.jinja`."""
 
     chain: Chain
     vector: str
@@ -163,6 +163,8 @@ class ElementwiseKernel(Kernel):
     grid: str
     launch_arguments: str
     finished: tuple[str, ...] = ()  # the stores after all rows of a thread's tile
+    steady: tuple[str, ...] = ()  # the loads of what is the same for all rows of a thread
+    steady_loaded: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of
-from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
@@ -166,10 +165,6 @@ class ScanContext(ElementwiseContext):
         axes = self.used_axes()
         names = [name.strip() for name in axes.split(",") if name.strip(" _")]
         return axes if any(self.mentions([*lines], name) for name in names) else ""
-
-    def loads_of(self, accesses: Iterable[Access]) -> dict[str, str]:
-        """The operands of `Flat.load` for some accesses, by the names of their registers."""
-        return {self.fragment(a): self.operand(a) for a in accesses if a.mode not in ("size", "table")}
 
     def place_on(self, axis: str) -> str:
         """The position of the state that is computed, along one of the states' axes."""

@@ -70,14 +70,7 @@ class Back:
 Place: TypeAlias = tuple[Axis | Pick | Back | int, ...]
 
 
-def back(axis: Axis, by: int) -> Back:
-    """The position `by` places back along an axis, as an entry in the place of an array."""
-    return Back(axis, by)
-
-
-def pick(index: cute.Tensor, place: Place) -> Pick:
-    """The element of an index, as an entry in the place of another array."""
-    return Pick(index, place)
+back, pick = Back, Pick  # as generated kernels write them
 
 
 @dataclass(frozen=True)

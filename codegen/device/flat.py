@@ -70,29 +70,18 @@ class Back:
 Place: TypeAlias = tuple[Axis | Pick | Back | int, ...]
 
 
-back, pick = Back, Pick  # as generated kernels write them
-
-
 @dataclass(frozen=True)
 class Read:
     """An array that a vector reads."""
 
     tensor: Any  # a cute.Tensor, or None where it is left out
-    place: Place | None  # None: every element, in the outputs' order
-    parts: int  # of each element, which lie next to each other; 0 for one that has none
-    default: float | None  # where the array is left out
-    dtype: type[Numeric]  # of the default
+    place: Place | None = None  # None: every element, in the outputs' order
+    parts: int = 0  # of each element, which lie next to each other; 0 for one that has none
+    default: float | None = None  # where the array is left out
+    dtype: type[Numeric] = Float32  # of the default
 
 
-def read(
-    tensor: cute.Tensor | None,
-    place: Place | None = None,
-    parts: int = 0,
-    default: float | None = None,
-    dtype: type[Numeric] = Float32,
-) -> Read:
-    """An array for `Flat.load`: at a place, with parts, or optional."""
-    return Read(tensor, place, parts, default, dtype)
+back, pick, read = Back, Pick, Read  # as generated kernels write them
 
 
 def _at_place(read: Read | Axis, number: int) -> bool:

@@ -171,11 +171,13 @@ class Elementwise(Unreduced):
 
     def _filling(self, vec: int, inner: int) -> int:
         """The vector width, or half of it where only that fills the rows. Then no vector is put together from two, which takes many
-        instructions where a row has few vectors or another array one element for each row: an H200 took 127 us for rows of 100 that
-        were scaled by rows and columns, and 81 so. For a bias of rows of 1028 it took 66, and 77 so: fewer bytes are in flight."""
+        instructions where a row has few vectors, or where several arrays lack an axis or one lacks the innermost: an H200 took 127 us
+        for rows of 100 that were scaled by rows and columns, and 81 so. For a bias of rows of 1028 it took 66, and 77 so: fewer bytes
+        are in flight."""
         fitting = math.gcd(vec, inner)
-        crosses = inner < LONG or any(a.mode == "scalar" and a.tokens for a in self.loads)
-        return fitting if crosses and 2 * fitting >= vec else vec
+        others = [a.mode for a in self.loads if a.mode in ("tile", "scalar") and a.tokens]
+        whole = inner >= LONG and others in ([], ["tile"])
+        return vec if whole or 2 * fitting < vec else fitting
 
     @property
     def tables(self) -> tuple[Array, ...]:

@@ -39,5 +39,6 @@ def test_small_calls_have_narrow_vectors(total, vec):
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 64, total=total).vec == vec
 
 
-def test_long_rows_have_halves_where_an_array_has_one_element_for_each():
-    assert launch("x: T[M, N]; w: T[M]", "y = x * w", 1028).vec == 4
+@pytest.mark.parametrize("inputs", ["w: T[M]; b: T[]", "w: T[N]; b: T[N]", "w: T[N]; b: T[M]"])
+def test_long_rows_have_halves_where_several_vectors_are_put_together(inputs):
+    assert launch(f"x: T[M, N]; {inputs}", "y = x * w + b", 1028).vec == 4

@@ -206,7 +206,7 @@ class Reductions(Planner):
             return self.error(message, "make two ops: one that reduces, one that puts", self.spec.array(name))
         for node in self.nodes:
             if node.op == "shift" and not self.reads_neighbours(node):
-                message = "no kernel that reduces over rows reads neighbours along a row, and none those of parts"
+                message = "no kernel that reduces over rows reads neighbours along a row, and none those of pairs"
                 return self.error_in_chain(node, message, "make two ops: one that shifts, one that reduces")
             if node.op == "pick":
                 message = "no kernel that reduces takes at a computed index"
@@ -447,10 +447,11 @@ class Reductions(Planner):
         return table
 
     def reads_neighbours(self, shift: Node) -> bool:
-        """Whether a shifted array is read whole: at another row, or along a row where none reduces over rows."""
+        """Whether a shifted array is read whole, or a half of it: at another row, or along a row where none reduces over rows."""
         assert isinstance(shift.attr, tuple) and isinstance(shift.args[0].attr, Leaf)
         array, rows = self.spec.array(shift.args[0].attr.name), self.axes[: self.place]
-        return array.parts is None and (not self.over or all(axis in rows for axis, _ in shift.attr))
+        plain = array.parts is None or (array.dims[-1].parts is not None and array.dims[-1].parts_first)
+        return plain and (not self.over or all(axis in rows for axis, _ in shift.attr))
 
     def shift_mode(self, own: Tokens, moved: set[int], inner: int, mode_of: ModeOf) -> str:
         """Element by element along a row; as at the row's own place if a shift goes to another one."""

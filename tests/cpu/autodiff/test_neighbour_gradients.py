@@ -28,3 +28,35 @@ def test_gradients_of_expensive_values_of_neighbours(tmp_path, axis):
     assert all(kernel.plan.kind == "staged" for kernel in backward_ops(op))
     testing.check_gradient(op, "interpret", examples=2 if EVERY else None)
     testing.check_gradient(op, "xla", examples=2)
+
+
+def test_gradients_of_weights_of_neighbours_in_halves(tmp_path):
+    """A convolution of a half along rows, with a gate: one kernel reads the neighbours for the weights' gradients too."""
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: T[B, S, (2 N)]; w: T[N]; w2: T[N]", "y: T[B, S, N]",
+            "y = (w * x[0] + w2 * shift(x[0], axis=S, by=1)) * sigmoid(x[1])",
+            "a, g = x[..., :w.shape[0]], x[..., w.shape[0]:]; last = jnp.pad(a, ((0, 0), (1, 0), (0, 0)))[:, :-1]; "
+            "y = (w * a + w2 * last) * jax.nn.sigmoid(g)",
+            types="{T: [float32, bfloat16]}",
+        ),
+    )  # fmt: skip
+    assert backward_ops(op)[-1].plan.kind == "column"
+    testing.check_gradient(op, "interpret", examples=4 if EVERY else 2)
+
+
+def test_rows_of_halves_and_their_neighbours(tmp_path):
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: T[B, S, (2 N)]", "y: T[B, S, N]",
+            "y = softmax(x[0] + shift(x[1], axis=N, by=1) + shift(x[1], axis=S, by=-1), axis=N)",
+            "n = x.shape[-1] // 2; a, b = x[..., :n], x[..., n:]; last = jnp.pad(b, ((0, 0), (0, 0), (1, 0)))[..., :-1]; "
+            "y = jax.nn.softmax(a + last + jnp.pad(b, ((0, 0), (0, 1), (0, 0)))[:, 1:], axis=-1)",
+            types="{T: [float32, bfloat16]}",
+        ),
+    )  # fmt: skip
+    assert op.plan.kind == "row"
+    testing.check_op(op, "interpret", examples=4 if EVERY else 2)
+    testing.check_gradient(op, "interpret", examples=2 if EVERY else 1)

@@ -83,6 +83,8 @@ class Sums:
             copies //= 2
         threads = WARP * min(WARPS, room // copies)
         how = TallyLaunch(VALUES, False, threads, keys=keys, columns=columns, alike=self.alike, copies=copies)
+        if rows * outer < PARTS * threads * how.vec * how.at_once:
+            how = replace(how, at_once=1)  # more blocks have something to do
         rounds = -(-rows // (threads * how.vec * how.at_once))
         return how if rounds <= ALONE else replace(how, parts=min(max(1, PARTS // outer), rounds))
 

@@ -80,8 +80,8 @@ def test_the_order_of_a_sum(small):
 
 TABLES = {  # the case; how many neighbouring keys have the same values; tables of a warp, and blocks
     "a table for each lane": ((1, 1000, 1, 5, "bfloat16", "float32", 4), 1, 32, 1),
-    "several blocks, and columns": ((2, 4200, 3, 40, "float32", "bfloat16", 7), 2, 4, 2),
-    "one table for a warp": ((1, 700, 1, 900, "float16", "float32", None), 1, 1, 2),
+    "several blocks, and columns": ((2, 4200, 3, 40, "float32", "bfloat16", 7), 2, 4, 5),
+    "one table for a warp": ((1, 300, 1, 900, "float16", "float32", None), 1, 1, 3),
 }
 
 

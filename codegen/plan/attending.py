@@ -430,10 +430,8 @@ class _Matcher:
     def score(self, score: Node, first: Node, outside: float) -> tuple[Part, Node | None, Part | None]:
         """The scores as a spec, their mask, and the scores where the mask holds everywhere. A mask is a condition outside of which
         the scores are `outside`."""
-        inner, conditions = score, []
-        while inner.op == "where" and inner.args[2].is_const and float(str(inner.args[2].attr)) == outside:
-            conditions.append(inner.args[0])
-            inner = inner.args[1]
+        conditions: list[Node] = []
+        inner = self.unmasked(score, outside, conditions)
         part = self.score_part("score", score, first)
         if not conditions or not {*self.columns} <= {*inner.dims}:
             return part, None, None
@@ -441,6 +439,18 @@ class _Matcher:
         for other in conditions[1:]:
             condition = self.graph.node("and", (condition, other), kind="bool", dims=(*condition.dims, *other.dims))
         return part, condition, self.score_part("full", inner, first)
+
+    def unmasked(self, score: Node, outside: float, conditions: list[Node]) -> Node:
+        """The scores where all conditions hold outside of which they are `outside`, and these `conditions`: where that is 0, also the
+        conditions of factors."""
+        if score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == outside:
+            conditions.append(score.args[0])
+            return self.unmasked(score.args[1], outside, conditions)
+        if outside or score.op not in ("mul", "div"):
+            return score
+        factors = score.args if score.op == "mul" else score.args[:1]
+        pair = (*(self.unmasked(n, outside, conditions) for n in factors), *score.args[len(factors) :])
+        return self.graph.node(score.op, pair, score.attr, kind="float", dims=[a for n in pair for a in n.dims])
 
     def score_part(self, which: str, score: Node, first: Node) -> Part:
         _demand({*score.dims} <= {*self.batch, self.row, *self.columns})

@@ -295,7 +295,7 @@ def test_the_entropy_of_weights(tmp_path):
 
 
 NORMALISED = attention(
-    """w = where(index(S) <= index(Q) + ahead, (q @ k) * exp(-0.01 * abs(index(Q) - index(S))), 0); n = sum(w, axis=S)
+    """w = (q @ k) * where(index(S) <= index(Q) + ahead, exp(-0.01 * abs(index(Q) - index(S))), 0); n = sum(w, axis=S)
   o = w / maximum(abs(n), 1.0) @ v""",
     """i, j = jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2]); p = jnp.where(j <= i + ahead, x * jnp.exp(-0.01 * abs(i - j)), 0)
   n = p.sum(-1); p = p / jnp.maximum(jnp.abs(n), 1.0)[..., None]""",
@@ -309,7 +309,7 @@ NORMALISED = attention(
     ids=some(["sm_90a", "sm_80", "few rows"], 2),
 )
 def test_scores_divided_by_their_sum(tmp_path, monkeypatch, arch, rows, columns):
-    """As in retention: the weights are no exponentials, and a function of their sum divides each row. Blocks that share a few rows
+    """As in retention: the weights are no exponentials, they have a factor with a mask, and a function of their sum divides each row. Blocks that share a few rows
     add up their sums as they are."""
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
     op = make_op(
@@ -317,6 +317,7 @@ def test_scores_divided_by_their_sum(tmp_path, monkeypatch, arch, rows, columns)
         NORMALISED + "\ndomain: {ahead: [590, 600]}" if rows < 16 else NORMALISED + "\ndomain: {ahead: [0, 1]}",
     )
     assert [stage.plan.kind for stage in op.backward.op.plan.stages] == ["row", "attention"] and not op.plan.exponential
+    assert op.plan.condition is not None and op.plan.scores != op.plan.unmasked
     sizes = (("Q", rows), ("S", columns), ("D", 16), ("E", 32))
     case = Case(Types((("T", "bfloat16"),)), (2,), sizes, (), (), False, 1.0, 0)
     assert (op.launch_for(case.types, case.axes, arch).splits > 1) == (rows < 16)

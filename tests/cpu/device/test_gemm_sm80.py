@@ -37,7 +37,7 @@ UNKNOWN = dataclasses.replace(BF16, tiles=AmpereTiles(32, 32, 32, 1, 2, 3), know
 UNKNOWN_INT8 = dataclasses.replace(UNKNOWN, dtype="int8", out="int32", tiles=AmpereTiles(32, 32, 64, 1, 2, 3))
 
 
-@settings(max_examples=20 if EVERY else 8)
+@settings(max_examples=20 if EVERY else 6)
 @given(
     st.sampled_from([UNKNOWN, UNKNOWN_INT8]), st.booleans(), EXTENT, EXTENT, EXTENT, st.integers(0, 3), st.booleans(),
     st.integers(0, 1000),

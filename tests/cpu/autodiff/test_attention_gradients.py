@@ -305,8 +305,8 @@ NORMALISED = attention(
 
 @pytest.mark.parametrize(
     ("arch", "rows", "columns"),
-    some([("sm_90a", 130, 200), ("sm_80", 70, 130), ("sm_90a", 2, 600)], 2),
-    ids=some(["sm_90a", "sm_80", "few rows"], 2),
+    some([("sm_90a", 130, 200), ("sm_80", 70, 130), ("sm_90a", 2, 600)], 3),
+    ids=some(["sm_90a", "sm_80", "few rows"], 3),
 )
 def test_scores_divided_by_their_sum(tmp_path, monkeypatch, arch, rows, columns):
     """As in retention: the weights are no exponentials, they have a factor with a mask, and a function of their sum divides each row. Blocks that share a few rows

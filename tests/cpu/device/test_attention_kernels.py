@@ -274,7 +274,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("d", "e"), some([(192, 192), (16, 16), (192, 16)], 2), ids=str)
+@pytest.mark.parametrize(("d", "e"), some([(192, 192), (16, 16), (192, 16)], 3), ids=str)
 def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
     192 are two kernels, of tiles of two sizes. With values of 192, both consumers have the same rows of k."""

@@ -174,10 +174,10 @@ FAULTS = [
           '__import__("dataclasses").replace(at, columns=at.columns - 1, length=at.length - 1).store('
           "y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)"),
     Fault("norm", "a stale saved statistic", "    row_mean = row_mean_\n    return row_rsqrt, row_mean", "    row_mean = row_mean_ * 0.0\n    return row_rsqrt, row_mean"),
-    Fault("norm", "a gradient's last term", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx, dy", "    dx = t0\n    return dx, dy"),
+    Fault("norm", "a gradient's last term", "    dx = t2 - device.divide(row_rsqrt, t1, approx) * row_sum2\n    return dx, dy", "    dx = t2\n    return dx, dy"),
     Fault("norm", "a factor of a weight's gradient", "return dx, dy * (d * row_rsqrt)", "return dx, dy * d"),
     Fault("norm", "a power of a gradient's factor", "row_sum, t1, approx) * row_rsqrt * row_rsqrt * row_rsqrt", "row_sum, t1, approx) * row_rsqrt * row_rsqrt", 1),
-    Fault("norm", "the gradient of what rows do not share", "    dx = t0 - device.divide(row_sum2, t1, approx)\n    return dx\n", "    dx = t0\n    return dx\n"),
+    Fault("norm", "the gradient of what rows do not share", "    dx = t2 - device.divide(row_rsqrt, t1, approx) * row_sum2\n    return dx\n", "    dx = t2\n    return dx\n"),
     Fault("peak", "a sum that is not rescaled", ', ((1, 0, "exp", 1.0),))', ")"),
     Fault("peak", "values that are not rescaled", 'reduce.rescale_held(rEHeld, rRowMaxSeen, row_max, "exp", 1.0)', "pass"),
     Fault("peak", "a maximum that begins at 0", 'rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)', 'rRowMax = reduce.accumulator(vec, "sum", cutlass.Float32)', calls=80),

@@ -107,7 +107,7 @@ class SelectionWords:
 
     def kind(self) -> str:
         how = self.plan.selected
-        return f"selection: the largest {how.count} elements along {along(how.axes)}, in order; each warp or block has one row, which is read once"
+        return f"selection: the largest {how.count} elements along {along(how.axes)}, in order; each warp or block has one row, and reads it a second time unless registers hold it"
 
     def groups(self) -> str:
         rows, into, axis = (along(g.axes) for g in self.plan.groups)

@@ -33,6 +33,7 @@ THREADS = 128  # of a block, at least
 # rows of 3000 with one or two, and 92 with 8. For sequences of which each lane has its own it took 475 us with 8 warps, and 780 with 16
 MOST_ALONG = {True: 16, False: 8}
 BUSY = {True: 128 * 1024, False: 132 * 384}
+LEAST_IN_ROW = 4  # neighbouring elements that a thread has at once, at least, where the axis is innermost
 LEAST_APART = 2  # warps that share an axis that is not innermost, at least
 UNKNOWN = 32 * 1024  # threads, where it is not known how many scans there are
 MOST_BLOCKS = 8  # of a cluster
@@ -123,7 +124,8 @@ class Scan(Elementwise):
         if self.states:
             along, steps = self._for_states(vec, size, scans)
         else:
-            along, steps = self._warps(vec, size, scans), 1 if self.innermost else self._steps(dtypes, vec)
+            steps = max(LEAST_IN_ROW // vec, 1) if self.innermost else self._steps(dtypes, vec)
+            along = self._warps(vec, steps, size, scans)
         threads = max(THREADS, along * WARP)
         resident = 0 if self.innermost or self.states else RESIDENT // threads
         how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
@@ -143,9 +145,9 @@ class Scan(Elementwise):
             along *= 2
         return along, steps
 
-    def _warps(self, vec: int, size: int | None, scans: int | None) -> int:
+    def _warps(self, vec: int, steps: int, size: int | None, scans: int | None) -> int:
         """The warps that share an axis: as few as keep a GPU busy, which wait for each other less."""
-        along, tile = (1, WARP * vec) if self.innermost else (LEAST_APART, STEPS)
+        along, tile = (1, WARP * vec * steps) if self.innermost else (LEAST_APART, steps)
         threads = UNKNOWN if scans is None else scans * WARP if self.innermost else scans // vec
         while (
             along < MOST_ALONG[self.innermost]

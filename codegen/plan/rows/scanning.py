@@ -37,7 +37,6 @@ LEAST_IN_ROW = 4  # neighbouring elements that a thread has at once, at least, w
 LEAST_APART = 2  # warps that share an axis that is not innermost, at least
 UNKNOWN = 32 * 1024  # threads, where it is not known how many scans there are
 MOST_BLOCKS = 8  # of a cluster
-BUSY_CLUSTERS = 132 * 1024  # threads, where blocks share an axis
 STEPS = 8  # vectors of a thread at once, along an axis that is not innermost, at most
 RESIDENT = 512  # threads of an SM whose registers a thread leaves room for, where lanes have scans of their own
 STEPS_OF_STATES = 16  # where elements have states
@@ -167,10 +166,10 @@ class Scan(Elementwise):
         return steps
 
     def _blocks(self, how: ScanLaunch, size: int, scans: int) -> int:
-        """The blocks of a cluster that share an axis of this size: as many as have elements, while a GPU runs all of them at a time."""
+        """The blocks of a cluster that share an axis of this size: as many as have elements, and as keep a GPU busy."""
         tile = how.along * how.steps * (WARP * how.vec if self.innermost else 1)
         threads, blocks = -(-scans // how.each) * how.threads, 1
-        while blocks < MOST_BLOCKS and blocks * tile < size and 2 * blocks * threads <= BUSY_CLUSTERS:
+        while blocks < MOST_BLOCKS and blocks * tile < size and blocks * threads < BUSY[self.innermost]:
             blocks *= 2
         return blocks
 

@@ -61,6 +61,8 @@ COLUMNS = read_op("specs/made.yaml", spec_text("x: float32[S, D]", "y: float32[S
         (COLUMNS, 100_000, 4096, 2, 1),
         (COLUMNS, 10_000, 4096, 8, 1),
         (COLUMNS, 512, 4096, 8, 8),
+        (COLUMNS, 2048, 4096, 8, 4),
+        (COLUMNS, 8192, 4096, 8, 1),
         (COLUMNS, 512, 40, 8, 1),
     ],
 )

@@ -106,7 +106,7 @@ class ElementwiseContext(Context):
         if self.wide and (self.needs_compute(chain)):
             lines.append(self.compute_line())
         lines += self.flag_lines(chain.extra)
-        for number, array in enumerate(self.plan.tables):
+        for number, array in enumerate(self.plan.tables if self.holds_tables else ()):
             lines.append(f"{self.table(array)} = flat.held(how, {number}, {self.tensors[array.name]})")
         return lines
 

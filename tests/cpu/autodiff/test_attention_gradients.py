@@ -127,8 +127,9 @@ def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
             ),
         ],
         2,
+        1,
     ),
-    ids=some(["an array of places", "computed places"], 2),
+    ids=some(["an array of places", "computed places"], 2, 1),
 )
 def test_a_table_of_biases(tmp_path, table, taken, written):
     """The kernels give the gradient of what is taken, summed over the batch, and a sum by index adds it to the table."""

@@ -73,7 +73,7 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
         if a.shape != b.shape or not _within(a, b, allowed):
             allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
         if a.shape != b.shape or not _within(a, b, allowed):
-            allowed = allowed + given.resaved.get(name, 0.0)
+            allowed = allowed + 2 * given.resaved.get(name, 0.0)
         if products and (a.shape != b.shape or not _within(a, b, allowed)):
             allowed = allowed + 2 * given.rounded[name]
         if a.shape != b.shape or not _within(a, b, allowed):

@@ -200,7 +200,8 @@ def check_gradient(
     (a norm of one column, say), the largest gradient is no measure of these roundings. There, four times the rounding error of the
     reference's own backward is allowed: the largest of eight similar calls, since a single one may be small by chance. Where tensor
     cores multiply, twice the change of the exact gradient is allowed that their rounding of the factors causes. Where the factors of
-    what is saved are large, as of sum(do * o) in attention, the change is allowed that its rounding causes. Where products are
+    what is saved are large, as of sum(do * o) in attention, twice the change is allowed that its
+    rounding causes: the weights are rounded too. Where products are
     saved in fewer bits, twice the change is allowed that this rounding causes: it may change a sine's slope.
     """
 

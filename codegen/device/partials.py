@@ -264,22 +264,21 @@ def settled(total: Numeric, maximum: Numeric, finite: bool) -> Numeric:
 
 FINISHING = 256  # threads of a block of a finishing kernel
 FEW = 8  # partial results of a column that a single thread reduces
-SOME, SECTOR = (
-    64,
-    8,
-)  # partial results of a column that 8 threads share, each with a warp's columns; the columns of others
+SOME = 64  # partial results of a column that 8 threads share, each with a warp's columns
+SECTOR, MOST_COLUMNS = 8, 4096  # columns that a block has where more threads share them: only of so few, in all
 
 
-def _beside(count: cutlass.Int32) -> cutlass.Int32:
+def _beside(count: cutlass.Int32, results: cutlass.Int32) -> cutlass.Int32:
     """The number of neighbouring results that a block finishes, of which each has so many partial results: one per thread; or 32, a
-    warp for each of which reads whole lines; or 8, as many as a sector of memory has, so that more blocks and threads share the
-    work."""
-    return cutlass.select_(count > FEW, cutlass.select_(count > SOME, Int32(SECTOR), Int32(WARP)), Int32(FINISHING))
+    warp for each of which reads whole lines; or of fewer results 8, as many as a sector of memory has, so that more blocks and threads
+    share the work."""
+    several = cutlass.select_((count > SOME) & (results <= MOST_COLUMNS), Int32(SECTOR), Int32(WARP))
+    return cutlass.select_(count > FEW, several, Int32(FINISHING))
 
 
 def columns_beside(parts: cute.Tensor) -> cutlass.Int32:
     """The number of columns that a block of a finishing kernel reduces."""
-    return _beside(parts.shape[0])
+    return _beside(parts.shape[0], parts.shape[1])
 
 
 def blocks_to_finish(parts: cute.Tensor, columns: cutlass.Int32) -> cutlass.Int32:
@@ -374,7 +373,7 @@ def blocks_of_results(
 ) -> cutlass.Int32:
     """The number of blocks of a finishing kernel with so many results of several columns each (`over_parts_of`)."""
     alone, beside = _ways(parts, extents, kept)
-    own = _beside(parts.shape[0] * _product(extents, kept))
+    own = _beside(parts.shape[0] * _product(extents, kept), _results(extents, kept))
     several = cutlass.select_(alone, (results + 255) // 256, (results + own - 1) // own)
     return Int32(cutlass.select_(alone | beside, several, results))
 
@@ -386,7 +385,7 @@ def result_to_finish(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     alone, beside = _ways(parts, extents, kept)
-    own = _beside(parts.shape[0] * _product(extents, kept))
+    own = _beside(parts.shape[0] * _product(extents, kept), _results(extents, kept))
     c = cutlass.select_(alone, bidx * 256 + tidx, cutlass.select_(beside, bidx * own + tidx % own, bidx))
     first = cutlass.select_(alone, Boolean(True), tidx < cutlass.select_(beside, own, Int32(1)))
     return Int32(c), first & (c < _results(extents, kept))
@@ -418,7 +417,7 @@ def over_parts_of(
     if alone:
         fold_every(held, ops, read, 0, total, 1, rescaled)
     if cutlass.const_expr(kept[-1]):
-        beside_each_other, width = _for_threads(parts), _beside(total)
+        beside_each_other, width = _for_threads(parts), _beside(total, results)
         if beside:
             fold_every(held, ops, read, tidx // width, total, FINISHING // width, rescaled)
             _over_threads(held, ops, beside_each_other, width, rescaled)

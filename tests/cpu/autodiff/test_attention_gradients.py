@@ -11,7 +11,7 @@ from codegen.graph.nodes import topological
 from codegen.pipeline import read_op
 from codegen.plan.attention import AttentionBackward
 from tests.making import make_op, spec_text
-from tests.turns import some
+from tests.turns import EVERY, some
 
 TYPES = "{T: [float16, bfloat16]}"
 INPUTS = "q: T[..., Q, D]; k: T[..., S, D]; v: T[..., S, E]"
@@ -37,7 +37,7 @@ def test_gates_rows_and_documents(tmp_path):
     )
     op = make_op(tmp_path, text + "\ndomain: {one: [0, 2], two: [0, 2], at: [0, 0.5]}")
     assert isinstance(op.backward, Derived)
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret", examples=2)
 
 
 @pytest.mark.parametrize("arch", some(["sm_90a", "sm_80"], 2))
@@ -100,8 +100,8 @@ def test_the_largest_score_as_an_output(tmp_path, top):
     )
     op = make_op(tmp_path, text)
     assert op.plan.kind == "attention" and isinstance(op.backward, Derived)
-    check_op(op, "interpret", examples=1)
-    check_gradient(op, "interpret", examples=1)
+    check_op(op, "interpret", examples=2 if EVERY else None)
+    check_gradient(op, "interpret", examples=2 if EVERY else None)
 
 
 def test_a_cotangent_of_the_logsumexp_costs_no_exponential_of_a_score():
@@ -194,7 +194,7 @@ def test_a_result_in_float32(tmp_path, result, written):
     assert isinstance(op.backward, Derived) and not op.backward.lacking
     kinds = [stage.plan.kind for stage in op.backward.op.plan.stages]
     assert kinds == [*["elementwise"] * ("gate" in result), "row", "attention"]
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret", examples=2 if EVERY else None)
 
 
 def test_of_one_key_a_result_in_float32_has_no_gradient_of_scores(tmp_path):
@@ -347,7 +347,7 @@ def test_attention_merged_with_a_part_that_is_given(tmp_path):
     op = make_op(tmp_path, text + "\n  o = w * o + (1 - w) * r\ndomain: {q: [-1, 1], k: [-1, 1]}")
     assert [stage.plan.kind for stage in op.plan.stages] == ["attention", "elementwise"]
     assert "attention" in [stage.plan.kind for stage in op.backward.op.plan.stages] and not op.backward.lacking
-    check_op(op, "interpret", examples=1)
+    check_op(op, "interpret", examples=2 if EVERY else None)
     check_gradient(op, "interpret", examples=1)
 
 

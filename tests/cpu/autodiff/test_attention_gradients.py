@@ -67,7 +67,7 @@ def test_weights_with_factors_of_their_keys(tmp_path):
     )
     op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], gate: [-2, 2], kept: [0, 1]}")
     assert op.plan.kind == "attention" and isinstance(op.backward, Derived)
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret")
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_table_of_biases(tmp_path, table, taken, written):
     text = text.replace("[..., Q", "[B, H, Q").replace("[..., S", "[B, H, S").replace("...", "bh")
     op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]" + (", at: index(R)}" if "at:" in table else "}"))
     assert op.plan.kind == "attention" and isinstance(op.backward, Derived) and not op.backward.lacking
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret")
 
 
 def test_computed_queries_keys_and_values(tmp_path):
@@ -158,7 +158,7 @@ def test_computed_queries_keys_and_values(tmp_path):
     assert isinstance(op.backward, Derived) and not op.backward.lacking
     assert any(isinstance(stage.plan, AttentionBackward) for stage in op.backward.op.plan.stages)
     assert "contract" not in {n.op for s in op.backward.op.plan.stages[-1:] for n in s.spec.read.nodes}
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret")
 
 
 def test_attention_between_other_stages(tmp_path):
@@ -348,7 +348,7 @@ def test_attention_merged_with_a_part_that_is_given(tmp_path):
     assert [stage.plan.kind for stage in op.plan.stages] == ["attention", "elementwise"]
     assert "attention" in [stage.plan.kind for stage in op.backward.op.plan.stages] and not op.backward.lacking
     check_op(op, "interpret", examples=2 if EVERY else None)
-    check_gradient(op, "interpret", examples=1)
+    check_gradient(op, "interpret")
 
 
 def test_scores_far_below_those_of_keys_past_the_last(tmp_path, monkeypatch):
@@ -399,5 +399,5 @@ def test_exponentials_of_the_scores_themselves(tmp_path, mask):
     op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1]}")
     assert op.plan.kind == "attention" and (op.plan.condition is not None) == mask
     assert isinstance(op.backward, Derived) and not op.backward.lacking
-    check_op(op, "interpret", examples=1)
-    check_gradient(op, "interpret", examples=1)
+    check_op(op, "interpret")
+    check_gradient(op, "interpret")

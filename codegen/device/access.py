@@ -87,7 +87,8 @@ def load_row(
         if cutlass.const_expr(src.element_type.width < 32):
             forget(dst)
     else:
-        whole = device.whole_vectors(src, count) if aligned or device.shiftable(pieces[0]) else Int64(0)
+        in_vectors = aligned or device.shiftable(pieces[0])
+        whole = device.whole_vectors(src, count) if in_vectors else Int64(0)
         place = start + cutlass.Int64(first) * parts
         skip = 0 if aligned else device.misalignment(place, count)  # equal for all vectors of a row
         base = place - skip
@@ -108,7 +109,7 @@ def load_row(
                 device.shift_into(both, skip, pieces[v])
         # The elements that fill no aligned vector, one by one; separately, since branches between loads would serialise them
         if (columns > 0) & (start + cutlass.Int64(columns) * parts > whole):
-            for v in cutlass.range_constexpr(last, vectors):
+            for v in cutlass.range_constexpr(last if in_vectors else 0, vectors):
                 at = v * step * parts
                 if (first + v * step < columns) & (place + (at + count) > whole):
                     device.load_elements(src, place + at, pieces[v])

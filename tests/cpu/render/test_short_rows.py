@@ -70,3 +70,19 @@ def test_columns_of_two_axes(extents, tmp_path):
     c, s = np.arange(extents[0])[:, None], np.arange(extents[1])
     want = (x - x.mean((1, 2), keepdims=True)) * w[:, None] + v * c + s
     np.testing.assert_allclose(np.asarray(op(x, w, v, implementation="interpret")), want, rtol=1e-5, atol=1e-5)
+
+
+# Two bytes of a mask are no whole word: they are read one by one, all of them, where rows begin anywhere
+@pytest.mark.parametrize("columns", [13, 21])
+def test_masks_in_narrow_vectors_of_ragged_rows(tmp_path, columns):
+    text = spec_text(
+        "x: T[B, N]; keep: bool[B, N]", "y: T[B, N]",
+        "v = where(keep, x, shift(x, axis=N, by=2)); y = v - max(v, axis=N)",
+        more="schedule: {vector_bytes: 4}", types="{T: [bfloat16]}",
+    )  # fmt: skip
+    op, random = make_op(tmp_path, text), np.random.default_rng(5)
+    x, keep = jnp.asarray(random.integers(-9, 9, (5, columns)), jnp.bfloat16), random.random((5, columns)) < 0.6
+    found = op(x, jnp.asarray(keep), implementation="interpret")
+    x = np.asarray(x, np.float64)
+    v = np.where(keep, x, np.pad(x, ((0, 0), (2, 0)))[:, :columns])
+    assert np.array_equal(np.asarray(found, np.float64), v - v.max(1, keepdims=True))

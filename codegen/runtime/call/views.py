@@ -19,7 +19,7 @@ from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
-from codegen.shared import COUNTER, AttentionLaunch, Launch
+from codegen.shared import COUNTER, AttentionLaunch, Launch, Walk
 from codegen.spec.spec import Array, Spec
 
 # The largest size of a group: a vector may run past it without leaving int32
@@ -191,7 +191,7 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
     extents = group_extents(plan, axes)
     apart, columns = _product(tuple(extents[i] for i in plan.apart)), _product(extents[plan.leading :])
     blocks, kept = how.blocks(0, columns) * apart, apart * columns // (how.each or 1)
-    settled = plan.settled if how.settles else ()
+    settled = plan.settled if isinstance(how, Walk) and how.settles else ()
     return [
         ((how.parts, 0 if s in settled else kept) if s.over == "column" else (blocks,), dtype)
         for s, dtype in part_dtypes(plan, compute, integer)

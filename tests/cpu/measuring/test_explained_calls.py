@@ -70,7 +70,7 @@ def blocks(plan, how, extents) -> int:
         return (scans // (warps * 32 * how.vec if how.apart else warps) + 1) * how.cluster
     if how.rows > 1:
         across = how.threads // how.rows * how.vec  # columns of a block's rows
-        return (math.prod(extents[:-1]) // how.rows + 1) * (extents[-1] // across)
+        return (math.prod(extents[:-1]) // (how.rows * how.down) + 1) * (extents[-1] // across)
     return math.prod(extents) // (how.vec * how.threads * how.down) + 1
 
 

@@ -26,6 +26,7 @@ from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
 from codegen.runtime.xla import scatter
+from codegen.runtime.xla.evaluate import in_order
 from codegen.runtime.xla.products import product
 from codegen.spec.spec import Array
 
@@ -141,7 +142,8 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     plan = op.plan
 
     def value(access: Access, arrays: Mapping[str, jax.Array]) -> jax.Array:
-        return views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
+        made = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
+        return in_order(access, made, spec.axes)
 
     loaded = computed_once(lambda given: [value(a, given) for a in plan.loads], arrays)
     leaves: dict[tuple[Any, ...], Any] = dict(

@@ -333,8 +333,9 @@ def nodes_of(statements: tuple[Statement, ...]) -> tuple[Node, ...]:
 
 
 def picked_axes(node: Node) -> tuple[str, ...]:
-    """The axes of the table of a `pick`, in the order of its places: first the one along which it is indexed."""
-    return (str(node.attr), *(axis for axis in node.args[0].dims if axis != node.attr))
+    """The axes of the table of a `pick`, in the order of its places: first the one along which it is indexed. Each of the others is
+    the only axis of its place: the order of the table's axes may be another one, and differs between specs."""
+    return (str(node.attr), *(axis for place in node.args[2:] for axis in place.dims))
 
 
 def put_inputs(statements: Iterable[Statement]) -> set[str]:

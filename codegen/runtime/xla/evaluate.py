@@ -71,12 +71,20 @@ def leaf_values(
     """The `needed` values that a chain reads, and its parameters."""
     spec, plan = op.spec, op.plan
     leaves = {
-        access_key(plan, a): views.jnp_value(plan, a, arrays, axes, compute, spec.integer)
+        access_key(plan, a): in_order(a, views.jnp_value(plan, a, arrays, axes, compute, spec.integer), spec.axes)
         for a in plan.loads
         if a.mode == "table" or access_key(plan, a) in needed
     }
     dtypes = {"float": compute, "int": spec.integer, "bool": "bool"}
     return leaves | {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
+
+
+def in_order(access: Access, value: jax.Array, order: Sequence[str]) -> jax.Array:
+    """A value that a chain reads. A whole table has its axes in the spec's `order`, as the chain's nodes have them."""
+    if access.mode != "table" or access.array is None:
+        return value
+    own = access.array.axes
+    return value.transpose([own.index(axis) for axis in order if axis in own])
 
 
 @dataclass(frozen=True)

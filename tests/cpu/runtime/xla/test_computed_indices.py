@@ -7,7 +7,10 @@ import pytest
 
 from codegen.autodiff.backward import Derived
 from codegen.checking import testing
+from codegen.checking.draw import Case
+from codegen.checking.gradients import check_gradient_case
 from codegen.checking.testing import check_gradient
+from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 from tests.meshes import normal
 from tests.turns import some
@@ -60,3 +63,34 @@ def test_a_tables_gradient_is_added_up_at_computed_indices(name, tmp_path):
     assert isinstance(op.backward, Derived), op.backward
     testing.check_op(op, "interpret", examples=1)
     check_gradient(op, "interpret")
+
+
+OTHER_ORDERS = {  # of a table's axes than of the output's: inputs, output, chain, reference, sizes
+    "scores": (
+        "q: T[B, Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, E]; chosen: bool[B, H, Q, N]; bias: float32[H, M, Q]", "T[B, Q, H, E]",
+        "mine = take(chosen, index(S) // 4, axis=N); near = take(bias, index(Q) - index(S), axis=M); "
+        "seen = (index(S) <= index(Q)) & (mine | (index(Q) - index(S) < 3)); "
+        "y = softmax(where(seen, q @ k + near, -inf), axis=S) @ v",
+        "i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1]); mine = jnp.take(chosen, j // 4, axis=3, mode='clip'); "
+        "near = jnp.take_along_axis(bias.swapaxes(1, 2), jnp.clip(i - j, 0, bias.shape[1] - 1)[None], axis=2); "
+        "s = jnp.where((j <= i) & (mine | (i - j < 3)), jnp.einsum('bqhd,bshd->bhqs', q, k) + near, -jnp.inf); "
+        "y = jnp.einsum('bhqs,bshe->bqhe', jax.nn.softmax(s), v)",
+        {"B": 2, "Q": 20, "S": 18, "H": 3, "D": 8, "E": 8, "N": 3, "M": 6},
+    ),
+    "elements": (
+        "x: T[B, Q, H]; t: T[H, N, Q]", "T[B, Q, H]", "y = x * take(t, index(Q) // 2 + index(B), axis=N)",
+        "i = jnp.arange(x.shape[1]) // 2 + jnp.arange(x.shape[0])[:, None]; "
+        "y = x * jnp.take_along_axis(t.transpose(1, 2, 0), jnp.clip(i, 0, t.shape[1] - 1)[..., None], axis=0)",
+        {"B": 3, "Q": 5, "H": 4, "N": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", testing.IMPLEMENTATIONS)
+@pytest.mark.parametrize("name", OTHER_ORDERS)
+def test_the_order_of_a_tables_axes_is_its_own(name, implementation, tmp_path):
+    inputs, output, chain, reference, sizes = OTHER_ORDERS[name]
+    op = make_op(tmp_path, spec_text(inputs, f"y: {output}", chain, reference, types="{T: [bfloat16]}"))
+    made = Case(Types((("T", "bfloat16"),)), (), tuple(sizes.items()), (), (), False, 1.0, 0)
+    testing.check_case(op, implementation, made)
+    check_gradient_case(op, implementation, made)

@@ -108,19 +108,27 @@ def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
 def chosen(call: CompiledCall, compiled: Callable[[CompiledCall], T], cubins: Callable[[T], Sequence[bytes]]) -> T:
     """A launcher as the compiler does it best. A bound of registers, so that an SM has room for several blocks, lets ptxas move loads
     ahead, which is faster unless it spills. It also spills where a kernel without a bound needs no more registers: then that
-    one is taken, and where it needs more, if the bound spills much. Fewer blocks are resident then, which do not keep pace with others."""
+    one is taken, and where it needs more, if the bound spills much. Fewer blocks are resident then, which do not keep pace with others.
+    ptxas may spill without a bound, too, so that one more block fits: a kernel that spills more so keeps its bound."""
     free = replace(call, constants=tuple((name, _unbound(value)) for name, value in call.constants))
     bound = compiled(call)
-    stack = 0 if free == call else max(read_cubin(cubin)[1] for cubin in cubins(bound))
+    stack = 0 if free == call else _stack(cubins(bound))
     if not stack:
         return bound
     found = compiled(free)
+    if _stack(cubins(found)) > stack:
+        return bound
     if suffice(call, cubins(found)):
         return found
     if stack <= MOST_SPILLED:
         return bound
     paced = any(isinstance(value, Walk) and value.paced for _, value in call.constants)
     return compiled(_without_pace(free)) if paced else found
+
+
+def _stack(cubins: Iterable[bytes]) -> int:
+    """The bytes of a thread's stack, of the kernel with the most."""
+    return max(read_cubin(cubin)[1] for cubin in cubins)
 
 
 def _unbound(value: Any) -> Any:

@@ -76,6 +76,8 @@ def test_fewer_blocks_where_a_bound_spills_much(monkeypatch):
     assert found() == (0, False) and asked == [(2, True), (0, True), (0, False)]  # no others to keep pace with
     said[2, True] = 128, 16
     assert found() == (2, True)
+    said[0, True] = 128, 32  # it spills more without a bound
+    assert found() == (2, True)
     said[0, True] = 128, 0
     assert found() == (0, True)
     said[2, True] = 128, 0

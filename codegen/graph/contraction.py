@@ -100,6 +100,11 @@ def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) 
     return found
 
 
+ALWAYS = (
+    "bfloat16",
+)  # a type that is always narrow: in the mark of a function that may be approximate whatever the types are
+
+
 def marks(
     values: Iterable[Node], first: Mapping[int, frozenset[str]], again: Mapping[int, frozenset[str]]
 ) -> dict[int, tuple[str, ...]]:
@@ -111,8 +116,8 @@ def marks(
         found.setdefault(id(value), ())
         for node in made_of(value):
             here, there = first.get(id(node)), again.get(id(node))
-            if is_approximable(node) and here and there and here != there:
-                found[id(node)] = tuple(sorted(here))
+            if is_approximable(node) and None not in (here, there) and here != there:
+                found[id(node)] = tuple(sorted(here or ALWAYS))
     return found
 
 

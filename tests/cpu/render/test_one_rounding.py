@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tests.making import make_op
+from codegen.runtime.ops.backward import backward_ops
+from tests.making import make_op, spec_text
 from tests.turns import some
 
 IMPLEMENTATIONS = ("cute" if jax.default_backend() == "gpu" else "interpret", "xla")
@@ -247,3 +248,15 @@ def test_a_function_has_one_precision_where_a_gradient_is_wider_than_the_output(
     for implementation in IMPLEMENTATIONS:
         got = jax.grad(lambda w, way=implementation: op(x, w, implementation=way).sum())(jnp.ones(1))
         assert (got == 0).all(), implementation
+
+
+def test_an_extreme_is_found_again_where_every_type_is_narrow(tmp_path):
+    """Nothing decides then whether a function may be approximate: the kernel of a float32 result may not be, and a later one is."""
+    text = spec_text(
+        "x: int16[B, N]; a: bfloat16[]", "y: bfloat16[B, N]",
+        "v = where(x > 0, x * a, 1.0); z = v * shift(v, axis=N, by=2, fill=1.5); y = z * max(exp(z) - z * a, axis=N)",
+    )  # fmt: skip
+    op, x, a = make_op(tmp_path, text), jnp.zeros((2, 64), jnp.int16), jnp.bfloat16(-0.25)
+    found = jax.grad(lambda a: jnp.sum(op(x, a, implementation="interpret").astype(jnp.float32)))(a)
+    assert [kernel.plan.kind for kernel in backward_ops(op)][-1] == "staged"
+    assert found == -2 * 65 * 1.5  # the largest are the first two elements, of 1.5; 62 of 1.0 and they add up to 65

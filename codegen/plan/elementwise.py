@@ -47,7 +47,7 @@ SMALL = (
     2**11
 )  # elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
 LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
-BLOCKS = 128  # that a small call should have
+BLOCKS, NARROW = 128, 4  # blocks that a call of whole vectors should have; with fewer, vectors are a quarter as wide
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
 TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
 FEW = 8
@@ -160,7 +160,7 @@ class Elementwise(Unreduced):
         whole = self.collapsed or not self.coordinates
         unit = extents.total if whole else extents.inner
         if "vector_bytes" not in schedule:
-            vec = _narrower(vec, extents.total or 0, BLOCKS * threads)
+            vec = _narrower(vec, extents.total or 0, BLOCKS * threads * vec)
             vec = vec if whole or unit is None else self._filling(vec, unit)
         if any(DTYPES[d].packed for d in dtypes.values()):
             vec = whole_pairs(vec, unit)
@@ -204,11 +204,10 @@ class Elementwise(Unreduced):
         return several and written and len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
 
 
-def _narrower(vec: int, total: int, threads: int) -> int:
-    """The vector width with which a small call has so many threads: each then has less to compute, and more SMs compute."""
-    while vec > 1 and SMALL <= total < threads * vec:
-        vec //= 2
-    return vec
+def _narrower(vec: int, total: int, enough: int) -> int:
+    """The vector width, or a narrow one in a small call: each thread then has less to compute, and more SMs compute. It is the same for
+    all small calls, so that another number of rows needs one other kernel at most."""
+    return max(1, vec // NARROW) if SMALL <= total < enough else vec
 
 
 def _with_rows(how: Launch, extents: Extents) -> Launch:

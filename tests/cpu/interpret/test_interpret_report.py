@@ -23,7 +23,7 @@ def report_of(op, *operands):
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 def test_bias_relu_moves_each_byte_once(dtype, size):
     """A warp accesses 32 x 16 bytes with one instruction: 16 sectors of 32 bytes."""
-    rows, columns = 64, 1024
+    rows, columns = 256, 1024  # small calls have narrow vectors
     report = report_of(generated.bias_relu, jnp.ones((rows, columns), dtype), jnp.ones(columns, dtype))
     x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
     total = rows * columns * size
@@ -41,7 +41,7 @@ def test_bias_relu_moves_each_byte_once(dtype, size):
 
 @pytest.mark.parametrize("op", [generated.swiglu, generated.geglu], ids=lambda op: op.__name__)
 def test_gated_ops_read_both_halves_once(op):
-    rows, columns = 32, 1024
+    rows, columns = 1024, 1024
     report = report_of(op, jnp.ones((rows, 2 * columns), "bfloat16"))
     (source_array,) = (report.operands[a.name] for a in op.spec.inputs)
     (output,) = (report.operands[a.name] for a in op.spec.outputs)
@@ -55,13 +55,13 @@ def test_gated_ops_read_both_halves_once(op):
 
 def test_ragged_rows_keep_wide_accesses():
     """With rows of 1023 elements, a thread still accesses 16 bytes of x and y at a time."""
-    rows, columns = 128, 1023
+    rows, columns = 256, 1023
     report = report_of(generated.bias_relu, jnp.ones((rows, columns)), jnp.ones(columns))
     x, y, bias = (report.operands[name] for name in ("x", "y", "bias"))
     total = rows * columns * 4
     assert x.loaded == x.touched == total
     assert y.stored == y.touched == total
-    assert x.sectors_per_request == y.sectors_per_request == 16  # 1023 warps, each with 128 elements
+    assert x.sectors_per_request == y.sectors_per_request == 16  # 2046 warps, each with 128 elements
     assert x.coalescing == y.coalescing == 1.0
     assert bias.touched == columns * 4
 
@@ -117,18 +117,18 @@ def explained(monkeypatch, capsys, *words: str) -> str:
 
 
 def test_explain_shows_what_the_interpreter_counts(monkeypatch, capsys):
-    words = ("bias_relu", "--interpret", "--shape", "...=64,N=1024")
+    words = ("bias_relu", "--interpret", "--shape", "...=128,N=1024")
     calls = json.loads(explained(monkeypatch, capsys, *words, "--json"))["interpreted"]
     assert [c["types"]["T"] for c in calls] == ["float32", "float16", "bfloat16"]
-    total = 64 * 1024 * 4
+    total = 128 * 1024 * 4
     x = calls[0]["arrays"]["x"]
     assert (x["minimum"], x["loaded"], x["touched"], x["stored"]) == (total, total, total, 0)
     assert (x["sectors_per_request"], x["coalescing"]) == (16, 1)
     assert calls[0]["instructions_per_element"] == pytest.approx(
-        calls[0]["instructions_per_thread"] * calls[0]["blocks"] * calls[0]["threads"] / (64 * 1024), abs=0.02
+        calls[0]["instructions_per_thread"] * calls[0]["blocks"] * calls[0]["threads"] / (128 * 1024), abs=0.02
     )
     text = explained(monkeypatch, capsys, *words)
-    assert "interpreted: ... = 64, N = 1024" in text
+    assert "interpreted: ... = 128, N = 1024" in text
     assert "sectors per request" in text
     assert "idle lanes" in text
 

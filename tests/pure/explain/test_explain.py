@@ -80,7 +80,10 @@ def test_take_reads_what_it_picks_of_a_table_at_most_all_of_it():
 @pytest.mark.parametrize("name", NAMES)
 def test_every_op_is_explained(name):
     op = library(name)
-    report = explain(op, default_shape(op.spec))
+    shape = default_shape(op.spec)
+    if op.plan.kind == "gemm" and "..." in shape:
+        shape |= {"...": 4096}  # few rows have narrow vectors
+    report = explain(op, shape)
     json.dumps(report)
     assert len(report["costs"]) == len(list(bindings(op.spec)))
     for cost in report["costs"]:
@@ -90,8 +93,7 @@ def test_every_op_is_explained(name):
             # Lanes have neighbouring columns, and several vectors each; with states, one element each
             assert cost["launch"]["vector"] == 1 if op.plan.states else widest == 4
             continue
-        least = 8 if op.plan.kind == "gemm" else 16  # the shape has few rows of a product: narrow vectors
-        assert least <= widest <= 32  # 32: two accesses, of what rows share
+        assert 16 <= widest <= 32  # 32: two accesses, of what rows share
 
 
 # The graph, the kernel, the roofline

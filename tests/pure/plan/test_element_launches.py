@@ -33,10 +33,21 @@ def test_a_schedule_chooses_the_vectors():
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 100, vector_bytes=16).vec == 8
 
 
-@pytest.mark.parametrize(("total", "vec"), [(2**26, 8), (2**18, 8), (2**17, 4), (2**16, 2), (2**12, 1), (2**10, 8)])
+@pytest.mark.parametrize(("total", "vec"), [(2**26, 8), (2**18, 8), (2**17, 2), (2**16, 2), (2**12, 2), (2**10, 8)])
 def test_small_calls_have_narrow_vectors(total, vec):
     """So that more SMs compute. A symbolic total, a divisor, is smaller than any of these calls."""
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 64, total=total).vec == vec
+
+
+@pytest.mark.parametrize("inputs", ["x: T[M, N]; w: T[N]", "x: T[M, N]; w: T[M, N]"])
+@pytest.mark.parametrize("columns", [3, 50, 64, 100, 1027, 4096])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_kernels_are_enough_for_any_number_of_rows(inputs, columns, dtype):
+    """One of them for small calls. Where no array lacks an axis, it matters also whether all elements are whole vectors."""
+    rows = [*range(1, 100), *(2**n + k for n in range(7, 18) for k in (0, 1, 2, 4))]
+    found = {launch(inputs, "y = x * w", columns, n * columns, dtype) for n in rows}
+    assert len({how.vec for how in found}) <= 2
+    assert len(found) <= (2 if inputs.endswith("T[N]") else 4)
 
 
 @pytest.mark.parametrize("inputs", ["w: T[M]; b: T[]", "w: T[N]; b: T[N]", "w: T[N]; b: T[M]"])

@@ -413,6 +413,8 @@ class PartContext(ElementwiseContext):
         if array.default is not None:
             value, dtype = emit.literal(array.default), self.default(array)[1]
             words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
+        if access.index_of and {*columns} & {*self.plan.view(access.index_of[0]).array.axes}:
+            words.append("indexed=True")
         return f"at.{'gather' if several else 'load_one'}({', '.join(words)})"
 
     # Where a mask holds

@@ -66,10 +66,12 @@ class Scores:
         place: Callable[..., cute.Coord],
         default: float | None = None,
         dtype: type[Numeric] = Float32,
+        indexed: bool = False,
     ) -> cute.Tensor:
-        """Registers (vec,) with the elements at the places of the scores' columns, or of their pages and rows within these."""
+        """Registers (vec,) with the elements at the places of the scores' columns, or of their pages and rows within these. Where an
+        array has the places, these are `indexed`: their distances are not those of the columns."""
         found = access.registers(src, (self.vec,), default, dtype)
-        if src is not None and self.apart:
+        if src is not None and self.apart and not indexed:
             first, zero, one = (cute.crd2idx(place(n), src.layout) for n in (self.columns[0], Int32(0), Int32(1)))
             if self.paired and place(self.columns[0])[-1] is self.columns[0] and src.stride[-1] == 1:
                 for i in range(0, self.vec, 2):

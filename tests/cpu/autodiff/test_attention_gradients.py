@@ -140,6 +140,22 @@ def test_a_table_of_biases(tmp_path, table, taken, written):
     check_gradient(op, "interpret")
 
 
+def test_whole_tiles_of_biases_at_an_arrays_places(tmp_path):
+    """No column of a tile is past the last, so loads have constant distances: not those from a table, whose places an array has.
+    What is added to the table by index has the heads innermost."""
+    text = spec_text(
+        "q: T[B, Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, D]; table: float32[N, H]; at: int32[Q, S]", "o: T[B, Q, H, D]",
+        "o = softmax(q @ k + take(table, at, axis=N), axis=S) @ v",
+        'x = jnp.einsum("bqhd,bshd->bhqs", q, k) + jnp.moveaxis(table[at], 2, 0); '
+        'o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(x), v)', types=TYPES,
+    )  # fmt: skip
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], at: index(N)}")
+    sizes = {"B": 1, "Q": 16, "S": 128, "H": 2, "D": 16, "N": 4}
+    made = Case(Types((("T", "float16"),)), (), tuple(sizes.items()), (), (), False, 1.0, 0)
+    check_case(op, "interpret", made)
+    check_gradient_case(op, "interpret", made)
+
+
 def test_computed_queries_keys_and_values(tmp_path):
     """Stages write them before attention's kernel; the backward gives their gradients to that of these stages."""
     text = attention(

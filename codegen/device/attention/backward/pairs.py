@@ -232,11 +232,12 @@ def _store(
 ) -> None:  # fmt: skip
     """Store one of a thread's two rows, of pairs of neighbours where none is past the last column alone."""
     row, column = at
+    neighbours = isinstance(target.stride[2], int) and target.stride[2] == 1
     if row < sizes[0]:
         for j in cutlass.range_constexpr(cute.size(total, mode=[2])):
             pair = cute.make_rmem_tensor((2,), target.element_type)
             pair.store(total[None, r, j].load().to(target.element_type))
-            if cutlass.const_expr(how.paired and target.stride[2] == 1):
+            if cutlass.const_expr(how.paired and neighbours):
                 if column + 8 * j < sizes[1]:
                     line = target.iterator + cute.crd2idx((places, row, column + 8 * j), target.layout)
                     whole = line.align(target.element_type.width // 4)

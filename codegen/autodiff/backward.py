@@ -18,7 +18,7 @@ from codegen.graph.nodes import Leaf, Node, topological
 from codegen.graph.ops import TAKES
 from codegen.language.reference import Reference
 from codegen.plan.attention import Attention, AttentionPlan
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import Gemm, Op, Staged, stages_of
 from codegen.spec.spec import Array, Spec
 from codegen.stages.choose import derived, gemm_plan, one_kernel
 from codegen.stages.splitting import only
@@ -66,7 +66,7 @@ class Derived:
     def frozen(self) -> Derived | None:
         """The backward for calls that need no gradient of what all rows share: weights that are not trained, for example. It
         reduces nothing over rows. None if it would be the same kernels, or would compute nothing."""
-        attends = any(isinstance(stage.plan, AttentionPlan) for stage in _stages(self.op))
+        attends = any(isinstance(stage.plan, AttentionPlan) for stage in stages_of(self.op))
         if not self.shared or self.copies_rows or attends:
             return None
         base = self.op.spec.op.removesuffix("_backward")
@@ -224,7 +224,7 @@ def row_backward(op: Op, taken: Collection[str] = ()) -> Derived:
             if found and not isinstance(found[-1].op.plan, Staged):
                 return found[-1]
         if found:
-            return min(found, key=lambda d: (len(_stages(d.op)), len(_held(d.op))))
+            return min(found, key=lambda d: (len(stages_of(d.op)), len(_held(d.op))))
     raise next(iter(reasons.values()))
 
 
@@ -233,10 +233,6 @@ def _ways(op: Op) -> tuple[str | None, ...]:
     if "contract" in op.spec.read.ops:
         return "products", "products and held"
     return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")
-
-
-def _stages(op: Op) -> tuple[Op, ...]:
-    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
 
 
 def _held(op: Op) -> tuple[tuple[str, Node], ...]:

@@ -18,7 +18,7 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import Graph, Leaf, Node, Statement, topological
 from codegen.language.transfer import Values, derived_spec, joined_spec
 from codegen.plan.attention import Attention
-from codegen.plan.op import Op, Staged
+from codegen.plan.op import Op, Staged, stages_of
 from codegen.spec.spec import Array, Param, Spec
 from codegen.stages.choose import derived, one_kernel, staged
 from codegen.stages.rewriting import rewritten
@@ -148,7 +148,7 @@ def composed(spec: Spec, parts: Sequence[Part]) -> tuple[Op, Backward, Op]:
     specs: list[Spec] = []
     for part in reversed(parts):
         for op in (*given.sums_for(part), part.backward):
-            ops += _stages(op)
+            ops += stages_of(op)
             specs.append(part.how.spec if op is part.backward else op.spec)
     gradients, more = given.of_inputs()
     ops += more
@@ -178,7 +178,7 @@ def composed(spec: Spec, parts: Sequence[Part]) -> tuple[Op, Backward, Op]:
     forward = joined_spec(forward, f"{spec.path} (forward)", [part.run.spec for part in parts])
     names = tuple(a.name for a in saved), tuple(a.name for a in inputs)
     how = Backward(made, forward, cotangents, *names, tuple(gradients), same=given.same)
-    runs = staged(forward, tuple(stage for part in parts for stage in _stages(part.run)))
+    runs = staged(forward, tuple(stage for part in parts for stage in stages_of(part.run)))
     return staged(made, tuple(ops)), how, runs
 
 
@@ -250,11 +250,7 @@ def names_of(part: Part, parts: Sequence[Op]) -> set[str]:
 
 
 def _all_stages(part: Part) -> tuple[Op, ...]:
-    return *_stages(part.run), *_stages(part.backward)
-
-
-def _stages(op: Op) -> tuple[Op, ...]:
-    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+    return *stages_of(part.run), *stages_of(part.backward)
 
 
 def _demand_names(parts: Sequence[Part], common: set[str]) -> None:

@@ -20,8 +20,7 @@ from codegen.checking.twins import stored
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
-from codegen.plan.attention import Attention
-from codegen.plan.op import Staged, attention_in, contracted_axes
+from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import in_stages
 from codegen.plan.rows.walking import ANY, in_parts
@@ -71,13 +70,11 @@ def types_of_calls(op: AnyOp, implementation: str | None) -> tuple[Types, ...]:
     bound = tuple(all_types(op.spec))
     if implementation in ("xla", None):
         return bound
-    stages = op.plan.stages if isinstance(op.plan, Staged) else (op,)
 
     def takes(types: Types) -> bool:
         try:
-            for stage in stages:
-                if isinstance(stage.plan, Attention):
-                    stage.plan.check_types({a.name: types.dtype(a) for a in stage.spec.arrays})
+            for plan in attention_in(op.plan):
+                plan.check_types({v.array.name: types.dtype(v.array) for v in plan.views})
         except UserError:
             return False
         return True

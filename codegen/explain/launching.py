@@ -14,7 +14,7 @@ from codegen.language.sizes import Shape, elements
 from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import Gemm, Op, Staged, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
@@ -48,11 +48,6 @@ class Binding:
 def bindings(spec: Spec) -> Iterator[Binding]:
     for dtypes in itertools.product(*(dtypes for _, dtypes in spec.types)):
         yield Binding(spec, tuple(zip((name for name, _ in spec.types), dtypes, strict=True)))
-
-
-def stages_of(op: Op) -> tuple[Op, ...]:
-    """The op, or its stages if it is several kernels."""
-    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
 
 
 def as_called(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> Op:

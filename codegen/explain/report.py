@@ -29,7 +29,6 @@ from codegen.explain.launching import (
     launch_of,
     launched,
     spacing_of,
-    stages_of,
 )
 from codegen.explain.masks import mask
 from codegen.explain.words import words
@@ -42,7 +41,7 @@ from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
-from codegen.plan.op import Gemm, Op, Staged, products_in
+from codegen.plan.op import Gemm, Op, Staged, products_in, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array
 from codegen.targets import GPUS, Gpu, Work

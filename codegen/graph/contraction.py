@@ -100,9 +100,8 @@ def _with(reduction: Node, nodes: Sequence[Node], users: dict[int, list[Node]]) 
     return found
 
 
-ALWAYS = (
-    "bfloat16",
-)  # a type that is always narrow: in the mark of a function that may be approximate whatever the types are
+# A type that is always narrow: in the mark of a function that may be approximate whatever the types are
+ALWAYS = ("bfloat16",)
 
 
 def marks(

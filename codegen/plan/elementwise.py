@@ -37,10 +37,8 @@ TILE_THREADS, TILE, ACROSS = (
     8,
     16,
 )  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
-STRETCH, SHORT_LANES = (
-    64,
-    8,
-)  # threads of a block along an axis that vectors do not fill: at most, and a divisor of their number
+# Threads of a block along an axis that vectors do not fill: at most, and a divisor of their number
+STRETCH, SHORT_LANES = 64, 8
 LANES = 4  # threads along the other axis, at least; neighbouring ones, which fill whole sectors
 BOTH_LANES = 2  # such neighbours where outputs lie along both axes; one where they lie along the other axis only
 SMALL = (

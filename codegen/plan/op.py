@@ -265,6 +265,11 @@ def _joins(first: Op, other: Op) -> bool:
     return len(found) == 2 and joint.alike(*found)
 
 
+def stages_of(op: Op) -> tuple[Op, ...]:
+    """The op, or its stages if it is several kernels."""
+    return op.plan.stages if isinstance(op.plan, Staged) else (op,)
+
+
 def products_in(plan: AnyPlan) -> tuple[Product, ...]:
     """The products of a plan, or of its stages."""
     if isinstance(plan, Staged):

@@ -19,7 +19,7 @@ from codegen.graph.nodes import Leaf, Node, Selected, Statement, nodes_of, topol
 from codegen.graph.ops import ALONE, IN_STAGES, PINNED, PLACED, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
-from codegen.plan.op import Gemm, Op, Staged
+from codegen.plan.op import Gemm, Op, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
 from codegen.stages.splitting import restricted
@@ -223,7 +223,7 @@ class Cutting:
         """A stage for each group. No group takes results of another."""
         found = [(group, self.made_of(group)) for group in groups]
         for group, op in found:
-            for stage in op.plan.stages if isinstance(op.plan, Staged) else (op,):
+            for stage in stages_of(op):
                 self.made.append(self.named(stage, len(self.made) + 1))
             self.know(group)
             self.left = [a for a in self.left if a not in op.spec.outputs]

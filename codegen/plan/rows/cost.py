@@ -199,11 +199,11 @@ def time_of_row(row: Row, how: RowLaunch) -> float:
     issue *= MASKED if how.ragged else 1 if exact else INEXACT
     needed = registers(columns, row.alive)
     limit = min(MOST_REGISTERS, REGISTERS_OF_SM / threads)
-    running = _running(min(needed, limit), threads)
-    issue *= max(1, CROWDED / running) ** SLOWED * max(1, FEW_BLOCKS * threads / running) ** ALONE
+    beside = running(row, how)
+    issue *= max(1, CROWDED / beside) ** SLOWED * max(1, FEW_BLOCKS * threads / beside) ** ALONE
     issue *= max(1, needed / limit) ** SPILLED
     memory = row.columns * row.moved / BYTES
-    memory *= max(1, IN_FLIGHT / (running * columns * row.read)) if row.read else 1
+    memory *= max(1, IN_FLIGHT / (beside * columns * row.read)) if row.read else 1
     piece = per_row * vec * row.narrowest
     scattered = SCATTERED * (max(1, SECTOR / piece) - 1) * vectors / 4
     touches = max(1, min(vectors, LINE / piece))  # instructions that need the same line
@@ -234,15 +234,11 @@ def blocks_of_sm(how: RowLaunch, rows: int, sms: int) -> int:
 
 
 def running(row: Row, how: RowLaunch) -> float:
-    """The threads of such blocks that an SM runs at a time."""
-    needed = registers(how.vec * how.vectors, row.alive)
-    return _running(min(needed, MOST_REGISTERS, REGISTERS_OF_SM / how.threads), how.threads)
-
-
-def _running(registers: float, threads: int) -> float:
     """The threads that an SM runs at a time: between those of whole blocks and those for which there are registers."""
+    threads = how.threads
+    own = min(registers(how.vec * how.vectors, row.alive), MOST_REGISTERS, REGISTERS_OF_SM / threads)
     most = min(THREADS_OF_SM // threads, BLOCKS_OF_SM) or 1
-    blocks = min(most, REGISTERS_OF_SM / (-(-registers // 8) * 8 * threads))
+    blocks = min(most, REGISTERS_OF_SM / (-(-own // 8) * 8 * threads))
     return threads * (max(0.7, blocks) + max(1, int(blocks))) / 2
 
 

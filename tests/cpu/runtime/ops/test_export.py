@@ -483,17 +483,7 @@ def test_an_artifact_replaces_an_older_one_whole(tmp_path, monkeypatch, capsys):
 
 
 def test_the_text_says_what_was_made(tmp_path, monkeypatch, capsys):
-    words = (
-        "--arch",
-        "sm_90a",
-        "--shape",
-        "...=rows,N=8*n",
-        "--types",
-        "T=bfloat16",
-        "--vjp",
-        "--platforms",
-        "cuda,cpu",
-    )
+    words = "--arch sm_90a --shape ...=rows,N=8*n --types T=bfloat16 --vjp --platforms cuda,cpu".split()
     run(monkeypatch, "rmsnorm", *words, "--out", tmp_path / "a")
     size = (tmp_path / "a").stat().st_size
     assert capsys.readouterr().out == (

@@ -8,6 +8,10 @@ ARCHITECTURES = tuple("""
     sm_80 sm_86 sm_87 sm_89 sm_90 sm_90a sm_100 sm_100a sm_100f sm_101 sm_101a sm_101f sm_103 sm_103a sm_103f
     sm_107 sm_107a sm_107f sm_110 sm_110a sm_110f sm_120 sm_120a sm_120f sm_121 sm_121a sm_121f
 """.split())  # fmt: skip
+REGISTERS_OF_SM, MOST_REGISTERS = 64 * 1024, 255  # of an SM, and of a thread
+# Those that run at a time, at most: 1536, and 16 or 24, on GPUs that are not for data centers
+THREADS_OF_SM, BLOCKS_OF_SM = 2048, 32
+THREADS_OF_BLOCK = 1024  # at most
 USUAL = "sm_80,sm_90a,sm_100a,sm_120a"  # the ones that kernels are compiled for where none is named
 
 

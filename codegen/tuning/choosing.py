@@ -15,7 +15,7 @@ from codegen.plan.rows import cost
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.spec.spec import Spec
-from codegen.targets import clusters, shared_memory
+from codegen.targets import BLOCKS_OF_SM, MOST_REGISTERS, REGISTERS_OF_SM, THREADS_OF_SM, clusters, shared_memory
 
 Changes = Mapping[str, int | float | bool]
 
@@ -148,14 +148,14 @@ def unfit(
         return f"clusters of {how.cluster} blocks"
     if how.per_row > how.threads or how.threads % how.per_row or how.at_once < 1:
         return f"{how.per_row} of {how.threads} threads a row"
-    if how.resident * how.threads > cost.THREADS_OF_SM or how.resident > cost.BLOCKS_OF_SM:
+    if how.resident * how.threads > THREADS_OF_SM or how.resident > BLOCKS_OF_SM:
         return f"{how.resident} blocks of {how.threads} threads at once"
     assert isinstance(plan, Reduction)
     if plan.lanes(how.vec) > WARP:
         return f"{plan.lanes(how.vec)} threads that hold a group of columns"
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
     data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
-    most = min(cost.MOST_REGISTERS, cost.REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
+    most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
     if data + cost.BESIDE_VALUES > most:
         return f"{data} registers of data, of {most}"
     if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:

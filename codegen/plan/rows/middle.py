@@ -21,13 +21,12 @@ from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of, vector_width
 from codegen.plan.launches import Extents
-from codegen.plan.rows.cost import REGISTERS_OF_SM
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.walking import RESIDENT, most_parts, registers
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
-from codegen.targets import processors, shared_memory
+from codegen.targets import REGISTERS_OF_SM, processors, shared_memory
 
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs

@@ -21,7 +21,15 @@ from codegen.plan.launches import IDLE, Extents
 from codegen.plan.rows import cost, tiling, walking
 from codegen.plan.rows.access import LEAST_VECTOR, Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
-from codegen.targets import clusters, processors, shared_memory
+from codegen.targets import (
+    MOST_REGISTERS,
+    REGISTERS_OF_SM,
+    THREADS_OF_BLOCK,
+    THREADS_OF_SM,
+    clusters,
+    processors,
+    shared_memory,
+)
 
 LEAST_THREADS = 128  # threads of a block of several rows
 # Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
@@ -87,9 +95,7 @@ class Reduction(Reads):
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
             own = self.width(dtypes, schedule, late=False)
             least = max([4, *(s.width // WARP for s in self.inner)])  # lanes of a warp have a group of columns
-            while (
-                own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > cost.MOST_REGISTERS
-            ):
+            while own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_REGISTERS:
                 own //= 2
             vec = own if inner % own == 0 else vec
         if any(DTYPES[d].packed for d in dtypes.values()):
@@ -240,7 +246,8 @@ class Reduction(Reads):
         def lanes(vec: int) -> int:
             return max(least, self.lanes(vec))
 
-        return cost.cheapest(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), fixed, processors(arch))
+        found = cost.Candidates(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), in_run=fixed)
+        return cost.cheapest(found, processors(arch))
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""
@@ -256,7 +263,7 @@ class Reduction(Reads):
         if deep and own > 2 * cost.THREAD_BYTES:
             return RESIDENT
         written = deep and any(a.mode != "row" for a in self.stores)
-        return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else cost.MAX_THREADS
+        return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else THREADS_OF_BLOCK
 
     def _walk(
         self,
@@ -278,7 +285,7 @@ class Reduction(Reads):
         if self.by_place and columns is not None and rows is not None and inner is not None:
             narrow = self.whole_vector(vec, inner, dtypes)
             # Fewer elements a thread, where places are too few for all threads of the SMs
-            while narrow > 4 and apart * columns < narrow * processors(arch) * cost.THREADS_OF_SM:
+            while narrow > 4 and apart * columns < narrow * processors(arch) * THREADS_OF_SM:
                 narrow //= 2
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
             split, whole = columns % narrow != 0, bool(self.rows)
@@ -326,7 +333,7 @@ class Reduction(Reads):
             return replace(how, holds_expensive=bool(self.expensive))
         needs = self.walking_needs(how.vec, how.vec * self.column_bytes(dtypes), dtypes, 1)
         row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * len(self.expensive)
-        room = min(MOST_HELD, cost.REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
+        room = min(MOST_HELD, REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
         fits = walking.registers(needs.alive * how.vec, how.vectors * row) <= room
         return replace(how, holds_expensive=bool(self.expensive) and fits)
 
@@ -358,7 +365,7 @@ class Reduction(Reads):
         room = (
             threads // per_row * self.slot_bytes(dtypes, per_row * count, 2, single=True) + threads * count * needs.sums
         )
-        resident = min(cost.MAX_THREADS // threads, shared_memory(arch) // room)
+        resident = min(THREADS_OF_BLOCK // threads, shared_memory(arch) // room)
         if not resident:
             return None
         return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
@@ -435,7 +442,7 @@ class Reduction(Reads):
         stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads would not
         suffice. Blocks are small then, so some compute while others wait for their clusters."""
         cluster = schedule.get("cluster", cluster)
-        threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else cost.MAX_THREADS)
+        threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else THREADS_OF_BLOCK)
         return RowLaunch(
             vec, ragged, threads, threads, max(1, cost.THREAD_BYTES // width), cluster, False, False, False
         )

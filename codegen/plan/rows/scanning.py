@@ -25,7 +25,7 @@ from codegen.plan.launches import Extents
 from codegen.plan.rows.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
-from codegen.targets import clusters
+from codegen.targets import MOST_REGISTERS, clusters
 
 THREADS = 128  # of a block, at least
 # By whether the axis is innermost: warps of a block that share an axis at most, and threads that keep a large GPU busy: as long as
@@ -41,7 +41,6 @@ STEPS = 8  # vectors of a thread at once, along an axis that is not innermost, a
 RESIDENT = 512  # threads of an SM whose registers a thread leaves room for, where lanes have scans of their own
 STEPS_OF_STATES = 16  # where elements have states
 STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
-MOST_REGISTERS = 255  # of a thread with these: where they would take more, it has fewer steps
 # Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element. An
 # H100 took 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 us with two elements a thread. For one sequence it took
 # 387 and 921 us

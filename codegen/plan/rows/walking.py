@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from codegen.plan.access import INT_MAX
 from codegen.plan.rows import cost
 from codegen.shared import WARP, WalkLaunch
-from codegen.targets import clusters, features, processors, shared_memory
+from codegen.targets import REGISTERS_OF_SM, clusters, features, processors, shared_memory
 
 WALKED_THREAD_BYTES = 96  # bytes of a row that a thread holds before the row gets more threads
 COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of them, and registers suffice
@@ -26,7 +26,7 @@ COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of them, and regi
 COSTLY_REGISTERS, CROWDED_REGISTERS = 118, 150
 WALKING = 1.5  # times as many as that estimate, where threads walk down rows and hold the columns' results
 # Beyond that many, by estimate, a thread gets all that it asks for: an H100 took 1058 us with 128 of 164, and 706 with all
-MOST_REGISTERS = 190
+TAKEN_FREELY = 190
 MOST_THREADS = 512  # of a row, in a block
 LEAST_THREADS = 256  # of a block of several rows
 LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
@@ -45,21 +45,16 @@ PLAIN_ROOM = 320  # while none is
 LONG_ROOM = 384  # and the columns' results are in shared memory
 MASKED_ROOM = 160  # if vectors need masks, or the values computed of them need registers
 ROW_BYTES_UNSHARED = 24 * 1024  # bytes of a row, up to which one block holds it
-CLUSTERS = (
-    2,
-    4,
-    8,
-)  # blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
+# Blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
+CLUSTERS = (2, 4, 8)
 THREADS = 256  # threads of a block in which no row is whole
 MOST_ROWS_HELD = 8  # that a thread then holds, at most
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 # Bytes of a block's rows, from which on blocks may keep pace: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
 PACED_BYTES = 8 * 1024
 LONG = 8  # rows of a thread, from which on a call is long
-FEW_ROWS, MOST_ROWS = (
-    8,
-    64,
-)  # that meet at a place, where threads reduce all of them; few: however many places there are
+# Rows that meet at a place, where threads reduce all of them: however many places there are, and at most
+FEW_ROWS, MOST_ROWS = 8, 64
 PLACE_BYTES = 32  # bytes of rows that such a thread reads at a time: others load meanwhile
 STEPS_BESIDE = 2.0  # of a part's rows
 
@@ -259,7 +254,7 @@ class _WholeRows:
         needs = self.needs
         values = WALKING * cost.registers(self.vec * vectors, needs.alive)
         limited = self.ragged or paced or "resident" in self.schedule
-        return values > MOST_REGISTERS and (needs.costly or self.apart > 1) and not limited and cluster == 1
+        return values > TAKEN_FREELY and (needs.costly or self.apart > 1) and not limited and cluster == 1
 
     def is_crowded(self, launch: WalkLaunch) -> bool:
         """Whether an expensive value lacks registers, so that a larger cluster may be better."""
@@ -307,7 +302,7 @@ def registers(values: int, held: int) -> int:
 
 def threads_that_fit(needed: float) -> int:
     """The largest number of resident threads whose registers suffice if each needs so many; at least `RESIDENT`."""
-    return next((n for n in BUSY_RESIDENT if cost.REGISTERS_OF_SM // n >= needed), RESIDENT)
+    return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 
 def by_place(

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from codegen.plan.rows.cost import REGISTERS_OF_SM
 from codegen.shared import WARP, RowLaunch, ScanLaunch, Walk
+from codegen.targets import REGISTERS_OF_SM
 
 _EM_CUDA = 190
 # Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions

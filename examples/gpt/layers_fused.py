@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cutefuse import dense_residual, dense_squared_relu, rmsnorm
+from cutefuse import causal_attention, dense_residual, dense_squared_relu, rmsnorm
 
 from ..adamw import FusedAdamW as Optimiser
 from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qkv_rmsnorm_rotary
 from . import layers_plain
-from .layers_plain import EPS, attention
+from .layers_plain import EPS
 
 __all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm"]
 
@@ -39,6 +39,12 @@ def heads(
     weights = jnp.stack([w.reshape(x.shape[-1], -1, size) for w in (q, k, v)], axis=2)  # by head
     products = x @ weights.reshape(x.shape[-1], -1)
     return tuple(qkv_rmsnorm_rotary(products.reshape(*x.shape[:-1], -1, 3 * size), cos, sin, eps=EPS))
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    if q.dtype == jnp.float32:  # for which attention has no kernel
+        return layers_plain.attention(q, k, v)
+    return causal_attention(q, k, v, scale=q.shape[-1] ** -0.5).o
 
 
 dense_add = dense_residual

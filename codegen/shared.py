@@ -22,9 +22,8 @@ class Launch:
     ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
-    down: int = (
-        1  # rows of a thread, if some arrays have another order of axes, or if it reads several neighbours of each
-    )
+    # Rows of a thread, if some arrays have another order of axes, or if it reads several neighbours of each
+    down: int = 1
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
     lanes: int = 0  # where one of two axes is read one by one: neighbouring threads along the other axis; else 0
@@ -111,9 +110,8 @@ class MiddleLaunch(RowLaunch):
     """The launch of a kernel that reduces along axes before the innermost ones: a thread's vectors lie along neighbouring rows, and
     have one element of each. Neighbouring threads have neighbouring vectors of rows; the others share these rows."""
 
-    passes: int = (
-        1  # shared memory holds a thread's elements if there are several, of which registers have `vectors` at a time
-    )
+    # Shared memory holds a thread's elements if there are several, of which registers have `vectors` at a time
+    passes: int = 1
     parts: int = 0  # blocks that loop over all rows, where rows are reduced, too; else each block has its own rows
     each: int = 1  # neighbouring elements that have one result
 
@@ -285,9 +283,8 @@ class Tiles(Cut):
     piece: int = 64  # columns of accumulators that pass through shared memory at once
     ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
     rolled: bool = False  # whether a loop runs the epilogue of a piece
-    staged: int = (
-        0  # bytes of `STAGED_ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
-    )
+    # Bytes of `STAGED_ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
+    staged: int = 0
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
 
     @property
@@ -370,9 +367,8 @@ class AttentionLaunch:
     stages: int  # tiles of k and of v in shared memory
     processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
     splits: int = 1  # blocks that share a row's columns
-    bounded: bool = (
-        False  # whether they share those between the first and the last tile for which the mask holds somewhere
-    )
+    # Whether they share those between the first and the last tile for which the mask holds somewhere
+    bounded: bool = False
     packed: bool = False  # whether a block's rows are of all that share k and v
     page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
     joint: bool = False  # whether one kernel computes the gradients of q, k and v
@@ -381,9 +377,8 @@ class AttentionLaunch:
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
     listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
 
-    paired: bool = (
-        False  # whether the number of columns is even, on Hopper: two neighbours of an array are loaded at once
-    )
+    # Whether the number of columns is even, on Hopper: two neighbours of an array are loaded at once
+    paired: bool = False
 
     @property
     def spans(self) -> tuple[int, int]:
@@ -440,9 +435,8 @@ class Contraction:
     vec: int  # elements of the epilogue's vectors
     ragged: bool  # whether N is not a multiple of vec
     tiles: Tiles | AmpereTiles  # which say the main loop
-    segment: int = (
-        0  # columns of the output that are a segment, where the epilogue needs whole segments of a row; else 0
-    )
+    # Columns of the output that are a segment, where the epilogue needs whole segments of a row; else 0
+    segment: int = 0
 
 
 # A sample of elements, from which a centre is made: one of several, evenly spaced

@@ -25,11 +25,8 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-LENGTHS = (
-    12,
-    80 * 1024,
-    4 * 1024 * 1024,
-)  # more bytes of a row's inputs: several rows in a thread, clusters, read again
+# More bytes of a row's inputs: several rows in a thread, clusters, read again
+LENGTHS = (12, 80 * 1024, 4 * 1024 * 1024)
 
 
 def collect(task: tuple[str, str, int]) -> dict[str, str]:

@@ -19,9 +19,8 @@ from codegen.device import functions as device
 from codegen.shared import SPARE_BITS, WARP, SelectLaunch
 
 NOWHERE = 2**31 - 1
-GROUPS = (
-    4  # of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
-)
+# Of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
+GROUPS = 4
 SIGN = 1 << 31
 TYPES = {
     "bfloat16": cutlass.BFloat16,

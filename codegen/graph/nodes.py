@@ -210,9 +210,8 @@ class Put:
     index: str
     axis: str
     how: str = "set"  # or add, max, min: what is there is combined with the value
-    apart: bool = (
-        False  # floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
-    )
+    # Floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
+    apart: bool = False
 
 
 @dataclass(frozen=True)

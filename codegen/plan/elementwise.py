@@ -32,18 +32,14 @@ from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
-TILE_THREADS, TILE, ACROSS = (
-    256,
-    8,
-    16,
-)  # where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+# Where arrays are turned: threads of a block, at most so many rows, threads along the last axis
+TILE_THREADS, TILE, ACROSS = 256, 8, 16
 # Threads of a block along an axis that vectors do not fill: at most, and a divisor of their number
 STRETCH, SHORT_LANES = 64, 8
 LANES = 4  # threads along the other axis, at least; neighbouring ones, which fill whole sectors
 BOTH_LANES = 2  # such neighbours where outputs lie along both axes; one where they lie along the other axis only
-SMALL = (
-    2**11
-)  # elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
+# Elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
+SMALL = 2**11
 LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
 BLOCKS, NARROW = 128, 4  # blocks that a call of whole vectors should have; with fewer, vectors are a quarter as wide
 FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
@@ -69,9 +65,8 @@ class Elementwise(Unreduced):
     extremes: tuple[()] = ()
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
     turned: int | None = None  # the group along which arrays in another order lie
-    backwards: bool = (
-        False  # whether it begins with the last elements, which an earlier stage read last: a cache has these
-    )
+    # Whether it begins with the last elements, which an earlier stage read last: a cache has these
+    backwards: bool = False
 
     @property
     def coordinates(self) -> tuple[int, ...]:

@@ -32,9 +32,8 @@ class GemmLaunch(Contraction):
     """The settings that a call adds to a tile's plan: the main loop and its tiles, and the vectors of the epilogue."""
 
     why: str = ""  # why XLA's matmul and then a kernel for the epilogue should take less time; "" if they should not
-    copied: str = (
-        ""  # why XLA writes b in the type of a before the kernel, where that is wider; "" if registers convert it
-    )
+    # Why XLA writes b in the type of a before the kernel, where that is wider; "" if registers convert it
+    copied: str = ""
 
     @property
     def fast(self) -> bool:

@@ -98,9 +98,8 @@ class Declarations(Fields):
     def params(self) -> tuple[Param, ...]:
         found = []
         for name, value in self.mapping("params"):
-            own = (
-                {name.value} if name.value.startswith(f"{self.stem}_") else set()
-            )  # the module's functions have such names
+            # The module's functions have such names
+            own = {name.value} if name.value.startswith(f"{self.stem}_") else set()
             if not self.name(name, "a parameter", KERNEL_NAMES | own):
                 continue
             self.places["params", name.value] = name.span

@@ -92,13 +92,8 @@ def test_ops_have_their_signatures(run, tmp_path):
 @pytest.mark.skipif(not PYRIGHT, reason="pyright is not installed")
 def test_pyright_sees_them_too(run, tmp_path):
     """It finds no error in generated modules, though it does not know the types in their kernels."""
-    names = (
-        "bias_gelu_tanh",
-        "cross_entropy_grad",
-        "dense_gelu",
-        "dgroup_norm",
-        "layernorm_stats",
-    )  # a kernel of each kind
+    # A kernel of each kind
+    names = ("bias_gelu_tanh", "cross_entropy_grad", "dense_gelu", "dgroup_norm", "layernorm_stats")
     specs = [str(ROOT / f"specs/{name}.yaml") for name in names]
     assert run("build", *specs, "--package", "ops", "--tests", "").status == 0
     (tmp_path / "user.py").write_text(PYRIGHT_USER)

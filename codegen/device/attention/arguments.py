@@ -24,9 +24,8 @@ class Functions:
     row: Callable[..., Any] | None  # None where the scores are the weights
     base: float  # the logarithm to base 2 of the number whose powers are the weights
     weight: Callable[..., Any] | None = None  # None where the exponentials are
-    bend: float = (
-        0.0  # scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
-    )
+    # Scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
+    bend: float = 0.0
     exponential: bool = True  # whether the weights are powers of scores; else they are the scores
     paired: bool = False  # as of a launch
 

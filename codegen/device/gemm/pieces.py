@@ -60,10 +60,9 @@ class Form:
     tiles: Callable[..., tuple] | None
     vec: int  # columns that a lane handles at once: 4, 8 or 16
     ragged: bool = False  # whether N is not a multiple of vec
-    paired: str = (
-        ""  # a warp's columns are two accumulators', "halves": one after the other; "interleaved": column by column;
-        # "segments": one after the other in each segment
-    )
+    # A warp's columns are two accumulators', "halves": one after the other; "interleaved": column by column;
+    # "segments": one after the other in each segment
+    paired: str = ""
     row_ops: tuple[str, ...] = ()  # reductions along a row of the epilogue's first results, as in `reduce.combine`
     column_ops: tuple[str, ...] = ()  # reductions along a column of its further results
     rescaled: tuple[Follows, ...] = ()  # the row_ops that sum exponentials of results
@@ -75,9 +74,8 @@ class Form:
     # other architectures as much would be computed at once, but there tensor cores read registers too. On an H100 folds along rows
     # and prefetched tiles took a fifth to a half longer
     rolled: bool = False
-    staged: int = (
-        0  # bytes of shared memory for prefetched operands of `STAGED_ROWS` rows, if `rolled`; 0: registers hold them
-    )
+    # Bytes of shared memory for prefetched operands of `STAGED_ROWS` rows, if `rolled`; 0: registers hold them
+    staged: int = 0
     boxes: tuple[staging.Box, ...] = ()  # of the `staged` operands, in the order in which `tiles` reads them
     warps: int = 1  # the number of warps that hold rows of the same columns, and reduce their statistics together
     step: int = 1  # the difference of their numbers

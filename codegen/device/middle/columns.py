@@ -57,9 +57,8 @@ class Rows:
     first: Int32  # this thread's first element
     length: Int32  # the elements of a row
     known: Int32  # the same; 0 past the last row, of which nothing is accessed
-    v: int | None = (
-        None  # the number of the element among this thread's in a pass; None: the view is of the rows themselves
-    )
+    # The number of the element among this thread's in a pass; None: the view is of the rows themselves
+    v: int | None = None
     number: Int32 | int = 0  # among all of them
     c: Int32 | None = None  # the element
 

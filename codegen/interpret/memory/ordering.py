@@ -33,10 +33,8 @@ class Ordering:
     def __init__(self, blocks: int, threads: int, cluster: int, mbarriers: int = 0):
         self.threads, self.cluster, self.warps = threads, cluster, -(-threads // 32)
         lane = np.arange(blocks * threads)
-        self.agents, self.mbarriers = (
-            len(lane),
-            mbarriers,
-        )  # numbers from here on mean a block's mbarriers instead of lanes
+        # Numbers from here on mean a block's mbarriers instead of lanes
+        self.agents, self.mbarriers = len(lane), mbarriers
         self.row = np.append(lane // threads, np.repeat(np.arange(blocks), mbarriers))
         self.warp = np.append(lane % threads // 32, self.warps + np.tile(np.arange(mbarriers), blocks))
         self.clock = np.ones(blocks, np.int64)

@@ -36,9 +36,8 @@ class Statistic:
     keeps: tuple[int, ...] = ()  # column: the groups that it keeps
     once: bool = False  # total: of one value for each row
     width: int = 0  # group: the number of columns
-    follows: online.Rescaled | None = (
-        None  # column, total: how a sum of exponentials follows a maximum in the same sweep
-    )
+    # Column, total: how a sum of exponentials follows a maximum in the same sweep
+    follows: online.Rescaled | None = None
 
     @property
     def op(self) -> str:

@@ -125,9 +125,8 @@ class Candidates:
     ) -> bool:
         """Whether threads and blocks have room for a row. A thread always has room for one vector."""
         row = self.row
-        own = (
-            (-(-(row.columns // vec) // (per_row * cluster)) or 1) * vec * row.read
-        )  # a thread's bytes of whole vectors
+        # A thread's bytes of whole vectors
+        own = (-(-(row.columns // vec) // (per_row * cluster)) or 1) * vec * row.read
         with_expensive = own * max(1.5, 1 + 4 * row.expensive / row.read)
         if per_row > THREADS_OF_BLOCK or (own > vec * row.read and own * per_row > ROW_BYTES_IN_BLOCK):
             return False

@@ -43,18 +43,16 @@ REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
 RESIDENT = 512  # threads for which an SM then has registers: some load while others reduce
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
 ROW_RESIDENT = 768  # if threads hold twice as much, and nothing else
-MOST_COMPUTED = (
-    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
-)
+# Values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
+MOST_COMPUTED = 24
 # Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
 LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 100, 32, 40 * 1024
 WALKED_VALUES = 80  # of columns of a thread that walks down rows, in all inputs and in results of columns
 APART_BYTES = 128  # of a row, at least, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
 MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
 LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
-MOST_IN_LONG_RUN = (
-    2  # blocks of a cluster that share one and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
-)
+# Blocks of a cluster that share such a row and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
+MOST_IN_LONG_RUN = 2
 NARROWED = 4  # how much narrower vectors are that divide a long row, where it comes by way of shared memory instead
 COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
 STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM

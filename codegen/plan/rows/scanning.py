@@ -48,9 +48,8 @@ COLUMN_BYTES = 4
 MOST_STATES = 64  # of an element, in a thread
 UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each
 MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many states: it needs many registers
-BUSY_STATES = (
-    132 * 128
-)  # threads that keep a large GPU busy where each has many states, which do not wait for each other
+# Threads that keep a large GPU busy where each has many states, which do not wait for each other
+BUSY_STATES = 132 * 128
 PAIRS = ("scan", "cumlogsumexp")  # scans whose partial results are two numbers
 REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 

@@ -117,10 +117,8 @@ def test_middle_axes(tmp_path, walks):
 
 @pytest.mark.whole
 def test_columns_that_share_a_result(tmp_path):
-    op, x = (
-        make_op(tmp_path, SHARED),
-        columns_of(5, 6, 16).transpose(2, 1, 0).copy(),
-    )  # special values in the first places of B
+    # Special values in the first places of B
+    op, x = make_op(tmp_path, SHARED), columns_of(5, 6, 16).transpose(2, 1, 0).copy()
     with in_parts(2):
         close(op(x, implementation="interpret"), logsumexp(x, (0, 2)))
     rows = np.float32([[-np.inf, 2.0, np.inf], [-np.inf, -np.inf, 1.0]]).reshape(2, 3, 1).repeat(8, 2)

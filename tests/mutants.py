@@ -36,7 +36,7 @@ import yaml
 
 from codegen.errors import SpecError
 from codegen.graph.nodes import DTYPES
-from codegen.language.formula.reader import functions
+from codegen.language.formula.calls import functions
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.render import render_op

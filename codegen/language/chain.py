@@ -13,9 +13,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from codegen.errors import Diagnostic, Later, UserError, shown
 from codegen.graph.names import RESERVED
 from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
-from codegen.language.formula.calls import put
+from codegen.language.formula.calls import functions, put
 from codegen.language.formula.operations import with_article
-from codegen.language.formula.reader import functions, part_names, reader
+from codegen.language.formula.reader import part_names, reader
 from codegen.language.scope import Scope, make_scope
 from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
 from codegen.spec.spec import Array, Spec
@@ -60,6 +60,10 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
 
 
 def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:
+    if isinstance(node, ast.AugAssign):
+        raise Placed(
+            node, UserError("no statement changes a value", "give the new value a name of its own, as in z = x + bias")
+        )
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:
         raise Placed(node, UserError("not a statement of the form `name = expression`", "as in z = x + bias"))
     target = node.targets[0]

@@ -47,7 +47,9 @@ def read_reference(spec: Spec) -> Reference:
     """The checked reference of a spec. Raises `SpecError` with every error in it."""
     checker = _Checker(spec)
     outputs = [a.name for a in spec.outputs]
-    lines, diagnostics = read_lines(spec.reference, "it is a jnp expression, or statements that assign every output")
+    lines, diagnostics = read_lines(
+        spec.reference, "a reference is a jnp expression, or statements that assign every output"
+    )
     body: list[str] = []
     broken: set[str] = set()  # names that a wrong statement assigns: errors that follow from it are not reported
     checker.later = {name for line in lines if line.tree for name in _assigned(line.tree)}
@@ -128,6 +130,10 @@ class _Checker:
             if node.id in {a.name for a in self.spec.outputs}:
                 hint = "compute it from the inputs and the parameters"
                 raise Placed(node, UserError(f"{node.id!r} has no value yet", hint))
+            if node.id in self.spec.axes:
+                raise Placed(
+                    node, UserError(f"{node.id!r} is an axis, which jnp numbers", "as in axis=-1, or in x.shape[-1]")
+                )
             hint = known(node.id, allowed | {"jnp", "jax"})
             raise Placed(node, UserError(f"unknown name {shown(node.id)}", hint))
         elif isinstance(node, ast.Attribute):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from codegen.graph.nodes import DTYPES, Chain, DType, Graph, Node
 from codegen.spec.spec import Array, Spec
+
+CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 
 
 @dataclass

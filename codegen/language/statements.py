@@ -52,6 +52,16 @@ def together(makers: Iterable[Callable[[], Any]]) -> list[Any]:
     return made
 
 
+# What a chain has instead of other statements of Python, by their first word
+_STEPS = "write each step on a line of its own; h = a * h + b along an axis is scan(a, b, axis=N)"
+_INSTEAD = {
+    "for": _STEPS, "while": _STEPS, **dict.fromkeys(("if", "elif", "else"), "write where(condition, a, b)"),
+    "def": "use its formula where it is called", "class": "a chain is formulas", "with": "a chain is formulas",
+    "return": "assign every output by its name", "import": "functions are called by their plain name, as in exp(x)",
+    "from": "functions are called by their plain name, as in exp(x)",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Line:
     """A statement in the text of a scalar. `tree` is None if Python cannot parse it."""
@@ -68,8 +78,7 @@ class Line:
             target = self.tree.targets[0]
             target = target.value if isinstance(target, ast.Subscript) else target
             return target.id if isinstance(target, ast.Name) else ""
-        found = re.match(r"\s*([A-Za-z_]\w*)", self.text)
-        return found[1] if found else ""
+        return _first_word(re.sub(r"^\s*def\b", "", self.text))
 
     @property
     def target(self) -> str:
@@ -118,10 +127,12 @@ def _chunks(text: str) -> Iterator[tuple[int, str]]:
         yield first, "\n".join(chunk)
 
 
-def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`") -> tuple[list[Line], list[Diagnostic]]:
-    """The statements of a text, and an error for each one without a tree. `form` is the hint that says what a text may be."""
+def read_lines(scalar: Scalar, form: str = "") -> tuple[list[Line], list[Diagnostic]]:
+    """The statements of a text, and an error for each one without a tree. `form` is the hint that says what a text may be; a chain
+    has none."""
     lines: list[Line] = []
     diagnostics: list[Diagnostic] = []
+    refused: int | None = None  # the indentation of a loop or the like, whose lines have no errors of their own
     for first, text in _chunks(scalar.value):
         if len(lines) == MAX_STATEMENTS:
             message = f"more than {MAX_STATEMENTS} statements"
@@ -129,18 +140,36 @@ def read_lines(scalar: Scalar, form: str = "a statement is `name = expression`")
             diagnostics.append(lines[-1].at(0, 0, len(text), message, "split it into several ops"))
             break
         unread = Line(scalar, first, text, None)
+        start = len(text) - len(text.lstrip())
+        word = _first_word(text)
+        if refused is not None and (start > refused or (start == refused and word in ("elif", "else"))):
+            lines.append(unread)
+            continue
+        refused = start if word in _INSTEAD else None
+        if refused is not None:
+            lines.append(unread)
+            length = len(text.partition("\n")[0].rstrip()) - start
+            message = f"{word!r} is not {'allowed here' if form else 'part of the language'}"
+            diagnostics.append(unread.at(0, start, length, message, form or _INSTEAD[word]))
+            continue
         try:
             tree, *more = parse_python(text).body
         except UserError as error:
-            place = error.place or (0, len(text) - len(text.lstrip()), 1)
+            place = error.place or (0, start, 1)
             lines.append(unread)
-            diagnostics.append(unread.at(*place, error.message, error.hint or form))
+            hint = error.hint or form or "a statement is `name = expression`"
+            diagnostics.append(unread.at(*place, error.message, hint))
             continue
         lines.append(Line(scalar, first, text, None if more else tree))
         if more:
             several = UserError("one statement a line", "write each `name = expression` on a line of its own")
             diagnostics.append(unread.diagnostic(Placed(more[0], several)))
     return lines, diagnostics
+
+
+def _first_word(text: str) -> str:
+    found = re.match(r"\s*([A-Za-z_]\w*)", text)
+    return found[1] if found else ""
 
 
 def parse_python(text: str) -> ast.Module:

@@ -9,7 +9,7 @@ from codegen.errors import UserError, known, shown
 from codegen.graph.names import KERNEL_NAMES, RESERVED, name_error
 from codegen.graph.nodes import DTYPES
 from codegen.spec.fields import Fields
-from codegen.spec.notation import as_kind, kind_of, parse_array
+from codegen.spec.notation import as_kind, kind_of, known_type, parse_array
 from codegen.spec.spec import Array, Param, fits
 from codegen.spec.tree import Mapping, Scalar, Sequence, Tree
 
@@ -49,7 +49,7 @@ class Declarations(Fields):
                 continue
             for i, (item, name) in enumerate(zip(items, names, strict=True)):
                 if name not in DTYPES:
-                    self.error(item.span, f"unknown dtype {shown(name)}", known(name, DTYPES))
+                    self.error(item.span, f"unknown dtype {shown(name)}", known_type(name))
                 elif name in names[:i]:
                     self.error(item.span, f"{name!r} is listed twice", "delete one")
             if len({DTYPES[n].kind for n in names if n in DTYPES}) > 1:

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from codegen.errors import UserError, known, shown
+from codegen.errors import UserError, known, nearest, shown
 from codegen.graph.names import AXIS, MAX_NAME, RESERVED
 from codegen.graph.nodes import DTYPES, ROWS, dtypes_of
 from codegen.spec.spec import Array, Axis
 from codegen.spec.tree import LARGEST, resolve
 
 _MAX_DIMS = 16
+
+# What dtypes are called elsewhere
+_ELSEWHERE = {
+    "float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64", "boolean": "bool",
+    **{f"{short}{bits}": f"{name}{bits}" for short, name in (("f", "float"), ("fp", "float")) for bits in (16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (4, 8, 16, 32, 64)}, **{f"u{bits}": f"uint{bits}" for bits in (4, 8, 16, 32)},
+    "bf16": "bfloat16", "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+    "fp4": "float4_e2m1fn", "float4": "float4_e2m1fn",
+}  # fmt: skip
+
+
+def known_type(name: str, types: Iterable[str] = ()) -> str:
+    """The hint for an unknown type: the type variables, the dtypes and the nearest one."""
+    if name in _ELSEWHERE:
+        return f"it is {_ELSEWHERE[name]} here"
+    if re.fullmatch(r"[A-Z][A-Za-z0-9]{0,15}", name) and not any(nearest(name, types)):
+        return f"a type variable is declared above the arrays: `types: {{{name}: [float32, bfloat16]}}`"
+    return known(name, [*types, *DTYPES], "types")
 
 
 def parse_dims(text: str) -> tuple[Axis, ...]:
@@ -120,9 +139,7 @@ def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Arra
     part = 1
     try:
         if dtype not in types and dtype not in DTYPES:
-            raise UserError(
-                f"unknown type {shown(dtype)}", known(dtype, [*types, *DTYPES], "types"), (0, 0, len(dtype))
-            )
+            raise UserError(f"unknown type {shown(dtype)}", known_type(dtype, types), (0, 0, len(dtype)))
         part = 2
         array = Array(name, dtype, parse_dims(dims))
         part = 3

@@ -81,17 +81,32 @@ def _at(source: Source, start: int, message: str, hint: str) -> SpecError:
 def _yaml_error(source: Source, error: yaml.MarkedYAMLError) -> SpecError:
     """An error of the YAML parser, with a hint."""
     start = min(error.problem_mark.index, len(source.text))
-    line = source.lines[source.span(start, 0).line - 1]
+    place = source.span(start, 0)
+    line = source.lines[place.line - 1]
     problem, hint = error.problem, "see `codegen new` for how a spec is written"
+    indented = _indentations(source, place.line)
     if error.context_mark:
         hint = f"{error.context} that starts in line {error.context_mark.line + 1}"
     if "\t" in line[: len(line) - len(line.lstrip())]:
         problem, hint = "a tab indents this line", "YAML indents with spaces"
+    elif indented is not None and (
+        "expected key" in problem or ("mapping values" in problem and indented[0] > indented[1])
+    ):
+        problem = f"this line begins in column {indented[0]}, and the line above in column {indented[1]}"
+        start += indented[0] - place.column
+        hint = "the keys of one mapping begin in the same column; text of several lines follows `key: |`"
     elif "mapping values are not allowed" in problem:
         hint = "put text that contains ': ' in quotes, or write `key: |` and the text below it"
     elif "cannot start any token" in problem:
         hint = "put text that starts with this character in quotes"
     return _at(source, start, f"not valid YAML: {problem}", hint)
+
+
+def _indentations(source: Source, number: int) -> tuple[int, int] | None:
+    """The columns in which a line and the line above it begin, if they differ."""
+    above = (row for row in reversed(source.lines[: number - 1]) if row.strip() and not row.lstrip().startswith("#"))
+    own, other = (len(row) - len(row.lstrip()) + 1 for row in (source.lines[number - 1], next(above, "")))
+    return (own, other) if own != other else None
 
 
 class _Builder:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from codegen.graph.names import LOCAL_NAMES, name_error
-from codegen.language.formula.reader import functions
+from codegen.language.formula.calls import functions
 from codegen.parsing import parse
 from codegen.tracing.steps import Step, Value, plain
 

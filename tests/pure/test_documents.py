@@ -12,7 +12,7 @@ import pytest
 from codegen.autodiff.backward import backward_of
 from codegen.errors import SpecError
 from codegen.graph.nodes import DTYPES
-from codegen.language.formula.reader import functions
+from codegen.language.formula.calls import functions
 from codegen.pipeline import read_op
 from codegen.render import render_op
 from codegen.spec.specfile import KEYS

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.graph.nodes import DTYPES
-from codegen.language.formula.reader import functions
+from codegen.language.formula.calls import functions
 from codegen.plan.op import Op
 from codegen.spec.specfile import KEYS
 from tests.mutants import examine

@@ -10,10 +10,12 @@ from typing import TypeAlias, TypeVar
 
 from codegen.errors import known, shown
 from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, axes_text, dtypes_of
-from codegen.graph.ops import NUCLEUS, REDUCTIONS, SCANS, SELECTIONS, SORTS, TAKES, UNSORT
+from codegen.graph.ops import NUCLEUS, OPERATORS, OPS, REDUCTIONS, SCANS, SELECTIONS, SORTS, TAKES, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
+from codegen.language.prelude import prelude
 from codegen.language.statements import together
+from codegen.spec.notation import known_type
 from codegen.spec.spec import Array
 
 Drawn = TypeVar("Drawn")
@@ -53,7 +55,7 @@ def _cast(own: Operations, tree: ast.Call, given: Given) -> Node:
     if not isinstance(dtype, ast.Name) or dtype.id not in names:
         text = str(dtype.value) if isinstance(dtype, ast.Constant) else ast.unparse(dtype)
         plain = text.rpartition(".")[2]
-        hint = f"write {plain}" if plain in names else known(plain, names, "types")
+        hint = f"write {plain}" if plain in names else known_type(plain, own.scope.types)
         raise own.fail(dtype, f"{shown(ast.unparse(dtype))} is not a type", hint)
     value = own.read(given["e"])
     kind = DTYPES[dtypes_of(dtype.id, own.scope.types)[0]].kind
@@ -408,3 +410,10 @@ FORMS = {
     UNSORT: Form(_unsort, ("x", "places", "axis")),
     NUCLEUS: Form(_nucleus, ("x", "mass", "axis")),
 }
+
+
+@functools.cache
+def functions() -> tuple[str, ...]:
+    """The names of all functions that a formula may call."""
+    names = (set(OPS) - OPERATORS) | set(FORMS) | set(prelude())
+    return tuple(sorted(name for name in names if not name.startswith("_")))

@@ -14,45 +14,17 @@ from codegen.errors import UserError, known, shown
 from codegen.graph.nodes import Call, Node, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS
 from codegen.graph.ranges import is_within, ranges
-from codegen.language.formula.calls import FORMS
+from codegen.language.formula.calls import FORMS, functions
+from codegen.language.formula.instead import for_call, for_construct, for_function, for_index
 from codegen.language.formula.operations import Operations
 from codegen.language.prelude import Composite, prelude
-from codegen.language.scope import Scope
+from codegen.language.scope import CONSTANTS, Scope
 from codegen.language.statements import SPLIT, Follows, Placed, construct, literal, together
 from codegen.spec.spec import Array
 
 MAX_EXPONENT = 64
 EXPONENTS = (-60.0, 60.0)  # of e: float32 holds sums of 2**31 such powers, and none is denormal
 FOR_FLOATS = {"Mod": "_modulo", "FloorDiv": "_floor_divide"}  # operators that have functions of their own for floats
-CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
-# What jnp has and the language has not, and what serves instead
-INSTEAD = {
-    "average": "write mean(x, axis=N)", "amax": "write max(x, axis=N)", "amin": "write min(x, axis=N)",
-    "median": "as in a sort, of which where(index(N) == size(N) // 2, s, 0) is summed",
-    "matmul": "as in a @ b", "einsum": "as in dot(a, b, axis=K)", "tensordot": "as in dot(a, b, axis=K)",
-    "power": "as in a ** b", "pow": "as in a ** b", "mod": "as in a % b", "remainder": "as in a % b",
-    "floor_divide": "as in a // b", "divide": "as in a / b", "multiply": "as in a * b", "add": "as in a + b", "subtract": "as in a - b",
-    "negative": "as in -a", "logical_and": "as in a & b", "logical_or": "as in a | b", "logical_not": "as in ~a",
-    "log10": "as in log(x) / log(10)", "swish": "it is silu(x)", "expit": "it is sigmoid(x)", "logistic": "it is sigmoid(x)",
-    "one_hot": "compare positions, as in where(index(N) == label, 1, 0)", "arange": "it is index(N)", "iota": "it is index(N)",
-    "take_along_axis": "as in take(x, i, axis=N), or sum(where(index(N) == i, x, 0), axis=N)",
-    "concatenate": "declare the output with parts, (2 N), and assign y[0] and y[1]",
-    "stack": "declare the output with parts, (N 2), and assign y[0] and y[1]",
-    "split": "declare the input with parts, (2 N), and use x[0] and x[1]",
-    "reshape": "declare the axis as the array has it, (H D), and the output's axes",
-    "transpose": "declare the output with its axes in that order", "swapaxes": "declare the output with its axes in that order",
-    "broadcast_to": "arrays broadcast by the names of their axes", "expand_dims": "arrays broadcast by the names of their axes",
-    "astype": "as in cast(x, float32)", "float32": "as in cast(x, float32)", "bfloat16": "as in cast(x, bfloat16)",
-    "roll": "shift(x, axis=N, by=1) has a fill where it is outside", "zeros_like": "a number broadcasts", "ones_like": "a number broadcasts",
-    "len": "it is size(N)", "shape": "it is size(N)",
-}  # fmt: skip
-
-
-@functools.cache
-def functions() -> tuple[str, ...]:
-    """The names of all functions that a formula may call."""
-    names = (set(OPS) - OPERATORS) | set(FORMS) | set(prelude())
-    return tuple(sorted(name for name in names if not name.startswith("_")))
 
 
 def reader(scope: Scope) -> Reader:
@@ -73,8 +45,7 @@ class Reader(Operations):
     def read(self, tree: ast.expr) -> Node:
         method = getattr(self, "read_" + type(tree).__name__, None)
         if method is None:
-            hint = "formulas have numbers, names, + - * / // % **, comparisons, & | ^ ~ << >>, x[0], a @ b and calls"
-            raise self.fail(tree, f"{construct(tree)} is not part of the language", hint)
+            raise self.fail(tree, f"{construct(tree)} is not part of the language", for_construct(tree))
         made: Node = method(tree)
         return made
 
@@ -118,13 +89,17 @@ class Reader(Operations):
         base, index = tree.value, tree.slice
         array = self.scope.inputs.get(base.id) if isinstance(base, ast.Name) else None
         if array is None:
-            hint = "parts come from (2 N), (N 2) or T[3]"
+            hint = for_index(tree) or "parts come from (2 N), (N 2) or T[3]"
             if isinstance(base, ast.Name) and base.id in self.scope.outputs:
                 hint = "give the value a name of its own, and use it in both places"
             raise self.fail(tree, "only an input with parts can be indexed", hint)
         self.scope.used.add(array.name)
         if array.parts is None:
-            raise self.fail(tree, f"{array.name!r} is {array} and has no parts", f"write {array.name}")
+            raise self.fail(
+                tree,
+                f"{array.name!r} is {array} and has no parts",
+                for_index(tree) or f"write {array.name}, or declare its parts: (2 N), (N 2) or T[3]",
+            )
         if not isinstance(index, ast.Constant) or type(index.value) is not int or not 0 <= index.value < array.parts:
             raise self.fail(index, f"{array.name!r} is {array} and has no such part", part_names(array))
         return self.leaf(array, index.value)
@@ -173,7 +148,7 @@ class Reader(Operations):
 
     def read_Call(self, tree: ast.Call) -> Node:
         if not isinstance(tree.func, ast.Name):
-            raise self.fail(tree.func, "functions are called by their plain name", "as in tanh(x), not jnp.tanh(x)")
+            raise self.fail(tree.func, "functions are called by their plain name", for_call(tree, self.scope))
         name = tree.func.id
         if any(isinstance(a, ast.Starred) for a in tree.args) or any(k.arg is None for k in tree.keywords):
             raise self.fail(tree, "'*' and '**' in a call are not part of the language", "write every argument out")
@@ -192,8 +167,9 @@ class Reader(Operations):
             return self.composite(tree, prelude()[name])
         if name in self.scope.names():
             raise self.fail(tree.func, f"{name!r} is a value, not a function", f"multiply with *: {name} * (...)")
-        hint = INSTEAD.get(name) or known(name, functions(), "functions")
-        raise self.fail(tree.func, f"unknown function {shown(name)}", hint)
+        if name in self.scope.broken:
+            raise Follows(tree)
+        raise self.fail(tree.func, f"unknown function {shown(name)}", for_function(name))
 
     def composite(self, tree: ast.Call, made: Composite) -> Node:
         given = self.arguments(tree, made.params, made.defaults)

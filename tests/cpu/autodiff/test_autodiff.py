@@ -14,7 +14,7 @@ import generated
 from codegen.autodiff.backward import Derived
 from codegen.errors import SpecError
 from codegen.graph.ops import OPS, REDUCTIONS
-from codegen.language.formula.reader import functions
+from codegen.language.formula.calls import functions
 from codegen.language.prelude import prelude
 from codegen.plan.rows.walking import in_parts
 from tests.making import spec_text

@@ -10,11 +10,11 @@ import pytest
 from codegen.graph import ops
 from codegen.graph.nodes import DTYPES, Node
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS, REDUCTIONS, Operation
-from codegen.language.formula.calls import OWN
+from codegen.language.formula.calls import OWN, functions
 from codegen.language.formula.operations import EVALUATED
-from codegen.language.formula.reader import CONSTANTS, functions, reader
+from codegen.language.formula.reader import reader
 from codegen.language.prelude import prelude
-from codegen.language.scope import make_scope
+from codegen.language.scope import CONSTANTS, make_scope
 from codegen.language.statements import Placed
 from codegen.spec.specfile import load_spec
 

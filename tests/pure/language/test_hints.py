@@ -7,7 +7,7 @@ import re
 import pytest
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.language.formula.reader import INSTEAD
+from codegen.language.formula.instead import INSTEAD
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from tests.places import BAD_SPECS
@@ -120,7 +120,14 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "schedule": {10: "  threads: 1024", 11: "  vector_bytes: 16", 13: "  sm_90a: {threads: 256}", 14: "  sm_80: {threads: 1024}"},
     "schedule_list": {9: "schedule:\n  threads: 128"},
-    "statement_forms": dict.fromkeys((8, 9, 10, 11, 12, 13, 15), "  z = x + bias") | {14: "  y = x\n  z = x"},
+    "statement_forms": dict.fromkeys((8, 9, 10, 11, 12), "  z = x + bias") | {14: "  y = x\n  z = x", 15: "  z = where(x > 0, x, 0)"},
+    "python_statements": {13: "  z = where(x > 0, x, 0)", 22: "  z = x + bias"},
+    "modules_and_methods": {
+        8: "  a = exp(x)", 9: "  b = silu(x)", 10: "  c = x - mean(x, axis=N)", 11: "  d = sum(x, axis=N)", 12: "  e = cast(x, float32)",
+        13: "  f = x ** 2", 14: "  g = x", 16: "  k = x * pi", 18: "  m = abs(x + 1)", 19: "  n = tanh(x)",
+    },
+    "slices": {11: "  b = x", 13: "  d = take(t, i, axis=P)", 14: "  e = x", 15: "  f = x", 17: "reference: jnp.sum(x, axis=-1) + x"},
+    "constructs": {9: "  b = x"},
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
     "takes": {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
@@ -165,7 +172,7 @@ SPLIT: dict[str, list[tuple[str, str, str]]] = {
 
 # Hints that say what a text must be like, or name what there is, and propose none
 FORMS = re.compile(
-    r"write (the value out|`key: value`|it with functions of jnp|every argument out|a statement `name|each `name|it of the inputs)"
+    r"write (the value out|`key: value`|it with functions of jnp|every argument out|a statement `name|each `name|each step|it of the inputs)"
     r"|delete it$|delete its escape$|delete one$|delete this entry$|^it has at most|give every axis|give it no default"
 )
 PROPOSALS = re.compile(

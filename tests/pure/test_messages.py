@@ -12,13 +12,14 @@ import pytest
 from codegen.errors import SpecError
 from codegen.graph import names
 from codegen.graph import nodes as ir
-from codegen.language import chain, check, formula, reference, statements
+from codegen.language import chain, check, reference, statements
+from codegen.language.formula import calls, operations, products, reader
 from codegen.pipeline import read_op
 from codegen.plan import elementwise, planner
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms import tiles
 from codegen.plan.rows import reducing, reductions
-from codegen.spec import notation, specfile, text
+from codegen.spec import declarations, notation, specfile, text
 from tests.goldens import check_golden
 from tests.places import BAD_SPECS
 
@@ -27,9 +28,13 @@ MODULES = (
     text,
     names,
     notation,
+    declarations,
     specfile,
     statements,
-    formula,
+    reader,
+    calls,
+    operations,
+    products,
     gemms,
     tiles,
     chain,

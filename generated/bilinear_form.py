@@ -154,15 +154,10 @@ def bilinear_form_reference(left, x, right):
     return jnp.vdot(left[..., None] * x, jnp.broadcast_to(right, x.shape))
 
 
-def bilinear_form_frozen_row_sum(x, right):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return right * x
-
-
-def bilinear_form_frozen_chain(dy, left, right):
-    """The chain, on one vector of each operand and the row's statistics."""
+def bilinear_form_frozen_row_sum(dy, left, x, right):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     dx = dy * right * left
-    return dx
+    return right * x, dx
 
 
 def bilinear_form_frozen_row(dy, row_sum):
@@ -212,21 +207,14 @@ def bilinear_form_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mRight, (0,), rRight)
-                values = bilinear_form_frozen_row_sum(device.floats(rX[None, v, u]), device.floats(rRight[None, 0]))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.load_shared(mRight, (0,), rRight)
-                dx = bilinear_form_frozen_chain(
+                row_sum_of, dx = bilinear_form_frozen_row_sum(
                     device.floats(device.full(vec, rDy[0], rDy.element_type)),
-                    device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rRight[None, 0]),
+                    device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, u]),
+                    device.floats(rRight[None, 0]),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dleft = bilinear_form_frozen_row(

@@ -75,17 +75,11 @@ def combine_experts_stage1_xla(y, weight):
     return out_added
 
 
-def combine_experts_frozen_row_sum(dout_at_token, y, token, size_s):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    t0 = device.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
-    return t0 * y
-
-
-def combine_experts_frozen_chain(dout_at_token, weight, token, size_s):
-    """The chain, on one vector of each operand and the row's statistics."""
+def combine_experts_frozen_row_sum(dout_at_token, y, weight, token, size_s):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dy: none needs the statistics."""
     t0 = device.where((token >= 0) & (token < size_s), dout_at_token, 0.0)
     dy = weight * t0
-    return dy
+    return t0 * y, dy
 
 
 def combine_experts_frozen_row(row_sum):
@@ -137,30 +131,16 @@ def combine_experts_frozen_kernel(
             )
             part.load(mY, (iE, 0), rY[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                values = combine_experts_frozen_row_sum(
-                    device.floats(rDoutAtToken[None, v, u]), device.floats(rY[None, v, u]),
-                    device.full(vec, rToken[0, u], rToken.element_type).to(cutlass.Int32),
-                    device.full(vec, mDout.shape[0], cutlass.Int32),
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDout, rDoutAtToken), (mY, rY))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(
-                mDout, (device.clip_index(rDoutAtTokenAt[0], mDout.shape[0]), 0), rDoutAtToken[None, None, u],
-                aligned=False,
-            )
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dy = combine_experts_frozen_chain(
-                    device.floats(rDoutAtToken[None, v, u]),
+                row_sum_of, dy = combine_experts_frozen_row_sum(
+                    device.floats(rDoutAtToken[None, v, u]), device.floats(rY[None, v, u]),
                     device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     device.full(vec, rToken[0, u], rToken.element_type).to(cutlass.Int32),
                     device.full(vec, mDout.shape[0], cutlass.Int32),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dy.to(mDy.element_type), mDy, (iE, 0))
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dweight = combine_experts_frozen_row(device.full(1, row_sum))

@@ -98,17 +98,10 @@ def dense_amax_reference(x, w, bias):
 
 
 def dense_amax_epilogue_row_max(acc, bias):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+    """The values to reduce into row_max (max), from one vector of each operand, and y: none needs the statistics."""
     z = acc + bias
     y = z
-    return cute.math.abs(y)
-
-
-def dense_amax_epilogue_chain(acc, bias):
-    """The chain, on one vector of each operand and the row's statistics."""
-    z = acc + bias
-    y = z
-    return y
+    return cute.math.abs(y), y
 
 
 def dense_amax_epilogue_row(row_max):
@@ -152,19 +145,12 @@ def dense_amax_epilogue_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mBias, (0,), rBias)
-                values = dense_amax_epilogue_row_max(device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]))
-                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-        row_max, = row.reduce([rRowMax], ("max",), sRowMax)
-
-        row = row.forget((mAcc, rAcc))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.load_shared(mBias, (0,), rBias)
-                y = dense_amax_epilogue_chain(device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]))
+                row_max_of, y = dense_amax_epilogue_row_max(
+                    device.floats(rAcc[None, v, u]), device.floats(rBias[None, 0]),
+                )
+                reduce.accumulate([rRowMax], ("max",), (row_max_of,), part.vector(v).inside())
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
+        row_max, = row.reduce([rRowMax], ("max",), sRowMax)
 
         if row.writes():
             amax = dense_amax_epilogue_row(device.full(1, row_max))

@@ -101,17 +101,10 @@ def dense_residual_squares_reference(x, w, residual):
 
 
 def dense_residual_squares_epilogue_row_sum(acc, residual):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand, and y: none needs the statistics."""
     z = acc + residual
     y = z
-    return y * y
-
-
-def dense_residual_squares_epilogue_chain(acc, residual):
-    """The chain, on one vector of each operand and the row's statistics."""
-    z = acc + residual
-    y = z
-    return y
+    return y * y, y
 
 
 def dense_residual_squares_epilogue_row(row_sum):
@@ -157,23 +150,13 @@ def dense_residual_squares_epilogue_kernel(
             part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
             for v in cutlass.range_constexpr(vectors):
-                values = dense_residual_squares_epilogue_row_sum(
-                    device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mAcc, rAcc), (mResidual, rResidual))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
-            part.load(mResidual, (index, 0), rResidual[None, None, u], run=sResidualRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                y = dense_residual_squares_epilogue_chain(
+                row_sum_of, y = dense_residual_squares_epilogue_row_sum(
                     device.floats(rAcc[None, v, u]), device.floats(rResidual[None, v, u]),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             squares = dense_residual_squares_epilogue_row(device.full(1, row_sum))

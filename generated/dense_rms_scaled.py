@@ -183,8 +183,8 @@ def dense_rms_scaled_forward_launch(
     )
 
 
-def dense_rms_scaled_frozen_held_t5(acc, rstd, weight):
-    """t5, on one vector of each operand: several passes need it."""
+def dense_rms_scaled_frozen_row_sum(dy, acc, rstd, weight):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dacc: none needs the statistics."""
     z = acc * rstd * weight
     t1 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t2 = t1 * t1
@@ -192,18 +192,8 @@ def dense_rms_scaled_frozen_held_t5(acc, rstd, weight):
     t0, t6 = device.both_sigmoids(t3, False)
     t4 = t0
     t5 = t4 + z * t4 * t6 * (1.5957691216057308 + t2 * 0.2140644488178048)
-    return t5
-
-
-def dense_rms_scaled_frozen_row_sum(dy, acc, weight, t5):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return weight * dy * t5 * acc
-
-
-def dense_rms_scaled_frozen_chain(dy, rstd, weight, t5):
-    """The chain, on one vector of each operand and the row's statistics."""
     dacc = weight * rstd * dy * t5
-    return dacc
+    return weight * dy * t5 * acc, dacc
 
 
 def dense_rms_scaled_frozen_row(row_sum):
@@ -230,8 +220,6 @@ def dense_rms_scaled_frozen_kernel(
     rRstd = access.registers(mRstd, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDrstd = access.registers(mDrstd, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT5Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
@@ -258,40 +246,13 @@ def dense_rms_scaled_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mWeight, (0,), rWeight)
-                t5 = dense_rms_scaled_frozen_held_t5(
-                    device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                    device.floats(rWeight[None, 0]),
+                row_sum_of, dacc = dense_rms_scaled_frozen_row_sum(
+                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]),
+                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, 0]),
                 )
-                if cutlass.const_expr(how.holds_expensive):
-                    rT5Held[None, v].store(t5)
-                values = dense_rms_scaled_frozen_row_sum(
-                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), device.floats(rWeight[None, 0]),
-                    t5,
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mAcc, rAcc))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.load_shared(mWeight, (0,), rWeight)
-                if cutlass.const_expr(how.holds_expensive):
-                    t5 = rT5Held[None, v].load()
-                else:
-                    t5 = dense_rms_scaled_frozen_held_t5(
-                        device.floats(rAcc[None, v, u]),
-                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                        device.floats(rWeight[None, 0]),
-                    )
-                dacc = dense_rms_scaled_frozen_chain(
-                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
-                    device.floats(rWeight[None, 0]), t5,
-                )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             drstd = dense_rms_scaled_frozen_row(device.full(1, row_sum))

@@ -150,17 +150,10 @@ def dense_row_bias_forward_launch(
 
 
 def dense_row_bias_backward_row_sum(dy, z):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dacc: none needs the statistics."""
     t0 = device.where(z > 0.0, dy, 0.0)
     dacc = t0
-    return dacc
-
-
-def dense_row_bias_backward_chain(dy, z):
-    """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.where(z > 0.0, dy, 0.0)
-    dacc = t0
-    return dacc
+    return dacc, dacc
 
 
 def dense_row_bias_backward_row(row_sum):
@@ -206,19 +199,13 @@ def dense_row_bias_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)
             for v in cutlass.range_constexpr(vectors):
-                values = dense_row_bias_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mZ, rZ))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mZ, (index, 0), rZ[None, None, u], run=sZRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dacc = dense_row_bias_backward_chain(device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]))
+                row_sum_of, dacc = dense_row_bias_backward_row_sum(
+                    device.floats(rDy[None, v, u]), device.floats(rZ[None, v, u]),
+                )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dbias = dense_row_bias_backward_row(device.full(1, row_sum))

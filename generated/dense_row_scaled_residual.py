@@ -169,8 +169,8 @@ def dense_row_scaled_residual_forward_launch(
     )
 
 
-def dense_row_scaled_residual_backward_held_t4(acc, scale):
-    """t4, on one vector of each operand: several passes need it."""
+def dense_row_scaled_residual_backward_row_sum(dy, acc, scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dacc: none needs the statistics."""
     z = scale * acc
     t0 = device.minimum(device.maximum(z, -1000.0), 1000.0)
     t1 = t0 * t0
@@ -178,18 +178,8 @@ def dense_row_scaled_residual_backward_held_t4(acc, scale):
     t5, t6 = device.both_sigmoids(t2, False)
     t3 = t5
     t4 = t3 + z * t3 * t6 * (1.5957691216057308 + t1 * 0.2140644488178048)
-    return t4
-
-
-def dense_row_scaled_residual_backward_row_sum(dy, acc, t4):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return dy * t4 * acc
-
-
-def dense_row_scaled_residual_backward_chain(dy, scale, t4):
-    """The chain, on one vector of each operand and the row's statistics."""
     dacc = scale * dy * t4
-    return dacc
+    return dy * t4 * acc, dacc
 
 
 def dense_row_scaled_residual_backward_row(row_sum):
@@ -214,8 +204,6 @@ def dense_row_scaled_residual_backward_kernel(
     rScale = access.registers(mScale, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     rDscale = access.registers(mDscale, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT4Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
@@ -240,36 +228,14 @@ def dense_row_scaled_residual_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
-                t4 = dense_row_scaled_residual_backward_held_t4(
-                    device.floats(rAcc[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
-                )
-                if cutlass.const_expr(how.holds_expensive):
-                    rT4Held[None, v].store(t4)
-                values = dense_row_scaled_residual_backward_row_sum(
-                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]), t4,
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mAcc, rAcc))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t4 = rT4Held[None, v].load()
-                else:
-                    t4 = dense_row_scaled_residual_backward_held_t4(
-                        device.floats(rAcc[None, v, u]),
-                        device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
-                    )
-                dacc = dense_row_scaled_residual_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
-                    t4,
+                row_sum_of, dacc = dense_row_scaled_residual_backward_row_sum(
+                    device.floats(rDy[None, v, u]), device.floats(rAcc[None, v, u]),
+                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = dense_row_scaled_residual_backward_row(device.full(1, row_sum))

@@ -40,17 +40,11 @@ dscale = jnp.sum(dy * srelu, axis=-1)
 }
 
 
-def dscaled_srelu_row_sum(dy, x):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    r = device.where(x <= 0.0, 0.0, x)
-    return dy * (r * r)
-
-
-def dscaled_srelu_chain(dy, x, scale):
-    """The chain, on one vector of each operand and the row's statistics."""
+def dscaled_srelu_row_sum(dy, x, scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     r = device.where(x <= 0.0, 0.0, x)
     dx = dy * scale * (2.0 * r)
-    return dx
+    return dy * (r * r), dx
 
 
 def dscaled_srelu_row(row_sum):
@@ -99,22 +93,14 @@ def dscaled_srelu_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                values = dscaled_srelu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dx = dscaled_srelu_chain(
+                row_sum_of, dx = dscaled_srelu_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = dscaled_srelu_row(device.full(1, row_sum))

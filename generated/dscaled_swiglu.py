@@ -45,28 +45,17 @@ dscale = jnp.sum(dy * silu_g * u, axis=-1)
 }
 
 
-def dscaled_swiglu_held_value(x0):
-    """value, on one vector of each operand: several passes need it."""
-    g = x0
-    s = device.sigmoid(g, False)
-    return g * s
-
-
-def dscaled_swiglu_row_sum(dy, x1, value):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    u = x1
-    return dy * (value * u)
-
-
-def dscaled_swiglu_chain(dy, x0, x1, scale, value):
-    """The chain, on one vector of each operand and the row's statistics."""
+def dscaled_swiglu_row_sum(dy, x0, x1, scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx0, dx1: none needs the
+    statistics."""
     g = x0
     u = x1
     s = device.sigmoid(g, False)
     dscaled = dy * scale
-    dx0 = dscaled * u * (s + value * (1.0 - s))
-    dx1 = dscaled * value
-    return dx0, dx1
+    t0 = g * s
+    dx0 = dscaled * u * (s + t0 * (1.0 - s))
+    dx1 = dscaled * t0
+    return dy * (t0 * u), dx0, dx1
 
 
 def dscaled_swiglu_row(row_sum):
@@ -90,8 +79,6 @@ def dscaled_swiglu_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
@@ -115,31 +102,15 @@ def dscaled_swiglu_kernel(
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                value = dscaled_swiglu_held_value(device.floats(rX0[None, v, u]))
-                if cutlass.const_expr(how.holds_expensive):
-                    rValueHeld[None, v].store(value)
-                values = dscaled_swiglu_row_sum(device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), value)
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    value = rValueHeld[None, v].load()
-                else:
-                    value = dscaled_swiglu_held_value(device.floats(rX0[None, v, u]))
-                dx0, dx1 = dscaled_swiglu_chain(
+                row_sum_of, dx0, dx1 = dscaled_swiglu_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
-                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)), value,
+                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)
                 at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = dscaled_swiglu_row(device.full(1, row_sum))

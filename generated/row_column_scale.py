@@ -72,15 +72,10 @@ def row_column_scale_reference(x, row_scale, column_scale):
     return x * row_scale[..., None] * column_scale
 
 
-def row_column_scale_frozen_row_sum(dy, x, column_scale):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return column_scale * dy * x
-
-
-def row_column_scale_frozen_chain(dy, row_scale, column_scale):
-    """The chain, on one vector of each operand and the row's statistics."""
+def row_column_scale_frozen_row_sum(dy, x, row_scale, column_scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     dx = column_scale * row_scale * dy
-    return dx
+    return column_scale * dy * x, dx
 
 
 def row_column_scale_frozen_row(row_sum):
@@ -133,25 +128,14 @@ def row_column_scale_frozen_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mColumnScale, (0,), rColumnScale)
-                values = row_column_scale_frozen_row_sum(
-                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.floats(rColumnScale[None, 0]),
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.load_shared(mColumnScale, (0,), rColumnScale)
-                dx = row_column_scale_frozen_chain(
-                    device.floats(rDy[None, v, u]),
+                row_sum_of, dx = row_column_scale_frozen_row_sum(
+                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
                     device.floats(rColumnScale[None, 0]),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             drow_scale = row_column_scale_frozen_row(device.full(1, row_sum))

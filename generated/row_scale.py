@@ -70,15 +70,10 @@ def row_scale_reference(x, scale):
     return x * scale[..., None]
 
 
-def row_scale_backward_row_sum(dy, x):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return dy * x
-
-
-def row_scale_backward_chain(dy, scale):
-    """The chain, on one vector of each operand and the row's statistics."""
+def row_scale_backward_row_sum(dy, x, scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     dx = scale * dy
-    return dx
+    return dy * x, dx
 
 
 def row_scale_backward_row(row_sum):
@@ -127,20 +122,14 @@ def row_scale_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                values = row_scale_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dx = row_scale_backward_chain(
-                    device.floats(rDy[None, v, u]), device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
+                row_sum_of, dx = row_scale_backward_row_sum(
+                    device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
+                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = row_scale_backward_row(device.full(1, row_sum))

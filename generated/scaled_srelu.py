@@ -72,17 +72,11 @@ def scaled_srelu_reference(x, scale):
     return jnp.square(jax.nn.relu(x)) * scale[..., None]
 
 
-def scaled_srelu_backward_row_sum(dy, x):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    t0 = device.where(x <= 0.0, 0.0, x)
-    return dy * (t0 * t0)
-
-
-def scaled_srelu_backward_chain(dy, x, scale):
-    """The chain, on one vector of each operand and the row's statistics."""
+def scaled_srelu_backward_row_sum(dy, x, scale):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     t0 = device.where(x <= 0.0, 0.0, x)
     dx = device.where(x > 0.0, 2.0 * scale * dy * t0, 0.0)
-    return dx
+    return dy * (t0 * t0), dx
 
 
 def scaled_srelu_backward_row(row_sum):
@@ -131,22 +125,14 @@ def scaled_srelu_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                values = scaled_srelu_backward_row_sum(device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]))
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                dx = scaled_srelu_backward_chain(
+                row_sum_of, dx = scaled_srelu_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]),
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = scaled_srelu_backward_row(device.full(1, row_sum))

@@ -82,24 +82,15 @@ def scaled_swiglu_reference(x, scale):
     return y
 
 
-def scaled_swiglu_backward_held_t1(x0, approx):
-    """t1, on one vector of each operand: several passes need it."""
-    t1 = x0 * device.sigmoid(x0, approx)
-    return t1
-
-
-def scaled_swiglu_backward_row_sum(dy, x1, t1):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return dy * (t1 * x1)
-
-
-def scaled_swiglu_backward_chain(dy, x0, x1, scale, t1, approx):
-    """The chain, on one vector of each operand and the row's statistics."""
+def scaled_swiglu_backward_row_sum(dy, x0, x1, scale, approx):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx0, dx1: none needs the
+    statistics."""
     t0 = scale * dy
     t2, t3 = device.both_sigmoids(x0, approx)
     dx0 = t0 * x1 * t2 * (1.0 + x0 * t3)
+    t1 = x0 * t2
     dx1 = t0 * t1
-    return dx0, dx1
+    return dy * (t1 * x1), dx0, dx1
 
 
 def scaled_swiglu_backward_row(row_sum):
@@ -124,8 +115,6 @@ def scaled_swiglu_backward_kernel(
     rX0 = access.registers(mX, (vec, vectors, at_once))
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
@@ -149,33 +138,15 @@ def scaled_swiglu_backward_kernel(
             part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
             part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
             for v in cutlass.range_constexpr(vectors):
-                t1 = scaled_swiglu_backward_held_t1(device.floats(rX0[None, v, u]), approx)
-                if cutlass.const_expr(how.holds_expensive):
-                    rT1Held[None, v].store(t1)
-                values = scaled_swiglu_backward_row_sum(
-                    device.floats(rDy[None, v, u]), device.floats(rX1[None, v, u]), t1,
-                )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDy, rDy), (mX, rX0), (mX, rX1))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
-            for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t1 = rT1Held[None, v].load()
-                else:
-                    t1 = scaled_swiglu_backward_held_t1(device.floats(rX0[None, v, u]), approx)
-                dx0, dx1 = scaled_swiglu_backward_chain(
+                row_sum_of, dx0, dx1 = scaled_swiglu_backward_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
-                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)), t1, approx,
+                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)), approx,
                 )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)
                 at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dscale = scaled_swiglu_backward_row(device.full(1, row_sum))

@@ -113,26 +113,13 @@ def volume_render_stage1_xla(density, distance):
     return cumprod_of_rows_s
 
 
-def volume_render_stage2_held_weights(density, distance, cumprod_of_rows_s):
-    """weights, on one vector of each operand: several passes need it."""
+def volume_render_stage2_row_sum(density, distance, cumprod_of_rows_s):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and weights: none needs the
+    statistics."""
     clear = device.exp(-device.where(density <= 0.0, 0.0, density) * distance, False)
     w = device.divide(cumprod_of_rows_s, clear, False) * (1.0 - clear)
     weights = w
-    return weights
-
-
-def volume_render_stage2_row_sum(weights):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    w = weights
-    weights = w
-    return weights
-
-
-def volume_render_stage2_chain(weights):
-    """The chain, on one vector of each operand and the row's statistics."""
-    w = weights
-    weights = w
-    return weights
+    return weights, weights
 
 
 def volume_render_stage2_row(row_sum):
@@ -157,8 +144,6 @@ def volume_render_stage2_kernel(
     rCumprodOfRowsS = access.registers(mCumprodOfRowsS, (vec, vectors, at_once))
     rWeights = access.registers(mWeights, (vec, vectors, at_once))
     rOpacity = access.registers(mOpacity, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rWeightsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sWeightsRun = rowwise.run_of(how, mWeights, rows, S)
     sDensityRun = rowwise.fetch(how, mDensity, rows, S)
@@ -186,33 +171,14 @@ def volume_render_stage2_kernel(
             part.load(mDistance, (index, 0), rDistance[None, None, u], run=sDistanceRun)
             part.load(mCumprodOfRowsS, (index, 0), rCumprodOfRowsS[None, None, u], run=sCumprodOfRowsSRun)
             for v in cutlass.range_constexpr(vectors):
-                weights = volume_render_stage2_held_weights(
+                at = part.vector(v)
+                row_sum_of, weights = volume_render_stage2_row_sum(
                     device.floats(rDensity[None, v, u]), device.floats(rDistance[None, v, u]),
                     device.floats(rCumprodOfRowsS[None, v, u]),
                 )
-                if cutlass.const_expr(how.holds_expensive):
-                    rWeightsHeld[None, v].store(weights)
-                values = volume_render_stage2_row_sum(weights)
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mDensity, rDensity), (mDistance, rDistance), (mCumprodOfRowsS, rCumprodOfRowsS))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mDensity, (index, 0), rDensity[None, None, u], run=sDensityRun)
-            part.load(mDistance, (index, 0), rDistance[None, None, u], run=sDistanceRun)
-            part.load(mCumprodOfRowsS, (index, 0), rCumprodOfRowsS[None, None, u], run=sCumprodOfRowsSRun)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    weights = rWeightsHeld[None, v].load()
-                else:
-                    weights = volume_render_stage2_held_weights(
-                        device.floats(rDensity[None, v, u]), device.floats(rDistance[None, v, u]),
-                        device.floats(rCumprodOfRowsS[None, v, u]),
-                    )
-                weights = volume_render_stage2_chain(weights)
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(weights.to(mWeights.element_type), mWeights, (index, 0), rWeights[None, v, u], run=sWeightsRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             opacity = volume_render_stage2_row(device.full(1, row_sum))

@@ -149,15 +149,10 @@ def weighted_column_sum_reference(x, weight):
     return jnp.einsum('...n->n', x * weight[..., None])
 
 
-def weighted_column_sum_backward_row_sum(dy, x):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return dy * x
-
-
-def weighted_column_sum_backward_chain(dy, weight):
-    """The chain, on one vector of each operand and the row's statistics."""
+def weighted_column_sum_backward_row_sum(dy, x, weight):
+    """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
     dx = dy * weight
-    return dx
+    return dy * x, dx
 
 
 def weighted_column_sum_backward_row(row_sum):
@@ -204,22 +199,13 @@ def weighted_column_sum_backward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 at.load_shared(mDy, (0,), rDy)
-                values = weighted_column_sum_backward_row_sum(
+                row_sum_of, dx = weighted_column_sum_backward_row_sum(
                     device.floats(rDy[None, 0]), device.floats(rX[None, v, u]),
+                    device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                 )
-                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
-
-        row = row.forget((mX, rX))
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            for v in cutlass.range_constexpr(vectors):
-                at = part.vector(v)
-                at.load_shared(mDy, (0,), rDy)
-                dx = weighted_column_sum_backward_chain(
-                    device.floats(rDy[None, 0]), device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
-                )
+                reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():
             dweight = weighted_column_sum_backward_row(device.full(1, row_sum))

@@ -95,6 +95,7 @@ class Reads:
     draws: bool = False  # whether random numbers are drawn for each column
     alive: int = 1  # the most values of a column that are alive at once
     mixes: bool = False  # whether an output needs reductions over rows that keep different axes
+    joins: bool = False  # whether the last sweep over a row writes the outputs along it, too
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
 
     @property
@@ -401,7 +402,7 @@ class Reads:
     def passes(self) -> int:
         """How often a row is read if it is not held: once for each sweep, and once more for outputs along it."""
         written = any(a.mode != "row" for a in self.stores) or self.columns
-        return len(self.sweeps) + bool(written)
+        return len(self.sweeps) + bool(written and not self.joins)
 
     def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
         """How often a launch reads a row; once more if an earlier kernel computes its statistics."""

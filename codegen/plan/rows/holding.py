@@ -8,6 +8,16 @@ from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import COSTLY
 
 
+def held_values(
+    roots: Sequence[Sequence[Node]], along: set[str], nodes: Sequence[Node], each: bool
+) -> Iterator[tuple[Node, int]]:
+    """The values that sweeps with these roots hold, in the order of `nodes`, and the first sweep that computes each. `each`: every sweep
+    holds the last ones of those before it; else the last one of each chain is held."""
+    sweeps = Sweeps(roots, along)
+    last = (sweeps.last_of_sweeps if each else sweeps.last_of_chains)(nodes)
+    return ((node, sweeps.first(node)) for node in nodes if id(node) in last and node.kind == "float")
+
+
 class Sweeps:
     """The roots of the values that each sweep computes, along the axes of a row's columns."""
 

@@ -16,7 +16,7 @@ from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.plan.rows.access import Expensive, Statistic
-from codegen.plan.rows.holding import Sweeps
+from codegen.plan.rows.holding import held_values
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
@@ -378,7 +378,8 @@ class Reductions(Planner):
             rows=rows,
             columns=columns,
             inner=inner,
-            expensive=self.expensive(rows, columns, groups[leading:], names),
+            expensive=self.expensive(rows, columns, {axis for g in groups[leading:] for axis in g.axes}, names),
+            joins=self.joins(rows, columns),
             apart=tuple(i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= kept),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
             order=self.in_order(self.axes),
@@ -419,28 +420,28 @@ class Reductions(Planner):
             for s in self.statements if s.name in outputs
         )  # fmt: skip
 
+    def joins(self, rows: tuple[Statistic, ...], columns: tuple[Statistic, ...]) -> bool:
+        """Whether the last sweep over a row writes the outputs along it, too: none of them needs one of its statistics."""
+        last = [s.node for s in rows if s.stage == rows[-1].stage]
+        if not last or columns or self.holds_rows or any(id(n) in self.following for n in last):
+            return False
+        along, late = {*self.axes[self.place :]}, self.reached_by(last)
+        written = [s.value for s in self.written() if along & {*self.spec.array(s.name).axes}]
+        return bool(written) and not any(id(value) in late for value in written)
+
     def expensive(
-        self,
-        rows: tuple[Statistic, ...],
-        columns: tuple[Statistic, ...],
-        column_groups: tuple[Group, ...],
-        names: Names,
-    ) -> tuple[Expensive, ...]:
-        """Values of each column that need an expensive operation and that more than one sweep needs."""
-        stages = 1 + max((s.stage for s in rows), default=-1)
-        roots = [[s.operand for s in rows if s.stage == i] for i in range(stages)]
-        results = [s.value for s in self.statements if any(s.name == o.name for o in self.spec.outputs)]
+        self, rows: tuple[Statistic, ...], columns: tuple[Statistic, ...], axes: set[str], names: Names
+    ) -> tuple[Expensive, ...]:  # fmt: skip
+        """Values of each column that need an expensive operation and that more than one sweep along these axes needs."""
         walks = bool(columns) and not self.holds_rows
-        along = {axis for group in column_groups for axis in group.axes}
-        sweeps = Sweeps([*roots, [*results, *(s.value for s in columns if walks)]], along)
-        last = (sweeps.last_of_sweeps if walks else sweeps.last_of_chains)(self.nodes)
+        sweeps = [[s.operand for s in rows if s.stage == i] for i in range(rows[-1].stage + 1 if rows else 1)]
+        last_sweep = sweeps.pop() if self.joins(rows, columns) else []
+        sweeps.append([*last_sweep, *(s.value for s in self.written()), *(s.value for s in columns if walks)])
         chain = {id(s.value): s.name for s in self.statements}
-        found = []
-        for node in self.nodes:
-            if id(node) in last and node.kind == "float":
-                name = names.beside(chain.get(id(node)) or names.statistic("value", id(node)), REDUCING_NAMES)
-                found.append(Expensive(name, node, sweeps.first(node)))
-        return tuple(found)
+        return tuple(
+            Expensive(names.beside(chain.get(id(n)) or names.statistic("value", id(n)), REDUCING_NAMES), n, first)
+            for n, first in held_values(sweeps, axes, self.nodes, walks)
+        )
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
         del axis, groups

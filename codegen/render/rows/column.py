@@ -265,14 +265,7 @@ class WalkContext(FinishContext):
     def walk(self) -> Walk:
         function, stores = self.walk_function(), self.vector_stores()
         names = [a.name for a in stores]
-        taken = {*names, *function.params}
-        values = []
-        for s in self.plan.columns:
-            name = f"{s.name}_of"
-            while name in taken:
-                name += "_"
-            taken.add(name)
-            values.append(name)
+        values = self.operand_names(self.plan.columns, {*names, *function.params})
         named = dict(zip(self.plan.columns, values, strict=True))
         once = [s for s in self.totals() if s.once]
         folds = [

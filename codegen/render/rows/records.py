@@ -122,6 +122,9 @@ class Stage(Reductions):
     held: list[HeldValues]
     loads: list[Load]
     at: bool  # whether they name the vector itself: its columns, or what is loaded for it alone
+    results: str  # the names of the function's results, of which `values` are reduced
+    values: str
+    stores: list[str]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,14 @@ class RowContext(RowAccess):
         doc = f"The values to reduce into {what}, from one vector of each operand."
         alone = len(statistics) == 1 and not SUFFIXES.fullmatch(statistics[0].name)
         name = f"{self.spec.op}_{statistics[0].name if alone else f'stage{stage}'}"
-        return self.function(name, doc, [s.operand for s in statistics], before)
+        written = self.written_in(stage)
+        if written:
+            doc = f"{doc[:-1]}, and {', '.join(a.name for a in written)}: none needs the statistics."
+        return self.function(name, doc, [*(s.operand for s in statistics), *self.values_of(written)], before)
+
+    def written_in(self, stage: int) -> list[Access]:
+        """The outputs along rows that are written in the sweep of a stage."""
+        return self.vector_stores() if self.plan.joins and stage == len(self.plan.stages) - 1 else []
 
     def values_of(self, stores: list[Access]) -> list[Node]:
         values = {(s.name, s.part): s.value for s in self.statements}
@@ -134,7 +141,7 @@ class RowContext(RowAccess):
     @once
     def chain_function(self) -> Function | None:
         stores = self.vector_stores()
-        if not stores:
+        if not stores or self.plan.joins:
             return None
         doc = "The chain, on one vector of each operand and the row's statistics."
         return self.function(f"{self.spec.op}_chain", doc, self.values_of(stores), self.statistic_leaves())
@@ -251,17 +258,32 @@ class RowContext(RowAccess):
 
     def stage(self, number: int) -> Stage:
         """The reductions of each vector."""
-        function = self.stage_function(number)
+        function, written = self.stage_function(number), self.written_in(number)
+        operands = self.operand_names(self.plan.stages[number], {*(a.name for a in written), *function.params})
         return Stage(
             **vars(self.fold_of(self.plan.stages[number])),
+            results=", ".join([*operands, *(a.name for a in written)]) if written else "values",
+            values=in_tuple(operands) if written else "values",
+            stores=self.store_lines(written),
             shared=self.shared(number),
             memory=self.memory(self.plan.stages[number]),
             function=function,
             arguments=self.arguments(function, "vec"),
             held=self.held_values(function, number),
             loads=self.loads_for(function),
-            at=self.names_vector(function),
+            at=bool(written) or self.names_vector(function),
         )
+
+    @staticmethod
+    def operand_names(statistics: Sequence[Statistic], taken: set[str]) -> list[str]:
+        """A name for the values that are reduced into each statistic, beside those that are taken."""
+        names: list[str] = []
+        for s in statistics:
+            name = f"{s.name}_of"
+            while name in {*taken, *names}:
+                name += "_"
+            names.append(name)
+        return names
 
     def names_vector(self, function: Function) -> bool:
         """Whether the values of a function need a vector's columns, or are loaded for one vector alone."""

@@ -65,6 +65,18 @@ def of_reference(op: AnyOp, axes: Axes) -> Iterator[None]:
         raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
+def shapes_of_outputs(op: AnyOp, values: Sequence[Any], axes: Axes) -> list[tuple[int, ...]]:
+    """The shapes of the outputs in a call. Raises `BrokenReference` if one of the reference's values does not broadcast to its."""
+    shapes = [views.user_shape(a, axes) for a in op.spec.outputs]
+    for array, value, shape in zip(op.spec.outputs, values, shapes, strict=True):
+        own = np.shape(value)
+        if len(own) > len(shape) or any(n not in (1, m) for n, m in zip(own[::-1], shape[::-1], strict=False)):
+            raise BrokenReference(
+                f"{op.spec.op}: its reference gives {array.name} the shape {own}; it is {array}, which is {shape} in this call"
+            )
+    return shapes
+
+
 def reference_values(op: AnyOp, args: list[Any], keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
     """The reference's unrounded values, computed on the CPU and broadcast to the outputs' shapes."""
     with jax.default_device(jax.devices("cpu")[0]):
@@ -74,10 +86,8 @@ def reference_values(op: AnyOp, args: list[Any], keywords: dict[str, Any], preci
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
         with of_reference(op, axes):
             values = computed_once(lambda *xs: evaluate(xs), *operands)
-            return tuple(
-                np.broadcast_to(np.asarray(v), views.user_shape(a, axes))
-                for v, a in zip(values, op.spec.outputs, strict=True)
-            )
+            shapes = shapes_of_outputs(op, values, axes)
+            return tuple(np.broadcast_to(np.asarray(v), shape) for v, shape in zip(values, shapes, strict=True))
 
 
 def exact_products(op: GemmOp[..., Any], arrays: dict[str, np.ndarray], axes: Axes, gpu: bool) -> dict[str, Terms]:

@@ -17,12 +17,11 @@ from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, same
 from codegen.checking.bounds import FAST
 from codegen.checking.draw import Case, walking_far
-from codegen.checking.expected import of_reference
+from codegen.checking.expected import of_reference, shapes_of_outputs
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.checking.twins import stored
 from codegen.graph.nodes import DTYPES
 from codegen.plan.op import attention_in, products_in
-from codegen.runtime.call import views
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.op import AnyOp
 
@@ -122,7 +121,6 @@ class GradientCall:
         op = self.op
         fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
         given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
-        shapes = [views.user_shape(a, self.case.axes) for a in op.spec.outputs]
         with of_reference(op, self.case.axes):
             results = [jnp.asarray(y) for y in op.evaluate_reference(self.key, given, "float64")]
             for y, array in zip(results, op.spec.outputs, strict=True):
@@ -131,6 +129,7 @@ class GradientCall:
                         f"{op.spec.op}: its reference gives {array.name} in {y.dtype} where its inputs are float64: "
                         "it must compute in its inputs' dtype, such as `x.dtype`"
                     )
+            shapes = shapes_of_outputs(op, results, self.case.axes)
             return tuple(jnp.broadcast_to(y, shape) for y, shape in zip(results, shapes, strict=True))
 
     def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple[Any, ...]], Values]:

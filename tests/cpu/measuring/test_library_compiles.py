@@ -2,18 +2,20 @@
 
 import functools
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 
 import jax
 import pytest
-from access_widths import unexpected
+from access_widths import most_spills, unexpected
 from instruction_list import forms, listed
 
 import generated
 from codegen.language import sizes
-from codegen.measuring.compiled.compile import Variant, compile_call, compile_kernel, row_lengths, variants
+from codegen.measuring.compiled.compile import Variant, compile_call, compile_kernel, launch_of, row_lengths, variants
 from codegen.plan.gemms.hopper_tiles import HALVES
 from codegen.plan.limits import lacks
+from codegen.runtime.compiled.kernels import MOST_SPILLED
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import Op
 from codegen.targets import USUAL
@@ -129,6 +131,20 @@ def test_kernels_compile_with_wide_accesses_and_without_spills(own, turn):
         problems += [f"{variant} {arch}: {p}" for p in found]
     assert not problems, "\n".join(problems)
     assert count
+
+
+def test_spills_are_unexpected_where_no_bound_of_registers_causes_them():
+    op, arch = generated.dsoftmax, "sm_80"
+    of_float16 = {v.columns: v for v in variants(op) if str(v).startswith("T=float16") and not v.ragged}
+    for variant, resident in ((of_float16[4096], True), (of_float16[64], False)):
+        assert (launch_of(op, variant, arch).resident > 0) == resident
+        compiled = compile_kernel(op, variant, arch)
+        spills = most_spills(op, variant) + 4
+        for stack, unbound in ((MOST_SPILLED, 0), (MOST_SPILLED, 8), (MOST_SPILLED + 8, 0)):
+            found = unexpected(op, variant, arch, replace(compiled, spills=spills, stack=stack, unbound=unbound))
+            assert found == (
+                [] if resident and (stack, unbound) == (MOST_SPILLED, 0) else [f"{spills} bytes of spills"]
+            )
 
 
 def dealt_out(op: Op, turn: int) -> list[tuple[Variant, str]]:

@@ -15,6 +15,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
 from codegen.device.math.narrow import bytes_of
+from codegen.device.math.opaque import unseen
 from codegen.shared import WARP
 
 EVICT = cute.nvgpu.CacheEvictionPriority
@@ -146,7 +147,7 @@ def load_rows(src: cute.Tensor, row: cutlass.Int32, dst: cute.Tensor, place: cut
         _hand_on(pieces, place, (vec, WARP * vec), (count, vec))
         _regroup(pieces, [found])
     else:
-        own = device.unseen(Int32(left)) - lane * count
+        own = unseen(Int32(left)) - lane * count
         for k in cutlass.range(count, unroll_full=True):
             found[k] = src.element_type(0)
             if k < own:
@@ -166,7 +167,7 @@ def store_rows(src: cute.Tensor, dst: cute.Tensor, row: cutlass.Int32, place: cu
         for i in cutlass.range_constexpr(count // vec):
             cute.autovec_copy(pieces[i], device.vector(dst, start + (i * WARP + lane) * vec, vec))
     else:
-        own = device.unseen(Int32(left)) - lane * count
+        own = unseen(Int32(left)) - lane * count
         for k in cutlass.range(count, unroll_full=True):
             if k < own:
                 (dst.iterator + (start + lane * count + k)).store(held[k])
@@ -277,7 +278,7 @@ def forget(registers: cute.Tensor) -> None:
     if cute.size(registers) // vectors * registers.element_type.width % 32 == 0:
         words = cute.recast_tensor(registers, Int32)
         for i in range(cute.size(words)):
-            words[i] = device.unseen(words[i])
+            words[i] = unseen(words[i])
 
 
 @cute.jit

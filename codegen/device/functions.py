@@ -18,6 +18,8 @@ from cutlass._mlir import ir
 from cutlass._mlir.dialects import arith, llvm
 from cutlass._mlir.dialects import vector as mlir_vector
 
+from codegen.device.math.opaque import orders, unmerged, unseen
+
 Vector: TypeAlias = Any  # cute.TensorSSA
 Operand: TypeAlias = Any  # a Vector, or a Python number used with one
 
@@ -56,11 +58,6 @@ def _copy_whole_or_part(src: cute.Tensor, dst: cute.Tensor, valid: cutlass.Int64
         for i in cutlass.range(cute.size(src), unroll_full=True):
             if i < left:
                 dst[i] = src[i]
-
-
-def unseen(word: cutlass.Int32) -> cutlass.Int32:
-    """The same word, but the compiler does not know that."""
-    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
 
 
 def next_coordinates(at: tuple[Int32, ...], extents: tuple[Int32, ...]) -> tuple[Int32, ...]:
@@ -344,7 +341,7 @@ def maximum(a: Operand, b: Operand) -> Vector:
     a, b = as_vectors(a, b)
     if a.dtype is Float32:  # one instruction
         return each(lambda p, q: cute.arch.fmax(p, q, nan=True), a, b)
-    return cute.math.max(a, b, propagate_nan=True)
+    return _unmerged(cute.math.max(a, b, propagate_nan=True))
 
 
 def minimum(a: Operand, b: Operand) -> Vector:
@@ -352,7 +349,11 @@ def minimum(a: Operand, b: Operand) -> Vector:
     a, b = as_vectors(a, b)
     if a.dtype is Float32:
         return each(lambda p, q: cute.arch.fmin(p, q, nan=True), a, b)
-    return cute.math.min(a, b, propagate_nan=True)
+    return _unmerged(cute.math.min(a, b, propagate_nan=True))
+
+
+def _unmerged(extremes: Vector) -> Vector:
+    return each(unmerged, extremes) if extremes.dtype is Int32 else extremes
 
 
 def sign(x: Vector) -> Vector:
@@ -371,7 +372,8 @@ def where(condition: Vector, a: Operand, b: Operand) -> Vector:
         a = cute.full_like(b, a)
     elif not isinstance(b, cute.TensorSSA):
         b = cute.full_like(a, b)
-    return cute.where(condition, a, b)
+    chosen = cute.where(condition, a, b)
+    return _unmerged(chosen) if orders(condition.ir_value(), a.ir_value(), b.ir_value()) else chosen
 
 
 def equal_index(index: Vector, other: Operand) -> Vector:

@@ -14,10 +14,10 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric
 
 from codegen.device import access, reduce, runs
-from codegen.device import functions as device
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
 from codegen.device.math.narrow import bytes_of
+from codegen.device.math.opaque import unseen
 from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
 from codegen.shared import RowLaunch, Walk
 
@@ -350,7 +350,7 @@ class Row:
         keeps no other values computed from them."""
         if not self.how.only_row:
             return self
-        first = device.unseen(self.first)
+        first = unseen(self.first)
         forget(*arrays)
         return replace(self, first=first)
 

@@ -10,6 +10,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from codegen.device.math.opaque import unmerged
 from codegen.shared import WARP
 
 Bounds = tuple[Any, Any]  # Python's or the kernel's numbers or bools
@@ -72,11 +73,13 @@ def put(words: cute.Tensor, block: Int32, found: tuple, there: cutlass.Boolean) 
 
 
 def least(a: Any, b: Any) -> Any:
-    return min(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else cutlass.select_(a < b, a, b)
+    known = isinstance(a, int | float) and isinstance(b, int | float)
+    return min(a, b) if known else unmerged(cutlass.select_(a < b, a, b))
 
 
 def greatest(a: Any, b: Any) -> Any:
-    return max(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else cutlass.select_(a > b, a, b)
+    known = isinstance(a, int | float) and isinstance(b, int | float)
+    return max(a, b) if known else unmerged(cutlass.select_(a > b, a, b))
 
 
 def add(a: Bounds, b: Bounds) -> Bounds:

@@ -14,13 +14,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from codegen.device import functions as device
 from codegen.device import reduce, vectors
 from codegen.device.gemm import folds as gemm_folds
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import staging
 from codegen.device.gemm.pieces import Form, Pieces
 from codegen.device.gemm.vector import Vector
+from codegen.device.math.opaque import unseen
 from codegen.shared import STAGED_ROWS, WARP
 
 
@@ -97,7 +97,7 @@ def _in_loops(
     for i in cutlass.range_constexpr(len(order)):
         (turn, slab, part), more = order[i], i + 1 < len(order)
         # Or the compiler would compute all places at once, and keep them in registers
-        lane = device.unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
+        lane = unseen(lane) & (WARP - 1)  # or it would divide as negative numbers need it
         written, reading = _places(lane, (written, reading), walk, form)
         if cutlass.const_expr(slab + part == 0):
             fixed = coming
@@ -145,7 +145,7 @@ def _places(lane: Int32, before: tuple[Int32, Int32] | None, walk: Pieces, form:
     """Where a lane writes and reads in a piece. Where vectors are read early the places are held in registers from one piece to the
     next; else they are computed for each."""
     if form.early and before is not None:
-        return device.unseen(before[0]), device.unseen(before[1])
+        return unseen(before[0]), unseen(before[1])
     return gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)
 
 
@@ -201,7 +201,7 @@ def _unrolled(
     cute.arch.sync_warp()
     for i in cutlass.range_constexpr(len(order)):
         turn, slab, part = order[i]
-        lane = device.unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
+        lane = unseen(lane)  # or the compiler would compute all places at once, and keep them in registers
         if cutlass.const_expr(form.ahead == 0):
             read.append(_operands(walk, i, lane, read[-1], tensors, form))
         read.pop(0)

@@ -32,13 +32,13 @@ from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
-from codegen.device import functions as device
 from codegen.device.gemm import epilogue as gemm_epilogue
 from codegen.device.gemm import pieces as gemm_pieces
 from codegen.device.gemm import split as gemm_split
 from codegen.device.gemm import staging, tensorcore
 from codegen.device.gemm.pieces import Form, Product
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, free_barrier, loader, place_in_ring
+from codegen.device.math.opaque import unseen
 from codegen.shared import WARP, WARPS, Tiles
 
 TURN, MEET = 1, 3  # named barriers, one for each consumer: for its turn to multiply; for its warps to meet
@@ -473,7 +473,7 @@ def _consume(
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
         inside, sent, first = (row * tiles.tile_m < M) & (column0 < N), None, None
         if cutlass.const_expr(form.staged > 0):
-            top = device.unseen(batch * M + row0)  # or it would be computed again for each piece
+            top = unseen(batch * M + row0)  # or it would be computed again for each piece
             sent = (mine, here, begun, top, fetchers)
             if inside:
                 gemm_epilogue.begin(accumulators, (row0, column0, batch), rows, (M, N), form, sent)

@@ -13,8 +13,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric, Uint32
 
 from codegen.device import access, reduce, vectors
-from codegen.device.functions import Vector, unseen, vector
+from codegen.device.functions import Vector, vector
 from codegen.device.math.division import divide_by_count
+from codegen.device.math.opaque import unseen
 from codegen.device.middle.meeting import over_lanes, over_threads, parts_of
 from codegen.shared import MiddleLaunch
 

@@ -1,0 +1,36 @@
+"""Words of which compilers shall know less than they could: what they would infer costs time, or is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32
+from cutlass._mlir import ir
+from cutlass._mlir.dialects import llvm
+
+_ORDERED = range(2, 10)  # the predicates of `arith.cmpi` but == and !=
+
+
+def unseen(word: cutlass.Int32) -> cutlass.Int32:
+    """The same word, but the compiler does not know that."""
+    return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
+
+
+def unmerged(extreme: Any) -> Any:
+    """The larger or the smaller of two numbers; if they are words, the assembler shall not merge it with a third one. There ptxas
+    (13.0 and 13.4, sm_90a and sm_100a) loses a sign: it computes max(a, b, c) for max(max(a, -b), c). The sum becomes no
+    instruction."""
+    word = extreme.ir_value()
+    if word.type != Int32.mlir_type:
+        return extreme
+    return llvm.inline_asm(word.type, [word], "add.sat.s32 $0, $1, 0;", "=r,r")
+
+
+def orders(condition: Any, *values: Any) -> bool:
+    """Whether a condition orders one of some values: then the compiler may find a maximum or minimum where it selects one."""
+    made = condition.owner
+    if getattr(made, "name", "") != "arith.cmpi" or made.attributes["predicate"].value not in _ORDERED:
+        return False
+    same = ir.Value.__eq__  # a value's own == is an operation of the kernel
+    return any(same(compared, value) for compared in made.operands for value in values)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import UserError
+from codegen.graph.conditions import holds
 from codegen.graph.nodes import Node, Statement, topological
 from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
@@ -33,6 +34,7 @@ from codegen.targets import has_wgmma, processors
 
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100
+FAR = 1 << 20  # a row after which all others are far down
 MOST_AXES = 3  # of the batch: TMA's boxes have five
 FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
 RESIDENT = 4  # small blocks of an SM
@@ -361,14 +363,23 @@ class Attention(AttentionPlan):
         own = {a for n in nodes if n.op == "input" for a in n.dims} & {*self.batch}
         return self.is_cheap and bool(own - {*self.shared})
 
+    @property
+    def skips_first(self) -> bool:
+        """Whether the mask may skip the first columns of a row far down, as a window and documents do."""
+        if self.condition is None:
+            return False
+        far = {self.row: (FAR, FAR + HELD - 1), **dict.fromkeys(self.keys, (0, HELD - 1))}
+        return not holds(list(topological([self.condition])), far)[1]
+
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers have
         products, weights, sums of o, and what the scores read for each column. Where weights are drawn, they also have words of a
         row's draws. On an H100 with 16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and
-        192 than 128 where they have 64."""
+        192 than 128 where they have 64. A mask that may skip a row's first tiles leaves fewer columns, of which larger tiles compute
+        more than it leaves."""
 
         planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS)
-        most = 128 if self.reads_columns else 192
+        most = 128 if self.reads_columns or self.skips_first else 192
         return next(n for n in range(most, 0, -16) if not self.unfit(replace(planned, tile_n=n)))
 
     def unfit(self, how: AttentionLaunch) -> str:

@@ -34,6 +34,28 @@ def test_rows_with_masks_of_their_own_have_more_blocks(mask, sequences, columns,
     assert (how.splits, how.bounded, how.packed) == (splits, splits > 1, True)
 
 
+@pytest.mark.parametrize(
+    ("mask", "columns"),
+    [
+        ("index(S) <= index(Q)", 160),
+        ("(index(S) <= index(Q)) | (index(S) < 512)", 160),
+        ("(index(S) <= index(Q)) & (index(Q) - index(S) < 1024)", 128),
+        ("own == their", 128),
+        ("index(Q) // 64 == index(S) // 64", 128),
+    ],
+    ids=str,
+)
+def test_a_mask_that_may_skip_first_columns_has_tiles_of_fewer(mask, columns):
+    arrays = "; own: int32[B, Q]; their: int32[B, S]" if "own" in mask else ""
+    text = spec_text(
+        f"q: T[B, Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, E]{arrays}", "o: T[B, Q, H, E]",
+        f"o = softmax(where({mask}, q @ k, -inf), axis=S) @ v", types="{T: [bfloat16]}",
+    )  # fmt: skip
+    plan = read_op("specs/made.yaml", text).plan
+    how = plan.launch(DTYPES | {"own": "int32", "their": "int32"}, Extents(128, 4096, 128, 4096, 32, 1), {}, "sm_90a")
+    assert how.tile_n == columns
+
+
 def test_a_spec_without_narrow_types_still_has_a_plan():
     """Its calls run as XLA's, also where its scores read another array."""
     text = spec_text(

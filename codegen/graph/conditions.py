@@ -1,0 +1,71 @@
+"""Bounds of conditions: whether one holds somewhere, and everywhere, at some positions of its axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from codegen.graph.nodes import Node
+from codegen.graph.ranges import ANY, RULES, Range
+
+UNKNOWN = True, False  # whether a condition holds somewhere, and everywhere
+COMPARED: dict[str, Callable[..., tuple[bool, bool]]] = {
+    "lt": lambda a, b: (a[0] < b[1], a[1] < b[0]),
+    "le": lambda a, b: (a[0] <= b[1], a[1] <= b[0]),
+    "gt": lambda a, b: (a[1] > b[0], a[0] > b[1]),
+    "ge": lambda a, b: (a[1] >= b[0], a[0] >= b[1]),
+    "eq": lambda a, b: (a[0] <= b[1] and b[0] <= a[1], a[0] == a[1] == b[0] == b[1]),
+    "ne": lambda a, b: (not a[0] == a[1] == b[0] == b[1], not (a[0] <= b[1] and b[0] <= a[1])),
+}
+JOINED: dict[str, Callable[..., tuple[bool, bool]]] = {
+    "and": lambda a, b: (a[0] and b[0], a[1] and b[1]),
+    "or": lambda a, b: (a[0] or b[0], a[1] or b[1]),
+    "not": lambda a: (not a[1], not a[0]),
+}
+
+
+def holds(
+    nodes: Sequence[Node],
+    positions: Mapping[str, Range],
+    params: Mapping[str, float] = MappingProxyType({}),
+    shape: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[bool, bool]:
+    """Whether a condition holds somewhere, and everywhere, at some positions of its axes. It is the last of its nodes. Where a size or a
+    parameter is not given, it may be any."""
+    found: dict[int, Any] = {}
+    for node in nodes:
+        args = [found[id(a)] for a in node.args]
+        if node.kind == "bool":
+            rule = JOINED.get(node.op) or COMPARED.get(node.op)
+            numbers = node.op in JOINED or all(a.kind != "bool" for a in node.args)
+            found[id(node)] = rule(*args) if rule is not None and numbers else UNKNOWN
+        else:
+            found[id(node)] = _number(node, args, positions, params, shape)
+    some, every = found[id(nodes[-1])]
+    return bool(some), bool(every)
+
+
+def _number(
+    node: Node, args: list[Any], positions: Mapping[str, Range], params: Mapping[str, float], shape: Mapping[str, int]
+) -> Range:
+    """The bounds of a number."""
+    axis = str(node.attr)
+    if node.is_const:
+        return float(axis), float(axis)
+    if node.op == "param":
+        return (params[axis], params[axis]) if axis in params else ANY
+    if node.op == "size":
+        return (shape[axis], shape[axis]) if axis in shape else (0, math.inf)
+    if node.op == "index":
+        return positions.get(axis, (0, shape.get(axis, math.inf) - 1))
+    if node.op in ("floordiv", "mod") and args[1][0] == args[1][1] > 0 and all(map(math.isfinite, args[0])):
+        divisor = args[1][0]
+        low, high = (end // divisor for end in args[0])
+        if node.op == "floordiv":
+            return low, high
+        return (args[0][0] % divisor, args[0][1] % divisor) if low == high else (0, divisor - 1)
+    rule = RULES.get(node.op)
+    numbers = all(a.kind != "bool" for a in node.args)
+    return rule(*args) if rule is not None and numbers and node.op != "sum" else ANY

@@ -41,17 +41,17 @@ o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(jnp.where(j <= i, s, -jnp.inf))
 }
 
 
-def alibi_attention_score_chain(acc, slopes, index_s, index_q, scale):
+def alibi_attention_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
     scores = device.where(
-        index_s <= index_q, acc * scale + slopes * (index_s - index_q).to(cutlass.Float32), -float("inf"),
+        index_s <= index_q, acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps), -float("inf"),
     )
     return scores
 
 
-def alibi_attention_full_chain(acc, slopes, index_s, index_q, scale):
+def alibi_attention_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + slopes * (index_s - index_q).to(cutlass.Float32)
+    scores = acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps)
     return scores
 
 
@@ -73,11 +73,11 @@ def alibi_attention_score(at: attend.Scores, acc, tensors: tuple, masked: bool, 
     if not masked:
         return alibi_attention_full_chain(
             acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-            device.full(at.vec, scale),
+            device.full(at.vec, scale), at.steps(),
         )
     return alibi_attention_score_chain(
         acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-        device.full(at.vec, scale),
+        device.full(at.vec, scale), at.steps(),
     )
 
 
@@ -122,17 +122,17 @@ def alibi_attention_reference(q, k, v, slopes, scale):
     return o
 
 
-def alibi_attention_forward_score_chain(acc, slopes, index_s, index_q, scale):
+def alibi_attention_forward_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
     scores = device.where(
-        index_s <= index_q, acc * scale + slopes * (index_s - index_q).to(cutlass.Float32), -float("inf"),
+        index_s <= index_q, acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps), -float("inf"),
     )
     return scores
 
 
-def alibi_attention_forward_full_chain(acc, slopes, index_s, index_q, scale):
+def alibi_attention_forward_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + slopes * (index_s - index_q).to(cutlass.Float32)
+    scores = acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps)
     return scores
 
 
@@ -157,11 +157,11 @@ def alibi_attention_forward_score(at: attend.Scores, acc, tensors: tuple, masked
     if not masked:
         return alibi_attention_forward_full_chain(
             acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-            device.full(at.vec, scale),
+            device.full(at.vec, scale), at.steps(),
         )
     return alibi_attention_forward_score_chain(
         acc, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-        device.full(at.vec, scale),
+        device.full(at.vec, scale), at.steps(),
     )
 
 
@@ -292,11 +292,13 @@ def alibi_attention_backward_stage1_xla(do, o, row_sum):
     return row_value1, delta
 
 
-def alibi_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale):
+def alibi_attention_backward_stage2_slope_chain(
+    acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale, steps,
+):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
-    t3 = (index_s - index_q).to(cutlass.Float32)
-    t1 = device.exp(device.where(t0, acc * scale + slopes * t3, -float("inf")) - row_max, True) * row_value1
+    t3 = attend.floats(index_s - index_q, 1.0 * steps)
+    t1 = device.exp_term(device.where(t0, acc * scale + slopes * t3, -float("inf")) - row_max, True) * row_value1
     weights = t1
     t2 = device.where(t0, weights * (dp - delta), 0.0)
     slopes2 = scale * t2
@@ -304,10 +306,12 @@ def alibi_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, de
     return weights, slopes2, sum1_term
 
 
-def alibi_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale):
+def alibi_attention_backward_stage2_full_chain(
+    acc, dp, row_max, row_value1, delta, slopes, index_s, index_q, scale, steps,
+):
     """The chain, on one vector of each operand."""
-    t2 = (index_s - index_q).to(cutlass.Float32)
-    t0 = device.exp(acc * scale + slopes * t2 - row_max, True) * row_value1
+    t2 = attend.floats(index_s - index_q, 1.0 * steps)
+    t0 = device.exp_term(acc * scale + slopes * t2 - row_max, True) * row_value1
     weights = t0
     t1 = weights * (dp - delta)
     slopes2 = scale * t1
@@ -331,11 +335,11 @@ def alibi_attention_backward_stage2_slope(
     if not masked:
         return alibi_attention_backward_stage2_full_chain(
             acc, dp, rRowMax, rRowValue1, rDelta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
-            rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+            rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale), at.steps(),
         )
     return alibi_attention_backward_stage2_slope_chain(
         acc, dp, rRowMax, rRowValue1, rDelta, device.floats(rSlopes), rIndexS.load().to(cutlass.Int32),
-        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale),
+        rIndexQ.load().to(cutlass.Int32), device.full(at.vec, scale), at.steps(),
     )
 
 

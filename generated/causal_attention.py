@@ -322,7 +322,7 @@ def causal_attention_backward_stage1_xla(do, dlse, o, lse, row_max, row_sum):
 def causal_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value2, row_value3, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
-    t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - row_max, True) * row_value2
+    t1 = device.exp_term(device.where(t0, acc * scale, -float("inf")) - row_max, True) * row_value2
     weights = t1
     slopes = scale * device.where(t0, weights * (dp - row_value3), 0.0)
     return weights, slopes
@@ -330,9 +330,9 @@ def causal_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value2, r
 
 def causal_attention_backward_stage2_full_chain(acc, dp, row_max, row_value2, row_value3, scale):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(acc * scale - row_max, True) * row_value2
+    t0 = device.exp_term(device.fma(acc, scale, -row_max), True) * row_value2
     weights = t0
-    slopes = scale * (weights * (dp - row_value3))
+    slopes = weights * device.fma(dp, scale, -(row_value3 * scale))
     return weights, slopes
 
 

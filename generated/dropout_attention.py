@@ -369,7 +369,7 @@ def dropout_attention_backward_stage2_slope_chain(
     ).to(cutlass.Int64)
     t0 = device.shift_right(t3, 9) < t4
     t1 = index_s <= index_q
-    t2 = device.exp(device.where(t1, acc * scale, -float("inf")) - row_max, True) * row_value1
+    t2 = device.exp_term(device.where(t1, acc * scale, -float("inf")) - row_max, True) * row_value1
     weights = device.where(t0, device.divide_by_shared(t2, keep, True), 0.0)
     t5 = device.where(t1, t2 * (device.divide_by_shared(device.where(t0, dp, 0.0), keep, True) - delta), 0.0)
     slopes = scale * t5
@@ -388,9 +388,10 @@ def dropout_attention_backward_stage2_full_chain(
         cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
     t0 = device.shift_right(t2, 9) < t3
-    t1 = device.exp(acc * scale - row_max, True) * row_value1
+    t1 = device.exp_term(device.fma(acc, scale, -row_max), True) * row_value1
     weights = device.where(t0, device.divide_by_shared(t1, keep, True), 0.0)
-    slopes = scale * (t1 * (device.divide_by_shared(device.where(t0, dp, 0.0), keep, True) - delta))
+    t4 = device.fma(device.divide_by_shared(device.where(t0, dp, 0.0), keep, True), scale, -(delta * scale))
+    slopes = t1 * t4
     return weights, slopes
 
 

@@ -239,9 +239,9 @@ def full_attention_backward_stage1_xla(do, o, row_sum):
 
 def full_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, delta, scale):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(acc * scale - row_max, True) * row_value1
+    t0 = device.exp_term(device.fma(acc, scale, -row_max), True) * row_value1
     weights = t0
-    slopes = scale * weights * (dp - delta)
+    slopes = weights * device.fma(dp, scale, -(delta * scale))
     return weights, slopes
 
 

@@ -300,7 +300,7 @@ def prefix_attention_backward_stage1_xla(do, o, row_sum):
 def prefix_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, delta, prefix, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     seen = (index_s <= index_q) | (index_s < prefix)
-    t0 = device.exp(device.where(seen, acc * scale, -float("inf")) - row_max, True) * row_value1
+    t0 = device.exp_term(device.where(seen, acc * scale, -float("inf")) - row_max, True) * row_value1
     weights = t0
     slopes = scale * device.where(seen, weights * (dp - delta), 0.0)
     return weights, slopes
@@ -308,9 +308,9 @@ def prefix_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, d
 
 def prefix_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, scale):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(acc * scale - row_max, True) * row_value1
+    t0 = device.exp_term(device.fma(acc, scale, -row_max), True) * row_value1
     weights = t0
-    slopes = scale * (weights * (dp - delta))
+    slopes = weights * device.fma(dp, scale, -(delta * scale))
     return weights, slopes
 
 

@@ -236,7 +236,7 @@ def relative_bias_attention_backward_stage1_xla(do, o, row_sum):
 
 def relative_bias_attention_backward_stage2_slope_chain(acc, dp, row_max, row_value1, delta, bias):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(acc + bias - row_max, True) * row_value1
+    t0 = device.exp_term(acc + bias - row_max, True) * row_value1
     weights = t0
     t1 = weights * (dp - delta)
     slopes = t1

@@ -312,20 +312,20 @@ def sink_attention_backward_stage1_xla(do, o, row_add, m, sink):
 def sink_attention_backward_stage2_slope_chain(acc, dp, m, row_value2, row_value3, row_value4, index_s, index_q, scale):
     """The chain, on one vector of each operand."""
     t0 = index_s <= index_q
-    t1 = device.exp(device.where(t0, acc * scale, -float("inf")) - m, True)
+    t1 = device.exp_term(device.where(t0, acc * scale, -float("inf")) - m, True)
     t2 = t1 * row_value2
     weights = t2
-    slopes = scale * device.where(t0, (dp * row_value2 - row_value3) * t1, 0.0)
+    slopes = scale * device.where(t0, device.fma(dp, row_value2, -row_value3) * t1, 0.0)
     sum1_term = row_value4 * dp * weights
     return weights, slopes, sum1_term
 
 
 def sink_attention_backward_stage2_full_chain(acc, dp, m, row_value2, row_value3, row_value4, scale):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(acc * scale - m, True)
+    t0 = device.exp_term(device.fma(acc, scale, -m), True)
     t1 = t0 * row_value2
     weights = t1
-    slopes = scale * ((dp * row_value2 - row_value3) * t0)
+    slopes = t0 * device.fma(dp * row_value2, scale, -(row_value3 * scale))
     sum1_term = row_value4 * dp * weights
     return weights, slopes, sum1_term
 

@@ -310,18 +310,18 @@ def sliding_attention_backward_stage2_slope_chain(
     """The chain, on one vector of each operand."""
     near = (index_s <= index_q) & (index_q - index_s < window)
     t0 = device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
-    t1 = device.exp(device.where(near, cap * t0, -float("inf")) - row_max, True) * row_value1
+    t1 = device.exp_term(device.where(near, cap * t0, -float("inf")) - row_max, True) * row_value1
     weights = t1
-    slopes = scale * device.where(near, weights * (dp - delta), 0.0) * (1.0 - t0 * t0)
+    slopes = scale * device.where(near, weights * (dp - delta), 0.0) * device.fma(-t0, t0, 1.0)
     return weights, slopes
 
 
 def sliding_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, scale, cap):
     """The chain, on one vector of each operand."""
     t0 = device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
-    t1 = device.exp(cap * t0 - row_max, True) * row_value1
+    t1 = device.exp_term(device.fma(cap, t0, -row_max), True) * row_value1
     weights = t1
-    slopes = scale * (weights * (dp - delta)) * (1.0 - t0 * t0)
+    slopes = weights * device.fma(-t0, t0, 1.0) * device.fma(dp, scale, -(delta * scale))
     return weights, slopes
 
 

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.autodiff.exponentials import factored, term_of, together, unguarded
+from codegen.autodiff.exponentials import factored, inside, term_of, together, unguarded
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
@@ -452,7 +452,7 @@ class _Cut:
 
         def slope(which: str, masked: bool) -> Part:
             values = [self.weights, self.slopes, *(by_array[a.name] for a in (*sums, *pairs))]
-            terms = [self.rebuilt(n, masked) for n in values]
+            terms = inside(self.graph, [self.rebuilt(n, masked) for n in values], plan.column)
             statements = tuple(Statement(a.name, None, n) for a, n in zip(outputs, terms, strict=True))
             found = Values(statements, self.graph.calls, self.reverse.named, own)
             return part_of(spec, which, found, given, outputs, self.taken, plan.q.dtype)

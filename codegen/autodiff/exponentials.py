@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from codegen.graph.nodes import Graph, Node
+from codegen.graph.nodes import Graph, Node, topological
 from codegen.plan.chain_parts import is_zero
 
 
@@ -69,6 +69,29 @@ def together(graph: Graph, terms: Sequence[Node], column: str) -> Node | None:
         common, value = (functools.reduce(functools.partial(product, "mul"), some) for some in (x, a))
         return product("mul", common, product("sub", b, product("sub", c, value)))
     return None
+
+
+def inside(graph: Graph, terms: Sequence[Node], column: str) -> list[Node]:
+    """Terms in which a * w * (x - y), of a number a and y without columns, is w * (x * a - y * a), if no other term has x - y: a
+    product and a difference are one instruction."""
+
+    def product(left: Node, right: Node) -> Node:
+        return graph.node("mul", (left, right), kind="float", dims=(*left.dims, *right.dims))
+
+    found = list(terms)
+    for place, term in enumerate(terms):
+        factors = _factors(term)
+        numbers = [n for n in factors if not n.dims]
+        apart = [n for n in factors if n.op == "sub" and column in n.dims and column not in n.args[1].dims]
+        others = topological([t for t in terms if t is not term])
+        if not numbers or len(apart) != 1 or any(n is apart[0] for n in others):
+            continue
+        by = functools.reduce(product, numbers)
+        x, y = (product(n, by) for n in apart[0].args)
+        difference = graph.node("sub", (x, y), kind="float", dims=(*x.dims, *y.dims))
+        rest = [n for n in factors if n is not apart[0] and n not in numbers]
+        found[place] = functools.reduce(product, [*rest, difference])
+    return found
 
 
 def _factors(value: Node) -> list[Node]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from codegen.graph.conditions import holds
 from codegen.graph.nodes import topological
+from codegen.graph.positions import holds
 from codegen.language.sizes import Shape
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.op import Op, attention_in

@@ -59,6 +59,9 @@ class Dialect:
     widths: Mapping[int, int] = field(
         default_factory=dict
     )  # cute: the number of columns that a reduction within a row reduces
+    contracts: bool = (
+        False  # cute: differences with a product are rounded once. (The compiler does so with sums alone.)
+    )
     rounding: Rounding = field(default_factory=Rounding)
     tables: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
@@ -144,7 +147,16 @@ class _Emitter:
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
         """The nodes whose texts are part of a node's text."""
-        return node.args[1:] if node.op == "pick" else self.rounded(node) or node.args
+        return node.args[1:] if node.op == "pick" else self.rounded(node) or self.multiplied(node) or node.args
+
+    def multiplied(self, node: Node) -> tuple[Node, ...]:
+        """The factors of the product in a difference that is rounded once, and the other value. Empty for other nodes."""
+        separate = self.dialect.rounding.products | self.dialect.rounding.sums
+        if node.op == "sub" and node.kind == "float" and self.dialect.contracts and id(node) not in separate:
+            for product, other in (node.args, node.args[::-1]):
+                if product.op == "mul" and id(product) not in separate and not self.is_leaf(product):
+                    return *product.args, other
+        return ()
 
     def rounded(self, node: Node) -> tuple[Node, ...]:
         """The arguments of a rounding to an integer in a kernel: the rounded value, or dividend and divisor of a quotient whose
@@ -220,7 +232,10 @@ class _Emitter:
         if leaf_key(node) in dialect.leaves:
             return dialect.leaves[leaf_key(node)], ATOM
         if node.op == "float":
-            return self.convert(node.args[0], dialect.floating), ATOM
+            own = dialect.written.get(id(node))
+            return own.format(self.text[id(node.args[0])]) if own else self.convert(
+                node.args[0], dialect.floating
+            ), ATOM
         if node.op == "cast":
             return self.cast(node), ATOM
         if node.op in REDUCTIONS:
@@ -260,6 +275,11 @@ class _Emitter:
         separate = dialect.rounding.products | dialect.rounding.sums
         if id(node) in separate and not all(a.is_const for a in node.args):
             return f"{SEPARATE[node.op]}({', '.join(self.text[id(a)] for a in node.args)})", ATOM
+        if factors := self.multiplied(node):
+            a, b, c = (self.text[id(n)] for n in factors)
+            if factors[2] is node.args[1]:
+                return f"device.fma({a}, {b}, -{self.argument(factors[2], BINDING['neg'], 1)})", ATOM
+            return f"device.fma(-{self.argument(factors[0], BINDING['neg'], 1)}, {b}, {c})", ATOM
         at_index = node.op == "eq" and node.args[0].op == "index"
         binding = ATOM if at_index else BINDING.get(node.op, ATOM)
         args = [self.argument(a, binding, i) for i, a in enumerate(node.args)]

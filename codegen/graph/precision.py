@@ -140,3 +140,24 @@ def _reduced_alone(order: Sequence[Node], place: int, arrays: _Arrays, leaves: M
                 return False
         on_way.add(id(node))
     return True
+
+
+def linear_terms(nodes: Sequence[Node], roots: Sequence[Node], op: str) -> list[Node]:
+    """The values of an operation from which the roots are computed only by sums and by products with numbers."""
+    users: dict[int, list[Node]] = {}
+    for node in nodes:
+        for argument in node.args:
+            users.setdefault(id(argument), []).append(node)
+
+    def linear(node: Node, user: Node) -> bool:
+        others = [a for a in user.args if a is not node]
+        if user.op in ("mul", "div"):
+            return len(others) == 1 and not others[0].dims and (user.op == "mul" or user.args[0] is node)
+        return user.op in ("add", "sub", "neg") or (user.op == "where" and user.args[0] is not node)
+
+    terms = {id(root) for root in roots}
+    for node in reversed(nodes):
+        used = users.get(id(node), [])
+        if used and all(id(user) in terms and linear(node, user) for user in used):
+            terms.add(id(node))
+    return [n for n in nodes if n.op == op and id(n) in terms]

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import UserError
-from codegen.graph.conditions import holds
 from codegen.graph.nodes import Node, Statement, topological
+from codegen.graph.positions import holds
 from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product

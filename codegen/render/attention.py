@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
+from codegen.autodiff.exponentials import term_of
 from codegen.graph import emit
+from codegen.graph.names import fresh
 from codegen.graph.nodes import Node
+from codegen.graph.positions import rises
+from codegen.graph.precision import linear_terms
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
 from codegen.plan.attention import Attention, AttentionBackward, Bend, Part, Scale
@@ -269,46 +274,43 @@ class PartContext(ElementwiseContext):
 
     # The chain
 
+    @functools.cached_property
+    def dialect(self) -> emit.Dialect:
+        return replace(super().dialect, contracts=isinstance(self.attention, AttentionBackward))
+
     def own_forms(self) -> dict[int, str]:
-        """The text of hyperbolic tangents in scores that are exponents, unless the hardware's are used."""
-        if self.spec.math == "fast":
+        """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
+        exponents, unless the hardware's are used."""
+        plan, floats = self.attention, "attend.floats({{0}}, {}.0 * {})"
+        found = {key: floats.format(rise, self.steps) for key, rise in self.distances.items()}
+        if isinstance(plan, AttentionBackward):
+            terms = [n for n in self.nodes if (term := term_of(n, plan.column)) and plan.column not in term[1].dims]
+            return found | dict.fromkeys(map(id, terms), "device.exp_term({0}, {approx})")
+        exponents = plan.rows_part is not None and plan.exponential and self.part in (plan.scores, plan.unmasked)
+        if self.spec.math == "fast" or not exponents:
+            return found
+        tangents = linear_terms(self.nodes, [s.value for s in self.statements], "tanh")
+        return found | dict.fromkeys(map(id, tangents), "device.tanh_term({0}, {approx})")
+
+    @functools.cached_property
+    def distances(self) -> dict[int, int]:
+        """By how much floats of integers rise from a column to the next, by identity: of those for which that is one number."""
+        if self.of_rows or len(self.attention.keys) > 1:
             return {}
-        plan = self.attention
-        exponents = (
-            isinstance(plan, Attention)
-            and plan.rows_part is not None
-            and plan.exponential
-            and self.part in (plan.scores, plan.unmasked)
-        )
-        return dict.fromkeys(self.terms_of_scores(), "device.tanh_term({0}, {approx})") if exponents else {}
+        found = rises(self.nodes, self.attention.column)
+        return {id(n): found[id(n)] for n in self.nodes if n.op == "float" and found.get(id(n))}
 
-    def terms_of_scores(self) -> set[int]:
-        """The identities of hyperbolic tangents from which the scores are computed only by sums and by products with
-        numbers."""
-        users: dict[int, list[Node]] = {}
-        for node in self.nodes:
-            for argument in node.args:
-                users.setdefault(id(argument), []).append(node)
-
-        def linear(node: Node, user: Node) -> bool:
-            others = [a for a in user.args if a is not node]
-            if user.op in ("mul", "div"):
-                return len(others) == 1 and not others[0].dims and (user.op == "mul" or user.args[0] is node)
-            return user.op in ("add", "sub", "neg") or (user.op == "where" and user.args[0] is not node)
-
-        terms = {id(s.value) for s in self.statements}
-        for node in reversed(self.nodes):
-            used = users.get(id(node), [])
-            if used and all(id(user) in terms and linear(node, user) for user in used):
-                terms.add(id(node))
-        return {id(n) for n in self.nodes if n.op == "tanh" and id(n) in terms}
+    @property
+    def steps(self) -> str:
+        """The name of the columns' distances from the first one."""
+        return fresh({*self.given(), *super().vector_names(), *(s.name for s in self.statements)}, "steps")
 
     def named_chain(self) -> Chain:
         """The chain, with a name of its own where several stages are attention."""
         return replace(self.chain(), name=f"{self.whole.spec.op}_{self.part.called}_chain")
 
     def vector_names(self) -> list[str]:
-        return [*self.given(), *super().vector_names()]
+        return [*self.given(), *super().vector_names(), *([self.steps] if self.distances else [])]
 
     def like(self) -> str:
         return self.given()[0]
@@ -320,7 +322,8 @@ class PartContext(ElementwiseContext):
         return {a.name: f"r{self.whole.tensors[a.name][1:]}" for a in arrays}
 
     def chain_arguments(self) -> list[str]:
-        return [*(self.statistics.get(name, name) for name in self.given()), *super().chain_arguments()]
+        given = [self.statistics.get(name, name) for name in self.given()]
+        return [*given, *super().chain_arguments(), *(["at.steps()"] if self.distances else [])]
 
     def size_text(self, group: int) -> str:
         (axis,) = self.groups[group].axes

@@ -11,3 +11,4 @@ from codegen.device.attention.pages import in_pages as in_pages
 from codegen.device.attention.scores import Row as Row
 from codegen.device.attention.scores import Scores as Scores
 from codegen.device.attention.scores import Tile as Tile
+from codegen.device.attention.scores import floats as floats

@@ -30,6 +30,11 @@ def powers(largest: Float32, base: float) -> tuple[Float32, Float32]:
     return factor, cutlass.select_(infinite, Float32(0), cutlass.select_(ordinary, -exponent, -largest))
 
 
+def floats(integers: Values, steps: Values) -> Values:
+    """Floats of integers that are so much after the first: one is converted, and an addition gives each other."""
+    return cute.full(steps.shape, Float32(integers[0]), Float32) + steps
+
+
 @dataclass(frozen=True)
 class Scores:
     """Some scores of one row: `columns` has the position of each. The kernel gives a row that there is; columns may lie past the
@@ -92,6 +97,13 @@ class Scores:
     def positions(self) -> cute.Tensor:
         """Registers (vec,) with the columns."""
         return self._listed(self.columns)
+
+    def steps(self) -> Values:
+        """How far the columns are after the first, which the compiler knows where they have constant distances."""
+        found = cute.make_rmem_tensor((self.vec,), Float32)
+        for i, column in enumerate(self.columns):
+            found[i] = Float32(column - self.columns[0])
+        return found.load()
 
     def pages(self) -> cute.Tensor:
         """Registers (vec,) with the columns' pages."""

@@ -1,4 +1,4 @@
-"""Bounds of conditions: whether one holds somewhere, and everywhere, at some positions of its axes."""
+"""What positions say of a value: whether a condition holds at some of them, and by how much a number rises from one to the next."""
 
 from __future__ import annotations
 
@@ -69,3 +69,18 @@ def _number(
     rule = RULES.get(node.op)
     numbers = all(a.kind != "bool" for a in node.args)
     return rule(*args) if rule is not None and numbers and node.op != "sum" else ANY
+
+
+def rises(nodes: Sequence[Node], axis: str) -> dict[int, int]:
+    """By how much numbers rise from a position along an axis to the next, by identity: of those for which that is one number."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        args = [found.get(id(a)) for a in node.args]
+        if axis not in node.dims:
+            found[id(node)] = 0
+        elif node.op == "index":
+            found[id(node)] = 1
+        elif node.op in ("add", "sub", "neg", "float") and None not in args:
+            first, second = (*(n or 0 for n in args), 0)[:2]
+            found[id(node)] = {"neg": -first, "sub": first - second}.get(node.op, first + second)
+    return found

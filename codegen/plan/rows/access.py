@@ -187,9 +187,9 @@ class Reads:
         """The accesses in vectors of arrays of which each row has its own values."""
         return tuple(a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
 
-    def slot_bytes(self, dtypes: Mapping[str, str], columns: int, rows: int, single: bool) -> int:
+    def slot_bytes(self, dtypes: Mapping[str, str], columns: int, rows: int, single: bool, apart: bool = False) -> int:
         """The bytes of shared memory that hold so many columns of `rows` rows of all that is read by way of it, and of one row of
-        what is written. `single`: threads have single columns."""
+        what is written. `single`: threads have single columns. `apart`: only of arrays of which a block's rows are no one run."""
         own = [a for a in self.along_own_rows if a.array is not None and a.array.name not in self.late]
 
         def size(access: Access) -> int:
@@ -197,7 +197,8 @@ class Reads:
             assert array is not None
             return columns * DTYPES[dtypes[array.name]].size * (array.parts or 1 if access.interleaved else 1)
 
-        return sum(slot_bytes(size(a), single) * (rows if a in self.loads else 1) for a in own)
+        counted = [a for a in own if not (apart and self.in_run(a))]
+        return sum(slot_bytes(size(a), single) * (rows if a in self.loads else 1) for a in counted)
 
     @functools.cached_property
     def by_runs(self) -> bool:

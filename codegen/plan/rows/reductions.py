@@ -50,7 +50,7 @@ LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 100, 32
 WALKED_VALUES = 80  # of columns of a thread that walks down rows, in all inputs and in results of columns
 APART_BYTES = 128  # of a row, at least, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
 MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
-LONG_RUN_BYTES = 80 * 1024  # of a row that is a block's only one: two blocks or more are resident
+LONG_RUN_BYTES = 80 * 1024  # of a block's only row, or of rows that lie apart: two blocks or more are resident
 # Blocks of a cluster that share such a row and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
 MOST_IN_LONG_RUN = 2
 NARROWED = 4  # how much narrower vectors are that divide a long row, where it comes by way of shared memory instead
@@ -189,6 +189,8 @@ class Reduction(Reads):
         if per_row > (MOST_IN_BLOCK if ragged and together else WARP):
             return None
         if vectors > 2 * most or room > RUN_BYTES:
+            return None
+        if threads // per_row * self.slot_bytes(dtypes, vectors * per_row, 1, single=True, apart=True) > LONG_RUN_BYTES:
             return None
         exact = columns == vectors * per_row and threads == per_row
         return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)

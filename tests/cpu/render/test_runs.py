@@ -384,3 +384,35 @@ def test_gradients_of_many_parts_of_short_rows(tmp_path, columns):
     assert np.allclose(found[0], wanted, atol=1e-5)
     assert np.allclose(found[1], (d1 * one + d2 * two).sum((0, 2)), atol=1e-5)
     assert np.allclose(found[2], (d2 * one - d1 * two).sum((0, 2)), atol=1e-5)
+
+
+MODULATED = (
+    HEAD.format(name="modulated")
+    + """\
+inputs:
+  x: T[B, S, D]
+  mod: T[B, (6 D)]
+outputs:
+  y: T[B, S, D]
+chain: |
+  r = x + mod[2]
+  m = r - mean(r, axis=D)
+  y = m * (1 + mod[4]) + mod[3] * mod[5] + mod[0] * mod[1]
+reference: |
+  m = jnp.split(mod[:, None], 6, axis=-1)
+  r = x + m[2]
+  y = (r - r.mean(-1, keepdims=True)) * (1 + m[4]) + m[3] * m[5] + m[0] * m[1]
+"""
+)
+
+
+# A thousand short rows of a block, each with six of another array, had no room
+@pytest.mark.parametrize("columns", [1, 3])
+def test_many_parts_of_rows_that_other_rows_share(tmp_path, columns):
+    op = make_op(tmp_path, MODULATED)
+    x, mod = drawn(13, (3, 5, columns), (3, 6 * columns), dtype="float32")
+    found = op(x, mod, implementation="interpret")
+    x, mod = (np.asarray(a, np.float64) for a in (x, mod))
+    m = np.split(mod[:, None], 6, axis=-1)
+    r = x + m[2]
+    assert np.allclose(found, (r - r.mean(-1, keepdims=True)) * (1 + m[4]) + m[3] * m[5] + m[0] * m[1], atol=1e-5)

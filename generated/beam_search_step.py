@@ -174,7 +174,7 @@ def beam_search_step_stage2_kernel(
     if select.first_row(how) < mTotal.shape[0]:  # of its warp, whose threads work together
         found = select.top_k(mTotal, row, mTotal.shape[0], mTotal.shape[1], how, shared)
         if cutlass.const_expr(not how.in_turn):
-            sorting.largest_first(found, mTotal.shape[1], how, shared)
+            sorting.largest_first(mTotal, row, mTotal.shape[0], mTotal.shape[1], found, how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mTotal.shape[0]):

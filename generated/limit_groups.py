@@ -179,7 +179,7 @@ def limit_groups_stage2_kernel(
     if select.first_row(how) < mAddOfRowsP.shape[0]:  # of its warp, whose threads work together
         found = select.top_k(mAddOfRowsP, row, mAddOfRowsP.shape[0], mAddOfRowsP.shape[1], how, shared)
         if cutlass.const_expr(not how.in_turn):
-            sorting.largest_first(found, mAddOfRowsP.shape[1], how, shared)
+            sorting.largest_first(mAddOfRowsP, row, mAddOfRowsP.shape[0], mAddOfRowsP.shape[1], found, how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mAddOfRowsP.shape[0]):

@@ -169,7 +169,7 @@ def top_k_gate_stage2_kernel(
     if select.first_row(how) < mP.shape[0]:  # of its warp, whose threads work together
         found = select.top_k(mP, row, mP.shape[0], mP.shape[1], how, shared)
         if cutlass.const_expr(not how.in_turn):
-            sorting.largest_first(found, mP.shape[1], how, shared)
+            sorting.largest_first(mP, row, mP.shape[0], mP.shape[1], found, how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mP.shape[0]):

@@ -47,7 +47,7 @@ def top_k_scores_kernel(
     if select.first_row(how) < mScores.shape[0]:  # of its warp, whose threads work together
         found = select.top_k(mScores, row, mScores.shape[0], mScores.shape[1], how, shared)
         if cutlass.const_expr(not how.in_turn):
-            sorting.largest_first(found, mScores.shape[1], how, shared)
+            sorting.largest_first(mScores, row, mScores.shape[0], mScores.shape[1], found, how, shared)
         for c in cutlass.range_constexpr(how.held):
             slot = tidx % how.per_row + c * how.per_row
             if (slot < how.count) & (row < mScores.shape[0]):

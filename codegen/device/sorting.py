@@ -144,23 +144,23 @@ def sort(
 
 @cute.jit
 def largest_first(
-    found: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
-) -> None:
-    """Write the largest of the `found` elements that may be selected (`select.memory`) where the selected ones are, in order. The row's
-    first warp sorts them."""
+    src: cute.Tensor, row: Int32, rows: Int32, columns: Int32, found: Int32, how: cutlass.Constexpr[SelectLaunch],
+    shared: list[cute.Tensor],
+) -> None:  # fmt: skip
+    """Write the largest of a row's `found` elements that may be selected (`select.top_k`) where the selected ones are, in order. The
+    row's first warp sorts them."""
     tidx, _, _ = cute.arch.thread_idx()
-    chosen_keys, chosen_places, few_keys, few_places = shared[0], shared[1], shared[3], shared[4]
+    chosen_keys, chosen_places = shared[0], shared[1]
     own, each, short = tidx % how.per_row, how.few // WARP, how.bits < 32
     number = Uint32 if cutlass.const_expr(short) else Uint64
     above = number(how.bits)
     if own < WARP:
         held = cute.make_rmem_tensor((each,), number)
         for i in cutlass.range_constexpr(each):
-            slot = i * WARP + own
+            key, column = select.candidate(src, row, rows, columns, i * WARP + own, found, shared)
             element = number(0)
-            if slot < found:  # of equal keys, the first in the row is the largest
-                left = Uint32(columns - 1 - few_places[slot])
-                element = (number(few_keys[slot]) << above) | number(left)
+            if i * WARP + own < found:  # of equal keys, the first in the row is the largest
+                element = (number(key) << above) | number(Uint32(columns - 1 - column))
             held[i] = ~element
         _sort(held, None, WARP)
         for i in cutlass.range_constexpr(each):

@@ -39,8 +39,18 @@ def restricted(
         if not any(axis in a.axes for a in (*inputs, *more, *outputs)):
             inputs += [a for a in spec.inputs if axis in a.axes and a.default is None][:1]
     inputs = [*sorted(inputs, key=spec.inputs.index), *more]
-    part = replace(spec, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
+    given = {axis for a in inputs for axis in a.axes}
+    sized = tuple(_sized(a, {axis: size for axis, size in spec.extents.items() if axis not in given}) for a in outputs)
+    part = replace(spec, inputs=tuple(inputs), outputs=sized, params=params)
     return derived_spec(part, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)
+
+
+def _sized(array: Array, extents: Mapping[str, int]) -> Array:
+    """The array with the sizes of axes that no input gives, which another array of the spec may say: K of `T[B, K=8]`."""
+    dims = [replace(d, extents=tuple(extents.get(name) for name in d.names)) for d in array.dims]
+    return replace(
+        array, dims=tuple(new if any(new.extents) else own for new, own in zip(dims, array.dims, strict=True))
+    )
 
 
 def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:

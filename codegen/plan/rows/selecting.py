@@ -35,6 +35,7 @@ MOST = 128  # elements that are selected
 LONGEST = 2**18  # elements of a row
 THREAD_ELEMENTS = 32  # that a thread holds of a piece
 LONG_THREAD = 16  # elements of a row for each thread, from which on a block has the row
+BOUND_THREAD, MOST_BOUND = 256, 512  # elements of a long row for each thread, whose threads are at most so many
 WARP_ROW = 1024  # elements up to which a warp has it
 MOST_THREADS = 1024
 BLOCK = 128  # threads of a block whose warps have a row each
@@ -102,10 +103,12 @@ class Selection(Unreduced):
         return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True)
 
     def by_bound(self, found: SelectLaunch, extents: Extents, dtype: str) -> SelectLaunch:
-        """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are too few to keep
-        a GPU busy."""
+        """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are long, or too
+        few to keep a GPU busy."""
         per_row, size, rows = WARP, extents.inner or WARP_ROW, extents.rows or BUSY
-        while per_row < MOST_THREADS and rows * per_row < BUSY and per_row * THREAD_ELEMENTS < size:
+        while (per_row < MOST_THREADS and rows * per_row < BUSY and per_row * THREAD_ELEMENTS < size) or (
+            per_row < MOST_BOUND and per_row * BOUND_THREAD < size
+        ):
             per_row *= 2 if per_row > WARP else BLOCK // WARP
         vectors = max(1, min(THREAD_ELEMENTS // found.vec, -(-size // (per_row * found.vec))))
         places = (extents.columns - 1).bit_length() if extents.columns else 32

@@ -275,3 +275,41 @@ def test_the_least_of_the_largest_elements_that_sum_to_a_mass(nucleus, size, mon
     assert jax.grad(lambda x: nucleus(x, jnp.ones(1), implementation="xla").sum())(jnp.ones((1, 3))).tolist() == [
         [0.0] * 3
     ]
+
+
+def test_positions_in_a_stage_of_their_own(tmp_path):
+    """Another output says how many elements are selected."""
+    reference = "v, place = jax.lax.top_k(-x, 3); y = -v"
+    chain = "y = -top_k(-x, K, axis=N); place = top_k_index(-x, K, axis=N)"
+    op = make_op(
+        tmp_path, spec_text("x: float32[..., N]", "y: float32[..., K=3]; place: int32[..., K]", chain, reference)
+    )
+    x = rows(40)
+    expected = jax.lax.top_k(-x, 3)
+    for implementation in ("interpret", "xla"):
+        y, place = op(x, implementation=implementation)
+        np.testing.assert_array_equal(place, expected[1])
+        np.testing.assert_array_equal(y, -expected[0])
+
+
+# Slightly more groups of elements than wanted reach the bound; elements of equal groups, all equal, and NaN in all
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "int8", "float32"])
+def test_elements_that_reach_a_bound(tmp_path, kind):
+    op = make_op(
+        tmp_path,
+        spec_text(
+            f"x: {kind}[..., N]", f"y: {kind}[..., K=40]; place: int32[..., K=40]",
+            "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)", "y, place = jax.lax.top_k(x, 40)",
+        ),
+    )  # fmt: skip
+    generator = np.random.default_rng(5)
+    x = 20 * generator.standard_normal((6, 2048))
+    x[1], x[2] = np.sort(x[1]), np.sort(x[2])[::-1]
+    x[3, :1500] = x[3, 0]
+    x[4] = x[4, 0]
+    x[5, ::3] = 0 if kind == "int8" else np.nan
+    x = jnp.asarray(np.clip(np.nan_to_num(x), -128, 127) if kind == "int8" else x).astype(kind)
+    expected = jax.lax.top_k(x, 40)
+    y, place = op(x, implementation="interpret")
+    np.testing.assert_array_equal(place, expected[1])
+    np.testing.assert_array_equal(np.asarray(y, "float32"), np.asarray(expected[0], "float32"))

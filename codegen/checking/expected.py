@@ -65,16 +65,20 @@ def of_reference(op: AnyOp, axes: Axes) -> Iterator[None]:
         raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
-def shapes_of_outputs(op: AnyOp, values: Sequence[Any], axes: Axes) -> list[tuple[int, ...]]:
-    """The shapes of the outputs in a call. Raises `BrokenReference` if one of the reference's values does not broadcast to its."""
+def shapes_of_outputs(op: AnyOp, axes: Axes) -> tuple[list[tuple[int, ...]], bool]:
+    """The shapes of the outputs in a call, and whether all are empty: then there is nothing to compute, which many references can't."""
     shapes = [views.user_shape(a, axes) for a in op.spec.outputs]
+    return shapes, all(0 in shape for shape in shapes)
+
+
+def demand_shapes(op: AnyOp, values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raises `BrokenReference` if one of the reference's values does not broadcast to its output's shape."""
     for array, value, shape in zip(op.spec.outputs, values, shapes, strict=True):
         own = np.shape(value)
         if len(own) > len(shape) or any(n not in (1, m) for n, m in zip(own[::-1], shape[::-1], strict=False)):
             raise BrokenReference(
                 f"{op.spec.op}: its reference gives {array.name} the shape {own}; it is {array}, which is {shape} in this call"
             )
-    return shapes
 
 
 def reference_values(op: AnyOp, args: list[Any], keywords: dict[str, Any], precision: str) -> tuple[np.ndarray, ...]:
@@ -83,10 +87,13 @@ def reference_values(op: AnyOp, args: list[Any], keywords: dict[str, Any], preci
         args = [None if a is None else jax.device_put(np.asarray(a)) for a in args]
         key, operands = op.bind(tuple(args), keywords)
         axes = arguments.bind_axes(op.spec, op.arrays(key, operands))
+        shapes, empty = shapes_of_outputs(op, axes)
+        if empty:
+            return tuple(np.zeros(shape) for shape in shapes)
         evaluate = functools.partial(op.evaluate_reference, key, precision=precision)
         with of_reference(op, axes):
             values = computed_once(lambda *xs: evaluate(xs), *operands)
-            shapes = shapes_of_outputs(op, values, axes)
+            demand_shapes(op, values, shapes)
             return tuple(np.broadcast_to(np.asarray(v), shape) for v, shape in zip(values, shapes, strict=True))
 
 

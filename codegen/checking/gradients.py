@@ -17,7 +17,7 @@ from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, same
 from codegen.checking.bounds import FAST
 from codegen.checking.draw import Case, walking_far
-from codegen.checking.expected import of_reference, shapes_of_outputs
+from codegen.checking.expected import demand_shapes, of_reference, shapes_of_outputs
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.checking.twins import stored
 from codegen.graph.nodes import DTYPES
@@ -121,6 +121,9 @@ class GradientCall:
         op = self.op
         fixed = {name: jax.device_put(np.asarray(x)) for name, x in self.operands.items() if name not in self.own}
         given = tuple((values if name in self.own else fixed)[name] for name in self.operands)
+        shapes, empty = shapes_of_outputs(op, self.case.axes)
+        if empty:
+            return tuple(jnp.zeros(shape, "float64") for shape in shapes)
         with of_reference(op, self.case.axes):
             results = [jnp.asarray(y) for y in op.evaluate_reference(self.key, given, "float64")]
             for y, array in zip(results, op.spec.outputs, strict=True):
@@ -129,7 +132,7 @@ class GradientCall:
                         f"{op.spec.op}: its reference gives {array.name} in {y.dtype} where its inputs are float64: "
                         "it must compute in its inputs' dtype, such as `x.dtype`"
                     )
-            shapes = shapes_of_outputs(op, results, self.case.axes)
+            demand_shapes(op, results, shapes)
             return tuple(jnp.broadcast_to(y, shape) for y, shape in zip(results, shapes, strict=True))
 
     def pulled(self, run: Callable[[Values], Any]) -> Callable[[Values, tuple[Any, ...]], Values]:

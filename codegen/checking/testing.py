@@ -36,6 +36,7 @@ from codegen.shared import Tiles
 with extras.needed("test"):
     import hypothesis
 
+CALL = "in a call of"  # the beginning of a note of an exception
 IMPLEMENTATIONS: tuple[str, ...] = ("xla", "cute") if on_gpu() else ("xla", "interpret")
 # Calls of a test, in addition to one of every dtype. There are fewer for ops that reduce, where nearly each call has its own row
 # length and so its own kernel to compile, and for ops that contract, which take long to compile
@@ -97,8 +98,10 @@ def _draw(
             except BrokenReference as error:
                 if not failed:  # else Hypothesis searches a smaller call that fails as the first one did
                     broken.append(error)
-            except Exception:
+            except Exception as error:
                 failed.append(case)
+                if not isinstance(error, Disagreement):
+                    error.add_note(f"{CALL} {case}")
                 raise
 
     (property_of if seed is None else hypothesis.seed(seed)(property_of))()

@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen import extras
 from codegen.checking.agreement import Disagreement, Report
-from codegen.checking.testing import check_gradient, check_op
+from codegen.checking.testing import CALL, check_gradient, check_op
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.op import AnyOp
 
@@ -38,20 +38,29 @@ def default_implementation() -> str:
 
 
 def verify(ops: Iterable[AnyOp], implementation: str, examples: int, seed: int | None) -> Iterator[Outcome]:
-    """Check ops one after the other. An outcome holds its op's disagreement. Gradients get a quarter of the examples."""
+    """Check ops one after the other. An outcome holds its op's disagreement, or the exception of a call. Gradients get a quarter
+    of the examples."""
     for op in ops:
         start, report, gradient = time.perf_counter(), Report(), "-"
         try:
             check_op(op, implementation, examples, seed, report)
-        except Disagreement as error:
-            report.failure = str(error)
+        except Exception as error:
+            report.failure = _failure(op, error)
         if op.spec.grad != "none":
             try:
                 check_gradient(op, implementation, max(2, examples // 4), seed)
                 gradient = "agrees"
-            except Disagreement as error:
-                gradient = str(error)
+            except Exception as error:
+                gradient = _failure(op, error)
         yield Outcome(op.spec.op, implementation, report, gradient, time.perf_counter() - start)
+
+
+def _failure(op: AnyOp, error: Exception) -> str:
+    """What to say of a check that failed. An exception of a kernel or of JAX has its call in a note."""
+    if isinstance(error, Disagreement):
+        return str(error)
+    calls = [note for note in getattr(error, "__notes__", ()) if note.startswith(CALL)]
+    return "\n  ".join([f"{op.spec.op}: {type(error).__name__}: {str(error).strip()}", *calls[:1]])
 
 
 def as_row(outcome: Outcome) -> dict[str, Any]:

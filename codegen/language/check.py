@@ -38,12 +38,12 @@ def fixed_extents_agree(spec: Spec) -> Iterator[Diagnostic]:
 
 def groups_have_sizes(spec: Spec) -> Iterator[Diagnostic]:
     """The size of one axis of `(H G)` is known: an array fixes it, or an input without a default has that axis separately."""
-    alone = {name for a in spec.inputs if a.default is None for d in a.dims if not d.is_open for name in d.names}
+    alone = {name for a in spec.inputs if a.default is None for d in a.dims if not d.open_names for name in d.names}
     for array in spec.arrays:
         for dim in array.dims:
-            if dim.is_open and not (alone | spec.extents.keys()) & {*dim.names}:
+            if dim.open_names and not (alone | spec.extents.keys()) & {*dim.open_names}:
                 assert array.span
-                outer, inner = dim.names
+                outer, inner = dim.open_names
                 message = f"no input says how large {outer} or {inner} of {dim} is"
                 yield spec.source.diagnostic(array.span, message, f"give one a size, as in ({outer} {inner}=4)")
 

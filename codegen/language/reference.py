@@ -104,7 +104,7 @@ class _Checker:
         names = [e.id for e in elements if isinstance(e, ast.Name)]
         broken |= set(names)
         for element in elements:
-            if not isinstance(element, ast.Name) or not _plain_name(element.id):
+            if not isinstance(element, ast.Name) or not (_plain_name(element.id) or element.id == "_"):
                 raise Placed(
                     element, UserError("only names can be assigned", "names are letters, digits and underscores")
                 )

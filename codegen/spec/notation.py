@@ -91,14 +91,14 @@ def _size(name: str, text: str, form: str) -> int:
 
 
 def _group(word: str) -> Axis:
-    """The axes and parts of `(2 N)`, `(B G=128)`, `(H G)` or `(C A=2 B=2)`: at most one axis has no size, or two have none."""
+    """The axes and parts of `(2 N)`, `(B G=128)`, `(H G)`, `(3 H G)` or `(C A=2 B=2)`: at most two axes have no size."""
     form = "a group is (2 N) for halves, (N 2) for pairs, (B G=128) or (G=32 C) with sizes, or (H G) for groups"
     inner = word[1:-1].split() if word.endswith(")") and "," not in word else []
     numbers = [place for place, item in enumerate(inner) if _is_number(item)]
     names = [item for item in inner if not _is_number(item)]
     open_names = sum("=" not in name for name in names)
     ends = numbers in ([], [0], [len(inner) - 1])
-    if not ends or not names or len(inner) < 2 or open_names > (1 if numbers or len(names) > 2 else 2):
+    if not ends or not names or len(inner) < 2 or open_names > 2:
         parted = "parts of blocks are (2 B G=128) for halves, and (B G=128 2) for pairs"
         hint = parted if numbers and len(names) > 1 else form
         raise UserError(f"cannot read the group {shown(word)}", hint)

@@ -30,10 +30,11 @@ class Axis:
     parts_first: bool = True  # `(2 N)`: the parts are halves; `(N 2)`: they are interleaved
     extents: tuple[int | None, ...] = ()  # known sizes of `names`: `(B G=128)` is (None, 128)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it is `(H G)`: two axes, the size of one of which other arrays give."""
-        return len(self.names) == 2 and self.extents == (None, None) and self.parts is None
+    @functools.cached_property
+    def open_names(self) -> tuple[str, ...]:
+        """H and G of `(H G)` or `(3 H G)`: two axes without sizes, the size of one of which other arrays give."""
+        names = tuple(n for n, extent in zip(self.names, self.extents, strict=False) if extent is None)
+        return names if len(names) == 2 else ()
 
     def __str__(self) -> str:
         words = [n if e is None else f"{n}={e}" for n, e in zip(self.names, self.extents, strict=True)]
@@ -149,9 +150,9 @@ class Spec:
     def sized(self, arrays: collections.abc.Iterable[Array]) -> set[str]:
         """The axes whose sizes these arrays give: of `(H G)`, both if another array has one of them alone."""
         dims = [dim for a in arrays if a.default is None for dim in a.dims]
-        found = {name for dim in dims if not dim.is_open for name in dim.names} | set(self.extents)
+        found = {name for dim in dims if not dim.open_names for name in dim.names} | set(self.extents)
         for dim in dims:
-            found |= {*dim.names} if dim.is_open and found & {*dim.names} else set()
+            found |= {*dim.open_names} if found & {*dim.open_names} else set()
         return found
 
     @property

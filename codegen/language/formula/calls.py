@@ -95,6 +95,8 @@ def _size(own: Operations, tree: ast.Call, given: Given) -> Node:
 def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     table, place = own.read_all([given["table"], given["i"]])
+    if table.op not in ("input", *TAKES) and place.kind == "int" and {*place.dims, *axes} <= {*table.dims}:
+        return _taken_by_sum(own, tree, table, place, axes)
     if table.op != "input" or place.kind != "int":
         hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
         if table.op in TAKES:
@@ -112,11 +114,27 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
         if own.scope.inputs[place.attr.name].default is None:
             return own.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
     if ROWS in table.dims:
+        if {*place.dims} <= {*table.dims} - {*axes}:
+            return _taken_by_sum(own, tree, table, place, axes)
         message = f"'take' by a computed index needs a table without '...', and {table.attr.name!r} has it"
         raise own.fail(given["table"], message, "name its axes")
     others = [axis for axis in table.dims if axis != axes[0]]
     places = [own.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in others]
     return own.graph.node("pick", (table, place, *places), axes[0], kind=table.kind, dims=dims)
+
+
+def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axes: tuple[str, ...]) -> Node:
+    """The element of a computed value at a place of its own rows: a sum of which one term is not 0."""
+    if len(axes) != 1 or axes[0] == ROWS or axes[0] in place.dims or value.kind == "bool":
+        hint = "as in take(log_softmax(x, axis=N), label, axis=N), where label lacks N"
+        raise own.fail(tree, "'take' of a computed value gathers numbers along one named axis", hint)
+    last = own.apply(tree, "sub", [own.size(tree, axes), own.graph.const(1)])
+    own_place = own.apply(tree, "maximum", [own.apply(tree, "minimum", [place, last]), own.graph.const(0)])
+    position = own.graph.node("index", attr=axes[0], kind="int", dims=axes)
+    zero = own.graph.const(0 if value.kind == "int" else 0.0)
+    terms = own.apply(tree, "where", [own.apply(tree, "eq", [position, own_place]), value, zero])
+    dims = [d for d in terms.dims if d not in axes]
+    return own.graph.node("sum", (terms,), own.graph.order(axes), kind=value.kind, dims=dims)
 
 
 def _put(own: Operations, tree: ast.Call, given: Given) -> Node:
@@ -252,6 +270,8 @@ def _reduction(own: Operations, tree: ast.Call, given: Given) -> Node:
     rule = REDUCTIONS[name][0]
     if rule == "logic" and value.kind != "bool":
         raise own.fail(tree, f"{name!r} takes a bool, not {with_article(value.kind)}", "compare first, as in x > 0")
+    if name in ("sum", "mean") and value.kind == "bool":  # they count, as jnp's do
+        value = own.apply(tree, "where", [value, own.graph.const(1), own.graph.const(0)])
     if rule != "logic" and value.kind == "bool":
         raise own.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
     if rule == "float":

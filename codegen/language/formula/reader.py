@@ -98,7 +98,7 @@ class Reader(Operations):
             raise self.fail(
                 tree,
                 f"{array.name!r} is {array} and has no parts",
-                for_index(tree) or f"write {array.name}, or declare its parts: (2 N), (N 2) or T[3]",
+                for_index(tree) or without_parts(array),
             )
         if not isinstance(index, ast.Constant) or type(index.value) is not int or not 0 <= index.value < array.parts:
             raise self.fail(index, f"{array.name!r} is {array} and has no such part", part_names(array))
@@ -248,6 +248,15 @@ class Reader(Operations):
             if n:
                 base = self.apply(tree, "mul", [base, base])
         return result or self.graph.const(1.0 if base.kind == "float" else 1)
+
+
+def without_parts(array: Array) -> str:
+    """What to write for an array without parts that is indexed."""
+    for dim in array.dims:
+        if len(dim.names) > 1 and dim.extents[0]:
+            named, _, rest = str(dim).partition(" ")
+            return f"{named[1:]} is an axis; for parts, write ({dim.extents[0]} {rest}"
+    return f"write {array.name}, or declare its parts: (2 N), (N 2) or T[3]"
 
 
 def part_names(array: Array) -> str:

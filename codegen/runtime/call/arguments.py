@@ -199,19 +199,20 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
                 message = f"its leading axes are {shape[:lead]} but those of {rows[1]!r} are {rows[0]}"
                 raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
         named = list(zip([d for d in array.dims if d.names != (ROWS,)], shape[lead:], strict=True))
-        for dim, n in [pair for pair in named if not pair[0].is_open]:
+        for dim, n in [pair for pair in named if not pair[0].open_names]:
             for name, extent in _dim_extents(spec, array, dim, n, shape):
                 first = extents.setdefault(name, (extent, repr(array.name)))
                 if first[0] != extent:
                     message = f"{name} is {extent} here but {first[0]} by {first[1]}"
                     raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}: {message}")
-        groups += [(array, shape, dim, n) for dim, n in named if dim.is_open]
+        groups += [(array, shape, dim, n) for dim, n in named if dim.open_names]
     for array, shape, dim, n in groups:  # the size of one of its axes is known by now
-        outer, inner = dim.names
+        outer, inner = dim.open_names
+        known = (dim.parts or 1) * math.prod(extent or 1 for extent in dim.extents)
         given, other = (inner, outer) if inner in extents else (outer, inner)
         size, where = extents[given]
-        first = extents.setdefault(other, (n // size if size else 0, repr(array.name)))
-        if first[0] * size != n:
+        first = extents.setdefault(other, (n // (known * size) if size else 0, repr(array.name)))
+        if first[0] * known * size != n:
             message = f"{given} is {size} by {where}"
             message += "" if first[1] == repr(array.name) else f", and {other} is {first[0]} by {first[1]}"
             raise ValueError(f"{spec.op}: {array.name!r} has shape {shape} for {array}, but {message}")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -37,6 +37,14 @@ def wide(spec: Spec) -> contextlib.AbstractContextManager[Any]:
     """A context with 64-bit integers where they are needed: without x64, uint32 arrays exist, but their compute type int64 does
     not."""
     return jax.enable_x64(True) if spec.integer == "int64" else contextlib.nullcontext()
+
+
+@functools.cache
+def in_double(reference: FunctionType) -> FunctionType:
+    """A reference whose `jnp.float32` is float64: where its inputs are float64, what it widens must not become narrower."""
+    double = ModuleType(jnp.__name__)
+    double.__dict__.update(jnp.__dict__, float32=jnp.float64)
+    return FunctionType(reference.__code__, {**reference.__globals__, "jnp": double}, reference.__name__)
 
 
 def evaluate_outputs(

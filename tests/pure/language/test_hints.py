@@ -88,7 +88,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         8: "  a: 1.0", 9: "  b: 1.0", 10: "  c: {type: float, default: 1.0, static: true, doc: Something.}", 11: "  d: {type: bool, default: true}",
     },
     "params_as_list": {9: "params:\n  alpha: 1.0\n  beta: 1.0"},
-    "part_of_input": {10: "  a = x[0] + b", 11: "  c = b", 12: "  d = x[1]", 13: "  e = x[1]", 14: "  f = x[0]", 15: "  g = w[0]"},
+    "part_of_input": {
+        7: "  u: float32[(3 N)]", 11: "  a = x[0] + b", 12: "  c = b", 13: "  d = x[1]", 14: "  e = x[1]", 15: "  f = x[0]",
+        16: "  g = w[0]", 19: "  l = u[1]",
+    },
     "powers": {
         10: "  b = exp(65 * log(i))", 11: "  c = exp(nan * log(x))", 12: "  d = 1", 13: "  e = where(m, 1, 0) ** 2",
         14: "  f = exp(9 ** 9 * log(i))", 15: "  y = x ** where(m, 1, 0)",
@@ -97,7 +100,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "products_with_formulas": {11: None, 12: None, 13: None, 14: None},
     "reductions": {
         10: "  a = sum(x, axis=N)", 11: "  b1 = mean(x, axis=N)", 13: "  d = maximum(x, 0)", 15: "  f = any(x > 0, axis=N)",
-        16: "  g = sum(where(m, 1, 0), axis=N)", 19: "  l = sum(x, axis=N)",
+        16: "  g = max(where(m, 1, 0), axis=N)", 19: "  l = sum(x, axis=N)",
     },
     "reference_expression": {10: "  z = jnp.exp(x)"},
     "reference_forms": {8: "reference: y = jnp.stack(x) + jnp.logical_and(x, x) + 1 + 2 + jnp.exp(x)"},
@@ -131,7 +134,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
     "takes": {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
-        19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)",
+        19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)", 22: "  l = take(log_softmax(x, axis=N), i, axis=N)",
     },
     "puts": {12: "  c: float32[P, N]", 15: "  a = put(cache, x, i, axis=P)", 16: "  b = put(cache, x, i, axis=P)"},
     "target_parts": {8: None, 11: "  h = x", 12: None},

@@ -1,0 +1,62 @@
+"""References as users write them: they widen to float32, and can't compute arrays of size 0."""
+
+import pytest
+
+from codegen.checking.agreement import Disagreement
+from codegen.checking.draw import Case
+from codegen.checking.gradients import check_gradient_case
+from codegen.checking.testing import check_case
+from codegen.checking.verify import verify
+from codegen.runtime.call.arguments import Types
+from tests.making import make_jnp_op, spec_text
+
+CHAIN = "y = x * rsqrt(mean(square(x), axis=N) + 1e-6)"
+WIDENED = (
+    "a = x.astype(jnp.float32); y = a / jnp.sqrt(jnp.mean(a * a, axis=-1, keepdims=True, dtype=jnp.float32) + 1e-6)"
+)
+
+
+def case(rows: tuple[int, ...], n: int, dtype: str = "bfloat16") -> Case:
+    return Case(Types((("T", dtype),)), rows, (("N", n),), (), (), False, 1.0, 0)
+
+
+def normalised(reference: str):
+    return make_jnp_op(spec_text("x: T[..., N]", "y: T[..., N]", CHAIN, reference, types="{T: [float32, bfloat16]}"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reference_may_widen_to_float32(dtype):
+    """What it widens is float64 where its inputs are: its gradients are exact, and so are the values that a kernel is held to."""
+    op = normalised(WIDENED)
+    check_case(op, "xla", case((3,), 40, dtype))
+    check_gradient_case(op, "xla", case((3,), 40, dtype))
+
+
+def test_a_wrong_reference_that_widens_is_found():
+    op = normalised(WIDENED.replace("1e-6", "2e-1"))
+    with pytest.raises(Disagreement):
+        check_case(op, "xla", case((3,), 40))
+    with pytest.raises(Disagreement):
+        check_gradient_case(op, "xla", case((3,), 40))
+
+
+def test_a_reference_is_not_called_where_all_outputs_are_empty():
+    """It could not infer the number of rows."""
+    op = normalised(
+        "y = jnp.reshape(x, (-1, x.shape[-1])) / jnp.sqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)"
+    )
+    for check in (check_case, check_gradient_case):
+        check(op, "xla", case((3,), 0))
+        check(op, "xla", case((3,), 5))
+
+
+def test_an_exception_of_a_call_is_that_op_s_failure_and_the_next_op_is_checked(monkeypatch):
+    broken, good = normalised(WIDENED), normalised(WIDENED)
+
+    def refused(*_):
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(broken, "_evaluate_xla", refused)
+    first, second = verify([broken, good], "xla", 2, None)
+    assert not first.good and "RuntimeError: no room\n  in a call of T=" in first.report.failure
+    assert second.good

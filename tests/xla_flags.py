@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 
-# Programs that XLA compiles for a CPU run once or twice, on small arrays: they are compiled in a third of the time
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# Programs that XLA compiles for a CPU run once or twice, on small arrays: they are compiled in a fifth of the time. Each is one module for
+# LLVM, since tests keep all processors busy anyway
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
 
 
 def quick() -> str:

@@ -41,10 +41,10 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     kept = bounded and compiled.stack <= MOST_SPILLED
     if compiled.spills > most_spills(op, variant) and not kept:
         problems.append(f"{compiled.spills} bytes of spills")
-    # Attention may have a block for each multiprocessor
+    # Attention may have a block for each SM
     alone = op.plan.kind == "attention" and getattr(launch_of(op, variant, arch), "processors", 0)
     if re.search(r"bar\.sync\s+%", compiled.ptx) and not alone:
-        problems.append("a barrier's number is no constant: a block has all 16, and a multiprocessor fewer blocks")
+        problems.append("a barrier's number is no constant: a block has all 16, and an SM fewer blocks")
     return problems
 
 

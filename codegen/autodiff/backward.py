@@ -229,7 +229,7 @@ def row_backward(op: Op, taken: Collection[str] = ()) -> Derived:
 
 
 def _ways(op: Op) -> tuple[str | None, ...]:
-    """The sets of values that the forward may save, beside those that the spec names. The smallest set comes first."""
+    """The sets of values that the forward may save, besides those that the spec names. The smallest set comes first."""
     if "contract" in op.spec.read.ops:
         return "products", "products and held"
     return ("held",) if isinstance(op.plan, Staged) else ("rows", None, "columns")

@@ -156,7 +156,7 @@ def unfit(
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
     data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
     most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
-    if data + cost.BESIDE_VALUES > most:
+    if data + cost.OWN_REGISTERS > most:
         return f"{data} registers of data, of {most}"
     if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:
         needs = plan.walking_needs(how.vec, how.vec * plan.column_bytes(dtypes), dtypes, how.each or 1)

@@ -18,8 +18,8 @@ from codegen.shared import STAGED_ROWS, Tiles
 
 SHARED = 227 * 1024  # bytes of shared memory that a block may have
 MOST_ACCUMULATORS = 200  # registers of a thread, of 240, which leaves the epilogue enough
-MOST_BESIDE_OTHERS = 128  # and if it adds up accumulators of other blocks, or reads elements one by one
-MOST_BESIDE_COLUMNS = 180  # together with the results of a thread's columns
+MOST_WITH_OTHERS = 128  # and if it adds up accumulators of other blocks, or reads elements one by one
+MOST_WITH_COLUMNS = 180  # together with the results of a thread's columns
 HALVES = {"float16", "bfloat16"}
 FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
 MEMORY = 1450  # bytes a cycle that all SMs together read or write
@@ -68,8 +68,8 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
         return f"two, four or eight blocks of a cluster of their own share out K; got {tiles.splits}"
     if tiles.tile_n % (least * tiles.splits):
         return f"{tiles.splits} blocks cannot finish {least} columns each, or a multiple of them, of {tiles.tile_n}"
-    if tiles.accumulators > MOST_BESIDE_OTHERS:
-        return f"a thread would add up others' accumulators beside {tiles.accumulators} of its own; {MOST_BESIDE_OTHERS} leave room"
+    if tiles.accumulators > MOST_WITH_OTHERS:
+        return f"a thread would add up others' accumulators besides {tiles.accumulators} of its own; {MOST_WITH_OTHERS} leave room"
     if tiles.stages * tiles.tile_k * DTYPES[b].size < 4 * tiles.tile_m:
         return f"the accumulators of {tiles.tile_m} rows do not fit into what held {tiles.stages} stages of b"
     return ""
@@ -107,11 +107,11 @@ def options(
     for row in TABLE:
         tiles = row
         late = reads and (ragged or not boxes)  # the epilogue's operands are loaded when they are needed
-        crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_BESIDE_OTHERS)
+        crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_WITH_OTHERS)
         sums = over_rows * tiles.tile_n // 8  # registers of a thread for the results of its columns
         if segment and row.tile_n % segment:
             continue
-        if crowded or (sums and tiles.accumulators + sums > MOST_BESIDE_COLUMNS):
+        if crowded or (sums and tiles.accumulators + sums > MOST_WITH_COLUMNS):
             continue
         if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
             tiles = staged

@@ -47,7 +47,7 @@ def tiles_for(M: int, N: int, L: int, parts: int, bits: int = 8, group: int = 0)
         # Wide tiles: fewer blocks read a, and 39 us instead of 42 for 64 rows times 4096 x 14336 on an H200
         made = AmpereTiles(64, 128, deep, warps_m=2, warps_n=4, stages=2, blocks=1)
     else:
-        # In 4 bits, registers have a's fragments for 64 elements along K, and beside sums those of a group
+        # In 4 bits, registers have a's fragments for 64 elements along K, and the sums of a group besides all sums
         rows = 64 if M <= 64 or few or bits < 8 else 128
         made = AmpereTiles(
             rows, 128 if rows == 128 else 64 * parts, deep, warps_m=2, warps_n=2, stages=2, blocks=3 - parts

@@ -164,7 +164,7 @@ OVERLAP = 8.0  # how well instructions and memory traffic overlap: the exponent 
 
 def time_of_row(row: Row, how: RowLaunch) -> float:
     """The cycles of an SM for a row, if it has many: its instructions and its memory traffic overlap. Each thread has instructions of
-    its own beside those of its columns, so fewer threads with more columns need fewer instructions. But then registers leave too few
+    its own besides those of its columns, so fewer threads with more columns need fewer instructions. But then registers leave too few
     threads on an SM, or neighbouring threads access scattered pieces."""
     resident = resident_threads(row, how)
     instructions, memory = _instructions_of_row(row, how, resident), _memory_of_row(row, how, resident)
@@ -241,7 +241,7 @@ def _instructions(row: Row, how: RowLaunch) -> float:
     return OF_THREAD + of_columns + OF_VECTOR * how.vectors * row.read + of_statistics
 
 
-BESIDE_VALUES = 24  # registers of a thread for addresses, bounds and loops
+OWN_REGISTERS = 24  # registers of a thread for addresses, bounds and loops
 FEW_REGISTERS = 64  # of a thread, which need no limit
 SQUEEZED = 0.87  # part of the estimate: the compiler computes some values again
 
@@ -250,7 +250,7 @@ def registers(columns: int, alive: int) -> float:
     """An estimate of the registers of a thread, from its columns and the values of a column that are alive at once. The compiler mixes
     the instructions of columns: the more values each has, the more. Its error is a sixth, the standard deviation of 200 kernels
     without a limit."""
-    return BESIDE_VALUES + columns * alive * (0.37 + 0.029 * alive)
+    return OWN_REGISTERS + columns * alive * (0.37 + 0.029 * alive)
 
 
 def resident_threads(row: Row, how: RowLaunch) -> float:

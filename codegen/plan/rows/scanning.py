@@ -40,7 +40,7 @@ MOST_BLOCKS = 8  # of a cluster
 STEPS = 8  # vectors of a thread at once, along an axis that is not innermost, at most
 RESIDENT = 512  # threads of an SM whose registers a thread leaves room for, where lanes have scans of their own
 STEPS_OF_STATES = 16  # where elements have states
-STEP_REGISTERS = 8  # of each, beside the values that it holds: where it is, and whether it is inside
+STEP_REGISTERS = 8  # of each, besides the values that it holds: where it is, and whether it is inside
 # Of a vector across an axis that is not innermost: a warp reads 128 bytes. Where elements have states, a thread has one element. An
 # H100 took 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 us with two elements a thread. For one sequence it took
 # 387 and 921 us

@@ -56,7 +56,7 @@ LONG = 8  # rows of a thread, from which on a call is long
 # Rows that meet at a place, where threads reduce all of them: however many places there are, and at most
 FEW_ROWS, MOST_ROWS = 8, 64
 PLACE_BYTES = 32  # bytes of rows that such a thread reads at a time: others load meanwhile
-STEPS_BESIDE = 2.0  # of a part's rows
+OWN_STEPS = 2.0  # of a part, besides its rows: to begin, and to add up its results
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def busy_resident(needs: Needs, vectors: int, vec: int, ragged: bool) -> int:
 
 def registers(values: int, held: int) -> int:
     """An estimate of a thread's registers, from the values that are alive at once and the bytes that it holds."""
-    return cost.BESIDE_VALUES + values + held // 4
+    return cost.OWN_REGISTERS + values + held // 4
 
 
 def threads_that_fit(needed: float) -> int:
@@ -377,7 +377,7 @@ def least_steps(pieces: int, slots: int, rows: int) -> int:
     time. A part takes one step for each of its rows, and some to begin and to add up its results."""
 
     def steps(parts: int) -> float:
-        return -(-parts * pieces // slots) * (-(-rows // parts) + STEPS_BESIDE)
+        return -(-parts * pieces // slots) * (-(-rows // parts) + OWN_STEPS)
 
     return min(range(1, max(1, min(rows, 4 * slots)) + 1), key=steps)
 

@@ -276,7 +276,7 @@ class RowContext(RowAccess):
 
     @staticmethod
     def operand_names(statistics: Sequence[Statistic], taken: set[str]) -> list[str]:
-        """A name for the values that are reduced into each statistic, beside those that are taken."""
+        """A name for the values that are reduced into each statistic. None of them is taken."""
         names: list[str] = []
         for s in statistics:
             name = f"{s.name}_of"

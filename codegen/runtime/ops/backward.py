@@ -39,7 +39,7 @@ from codegen.runtime.ops.staged import (
 )
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
-from codegen.runtime.xla.products import gradient, in_halves, product
+from codegen.runtime.xla.products import gradient, is_product, product
 from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
 
@@ -322,14 +322,15 @@ class GemmBackwardOp(BackwardOp):
             full = wide | given
             return product(p, full[p.a.name], full[p.b.name], axes, inner.dtype.name, exact)
 
-        halves: dict[str, jax.Array] = {}
-        for factor, other in ((p.a, p.b), (p.b, p.a)):  # as of a weight, over all rows
-            found = gradient(p, factor)
-            if factor.name in own and p.loaded is None and in_halves(found, wide[other.name], inner, axes, arch):
+        alone: dict[str, jax.Array] = {}
+        for factor, other in ((p.a, p.b), (p.b, p.a)):
+            alike = wide[other.name].dtype == wide[factor.name].dtype == inner.dtype
+            # A product in the factor's own order: XLA would leave JAX's transpose of one to the kernels that follow
+            if factor.name in own and alike and p.loaded is None and is_product(found := gradient(p, factor)):
                 dtype = wide[factor.name].dtype.name
-                halves[factor.name] = product(found, wide[other.name], inner, axes, dtype, exact, arch)
-        (whole,) = jax.vjp(of, {name: wide[name] for name in own if name not in halves})[1](inner)
-        return whole | halves
+                alone[factor.name] = product(found, wide[other.name], inner, axes, dtype, exact, arch)
+        (whole,) = jax.vjp(of, {name: wide[name] for name in own if name not in alone})[1](inner)
+        return whole | alone
 
 
 def backward_ops(op: AnyOp) -> tuple[BackwardOp, ...]:

@@ -90,13 +90,10 @@ def gradient(found: Product, factor: Array) -> Product:
     return Product(other, found.acc, tuple(axes), factor)
 
 
-def in_halves(found: Product, a: Any, b: Any, axes: Axes, arch: str | None) -> bool:
-    """Whether `product` adds two halves of these arrays."""
-    if a.dtype != b.dtype or a.dtype.itemsize != 2:
-        return False
-    names: dict[Any, int] = {}
-    left, right = _split(found.a, a, axes, names), _split(found.b, b, axes, names)
-    return bool(_halved(*left, *right, _split(found.acc, None, axes, names)[1], arch))
+def is_product(found: Product) -> bool:
+    """Whether a product of its factors has all of its result's axes: a gradient by a factor that was summed alone has not."""
+    axes = {name for x in (found.a, found.b) for dim in x.dims for name in dim.names}
+    return axes.issuperset(name for dim in found.acc.dims for name in dim.names)
 
 
 def _halved(

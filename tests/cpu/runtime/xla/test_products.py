@@ -279,3 +279,15 @@ def test_gradients_of_weights_are_added_from_halves_where_that_takes_less_time(n
         op.spec.inputs, found, gradients(WEIGHTS[name], [jnp.float32(x) for x in arrays]), strict=True
     ):
         np.testing.assert_allclose(np.float32(a), b, rtol=0.02, atol=0.02 * abs(b).max(), err_msg=array.name)
+
+
+def test_gradients_of_factors_are_products_in_their_own_order():
+    """Not JAX's transpose of one: XLA would leave that to the optimiser's kernels."""
+    x, w, residual = (jnp.ones(shape, "bfloat16") for shape in ((2, 8, 16), (16, 24), (2, 8, 24)))
+
+    def loss(x, w):
+        return jnp.sum(generated.dense_residual(x, w, residual).astype("float32"))
+
+    text = jax.jit(jax.grad(loss, (0, 1))).lower(x, w).as_text()
+    assert text.count("stablehlo.dot_general") == 2
+    assert "stablehlo.transpose" not in text

@@ -213,10 +213,11 @@ def _python(value: np.ndarray) -> bool | int | float:
     wide = float(value)
     if not np.isfinite(wide):
         return wide
-    for digits in range(1, 17):
-        text = float(f"{wide:.{digits}g}")
-        if np.asarray(text, np.float64).astype(value.dtype) == value:
-            return text
+    with np.errstate(over="ignore"):  # few digits of the largest numbers round to more than the type holds
+        for digits in range(1, 17):
+            text = float(f"{wide:.{digits}g}")
+            if np.asarray(text, np.float64).astype(value.dtype) == value:
+                return text
     return wide
 
 

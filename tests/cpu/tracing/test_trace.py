@@ -91,8 +91,13 @@ def gated(x):
     return jax.nn.silu(gate) * value + shift
 
 
+def unmasked(x, mask):
+    return jnp.where(mask, x, jnp.finfo(F32).min) * 2
+
+
 X = like(2, 3, 8)
 CASES = {
+    "the largest number": (unmasked, (X, like(2, 3, 8, dtype=bool)), ["where(mask, x, -3.4028235e+38)"]),
     "names of a kernel's variables": (step, (X, X), ["p: T[..., N]", "v: T[..., N]", "y = p - 0.1 * v / max(v, axis=N)"]),
     "names of functions": (layer_norm, (X,), ["y = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-5)"]),
     "residual + norm": (add_norm, (X, X, like(8)), ["residual_out = residual + x", "y = residual_out * rstd * w", "w: T[N]"]),

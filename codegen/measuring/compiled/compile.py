@@ -37,7 +37,7 @@ from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
 from codegen.runtime.call.described import Key
 from codegen.runtime.call.typed import element_type
-from codegen.runtime.compiled import kernels
+from codegen.runtime.compiled import kernels, signs
 from codegen.runtime.compiled.cubins import cubins_in, read_cubin
 from codegen.runtime.compiled.kernels import CompiledCall, nameable
 from codegen.runtime.compiled.launcher_call import LauncherCall
@@ -269,6 +269,7 @@ def _compile(op: AnyOp, call: CompiledCall) -> Compiled:
         tried, result = kernels.chosen(
             call, lambda tried: (tried, compiled(tried, OPTIONS)), lambda found: [found[1].__cubin__]
         )
+        signs.check(result.__ptx__, call.arch, kernels.name_of(call))
         registers, stack, shared = read_cubin(result.__cubin__)
         # Spills are on the stack, so only a kernel with a stack is compiled again for ptxas's report
         spills = _spills(lambda: compiled(tried, f"{COMPILE_OPTIONS} remarks{{ptx}}")) if stack else 0

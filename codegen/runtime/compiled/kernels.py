@@ -33,6 +33,7 @@ from codegen.interpret import host
 from codegen.parsing import PARSER
 from codegen.runtime.call.arguments import negative_zeros
 from codegen.runtime.call.typed import bridged
+from codegen.runtime.compiled import signs
 from codegen.runtime.compiled.cubins import are_resident, cubins_in, read_cubin, registers_of
 from codegen.runtime.compiled.passes import without_assembling
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for, settings_for
@@ -229,14 +230,16 @@ def _compile(call: CompiledCall, kept: Kept) -> dict[str, bytes]:
         _load_runtime()
         compiled = cute.compile(
             jit_wrapper, cuda.CUstream(0), *spec.get_compile_args(), wrapped_fn=call.launch, spec=spec,
-            options=OPTIONS[kept], no_jit_engine=True,
+            options=OPTIONS[kept] if kept != "binary" else f"{OPTIONS[kept]} --keep-ptx", no_jit_engine=True,
         )  # fmt: skip
         if kept == "binary":
             module = compiled.dump_to_object(_EXPORT_PREFIX)
         else:
             module = _to_interpret(compiled, Path(folder) / "launcher.o")
         texts = [path.read_bytes().rstrip(b"\0") for path in Path(folder).glob("*.ptx")]
-    return {"module": module, "ptx": b"".join(texts)}
+    ptx = b"".join(texts)
+    signs.check(ptx.decode(), call.arch, name_of(call))
+    return {"module": module, "ptx": b"" if kept == "binary" else ptx}
 
 
 def _to_interpret(compiled: Any, path: Path) -> bytes:

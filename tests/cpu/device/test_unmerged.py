@@ -4,7 +4,8 @@ one that is negated; the interpreter runs PTX, which has it still."""
 import numpy as np
 import pytest
 
-from codegen.measuring.compiled.compile import cubins_of_call
+from codegen.device import functions
+from codegen.measuring.compiled.compile import compile_kernel, cubins_of_call, variants
 from codegen.measuring.compiled.sass import kernels
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.ops.backward import backward_ops, kernels_of_call
@@ -50,3 +51,16 @@ def test_the_bounds_of_a_mask(tmp_path):
     types, axes = Types((), "float32"), {name: (size,) for name, size in shape.items()}
     made = [kernel for backward in backward_ops(op) for kernel in kernels_of_call(backward, types, axes)]
     assert [of_three(kernel, types, shape) for kernel in made if kernel.plan.kind == "attention"] == [0]
+
+
+def test_a_kernel_that_would_lose_a_sign_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(functions, "unmerged", lambda extreme: extreme)
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    inputs = "; ".join(f"{x}: int32[N]" for x in "abc")
+    op = make_op(tmp_path, spec_text(inputs, "y: int32[N]", CHAINS["maxima"][0]))
+    message = r"made: 'neg\.s32.*' is an argument of two nested maxima or minima of integers"
+    with pytest.raises(RuntimeError, match=message):
+        cubins_of_call(op, Types(()), {"N": 4096}, "sm_90a")
+    with pytest.raises(RuntimeError, match=message):
+        compile_kernel(op, next(variants(op)), "sm_90a")
+    assert compile_kernel(op, next(variants(op)), "sm_80").cubin

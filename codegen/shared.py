@@ -444,12 +444,15 @@ SPACING = 32  # at most: accuracy and the bytes of the sample decide
 LEAST_SAMPLED = 2**20  # elements of an array: a smaller one is in a cache when it is read again
 
 
+LEAST_SPACING = 8  # that divides a size: devices among which an axis is divided each have their part of the sample
+
+
 def spacing(size: object) -> int:
-    """The distance between the elements of an axis that are in a sample: the largest one that divides its size; 1 where
-    the size is not known."""
+    """The distance between the elements of an axis that are in a sample: the largest one that divides its size, unless it is small; 1
+    where the size is not known."""
     if not isinstance(size, int) or size <= 0:
         return 1
-    return next(s for s in range(SPACING, 0, -1) if size % s == 0)
+    return next((s for s in range(SPACING, LEAST_SPACING - 1, -1) if size % s == 0), min(SPACING, size))
 
 
 @dataclass(frozen=True)

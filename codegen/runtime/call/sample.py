@@ -14,7 +14,7 @@ from codegen.spec.spec import Array
 
 def sample(arrays: Iterable[Array], there: Mapping[str, jax.Array], axes: Collection[str]) -> dict[str, jax.Array]:
     """The arrays that are `there`, with every `s`-th element along one of the `axes` alone, the one with the largest spacing `s`. The arrays
-    themselves if no axis can be divided, or if they are small."""
+    themselves if no size is known, or if they are small."""
     places = {a.name: _places(a, there[a.name].ndim) for a in arrays if a.name in there}
     found = dict(there)
     if max((math.prod(x.shape) for x in there.values() if _is_known(x)), default=0) < shared.LEAST_SAMPLED:
@@ -28,10 +28,17 @@ def sample(arrays: Iterable[Array], there: Mapping[str, jax.Array], axes: Collec
     spacing, axis = max(((shared.spacing(n), axis) for axis, n in sizes.items()), default=(1, (ROWS, 0)))
     for name, own in places.items():
         if spacing > 1 and axis in own:
-            place, shape = own[axis], found[name].shape
-            apart = (*shape[:place], shape[place] // spacing, spacing, *shape[place + 1 :])
-            found[name] = jax.lax.index_in_dim(found[name].reshape(apart), 0, place + 1, keepdims=False)
+            found[name] = _spaced(found[name], own[axis], spacing)
     return found
+
+
+def _spaced(x: jax.Array, place: int, spacing: int) -> jax.Array:
+    """Every `spacing`-th element along an axis, the first among them."""
+    size = x.shape[place]
+    if size % spacing:
+        return jax.lax.slice_in_dim(x, 0, size, spacing, place)
+    apart = x.reshape(*x.shape[:place], size // spacing, spacing, *x.shape[place + 1 :])
+    return jax.lax.index_in_dim(apart, 0, place + 1, keepdims=False)
 
 
 def _is_known(x: jax.Array) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from codegen import shared
 from codegen.plan.op import Staged
 from codegen.plan.rows.middle import in_stages
+from codegen.runtime.call.sample import sample
 from tests.making import make_op, spec_text
 
 OVER_ROWS = spec_text(
@@ -30,6 +31,14 @@ def test_one_sweep_after_a_sample(tmp_path):
     assert [stage.plan.kind for stage in plan.stages] == ["column", "column", "elementwise"]
     assert plan.sampled == ((0, ("...",)),)
     assert {a.name for a in plan.stages[1].spec.outputs} == {"m", "v"}
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(640, 20), (24 * 61, 61), (631, 20), (334, 11), (7, 1), (0, 0)])
+def test_rows_of_a_sample(tmp_path, rows, taken):
+    """Whatever divides their number: a sample of half of them would take as long as half a sweep."""
+    op = make_op(tmp_path, OVER_ROWS)
+    found = sample(op.spec.inputs, {"x": jnp.zeros((rows, 8)) + jnp.arange(rows)[:, None]}, ("...",))["x"]
+    np.testing.assert_array_equal(found[:, 0], np.arange(taken) * shared.spacing(rows))
 
 
 def test_a_sum_of_squares_about_the_mean(tmp_path):

@@ -59,7 +59,7 @@ def test_every_tile_of_the_table_fits(tiles):
             {"b_is_nk": True, "paired": "interleaved"},
             "2 blocks cannot finish 32 columns each, or a multiple of them, of 160",
         ),
-        (replace(WIDE, cluster_m=1, splits=2), "float16", "float16", {"b_is_nk": True}, "beside 192 of its own"),
+        (replace(WIDE, cluster_m=1, splits=2), "float16", "float16", {"b_is_nk": True}, "besides 192 of its own"),
         (Tiles(128, 128, 32, 4, splits=2), "float16", "float16", {"b_is_nk": True}, "128 rows do not fit"),
         (Tiles(256, 128, 64, 4, splits=2), "float16", "float16", {"b_is_nk": True}, "256 rows do not fit"),
     ],

@@ -155,8 +155,7 @@ def alibi_bias_backward_kernel(
                         device.floats(rDy[None, v, k]), reduce.count_up(at.c, vec).to(cutlass.Int32),
                         device.full(vec, iQ, cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iQ = row % Q
             iB = (row // Q)

@@ -211,8 +211,7 @@ def attention_scores_backward_kernel(
                     dacc, column_sum_of = attention_scores_backward_chain(
                         device.floats(rDscores[None, v, k]), device.full(vec, scale),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dacc.to(mDacc.element_type), mDacc, (iB, 0), run=sDaccRun)
             own.send(mDacc, (iB, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -117,8 +117,7 @@ def batch_norm_train_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = batch_norm_train_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):
@@ -239,8 +238,9 @@ def batch_norm_train_stage2_kernel(
                     t1_of, column_mean_of = batch_norm_train_stage2_chain(
                         device.floats(rX[None, v, k]), device.floats(rCentreOfN[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), at.inside_columns(),
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):
@@ -550,8 +550,7 @@ def batch_norm_train_backward_stage1_kernel(
                     t5_of, t6_of = batch_norm_train_backward_stage1_chain(
                         device.floats(rDy[None, v, k]), device.floats(rMean[None, v]), device.floats(rX[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), inside)
+                    reduce.accumulate_at(v, [fT5, fT6], ("sum", "sum"), (t5_of, t6_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

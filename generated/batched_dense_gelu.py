@@ -230,8 +230,7 @@ def batched_dense_gelu_backward_kernel(
                     dacc, column_sum_of = batched_dense_gelu_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0), run=sDaccRun)
             own.send(mDacc, (iE, iM, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
@@ -303,8 +302,7 @@ def batched_dense_gelu_backward_places(
                     dacc, column_sum_of = batched_dense_gelu_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dacc.to(mDacc.element_type), mDacc, (iE, iM, 0), run=sDaccRun)
 
     for v in cutlass.range_constexpr(vectors):

@@ -133,8 +133,7 @@ def broadcast_add_4d_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
             iB = (row // H)
@@ -197,8 +196,7 @@ def broadcast_add_4d_backward_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = broadcast_add_4d_backward_chain(device.floats(rDy[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

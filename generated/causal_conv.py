@@ -346,11 +346,11 @@ def causal_conv_backward_kernel(
                         device.floats(rW2[None, v]), device.floats(rW3[None, v]), device.floats(rBias[None, v]),
                         device.full(vec, iS, cutlass.Int32), device.full(vec, S, cutlass.Int32), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5],
                         ("sum", "sum", "sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

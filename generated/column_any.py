@@ -88,8 +88,7 @@ def column_any_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_any_of = column_any_chain(rX[None, v, k].load() != 0)
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), inside)
+                    reduce.accumulate_at(v, [fColumnAny], ("any",), (column_any_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

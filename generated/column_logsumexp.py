@@ -91,10 +91,9 @@ def column_logsumexp_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_max_of, column_sum_of = column_logsumexp_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnMax, fColumnSum], ("max", "sum"), (column_max_of, column_sum_of,), inside,
-                        rescaled=((1, 0, "exp_term" if approx else "exp", 1.0),),
+                        v, [fColumnMax, fColumnSum], ("max", "sum"), (column_max_of, column_sum_of,),
+                        at.inside_columns(), rescaled=((1, 0, "exp_term" if approx else "exp", 1.0),),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

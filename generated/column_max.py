@@ -88,8 +88,7 @@ def column_max_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_max_of = column_max_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):
@@ -202,8 +201,7 @@ def column_max_backward_stage1_kernel(
                     column_sum_of = column_max_backward_stage1_chain(
                         device.floats(rY[None, v]), device.floats(rX[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

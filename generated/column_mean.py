@@ -88,8 +88,7 @@ def column_mean_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_mean_of = column_mean_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

@@ -99,9 +99,9 @@ def column_moments_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_mean_of, column_mean2_of = column_moments_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,), inside,
+                        v, [fColumnMean, fColumnMean2], ("mean", "mean"), (column_mean_of, column_mean2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)

@@ -131,8 +131,7 @@ def column_quantize_fp8_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = column_quantize_fp8_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("max",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("max",), (t0_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

@@ -123,7 +123,7 @@ def daffine_kernel(
                         device.floats(device.full(vec, rScale[0], rScale.element_type)),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)

@@ -119,9 +119,9 @@ def dchannel_affine_kernel(
                     dx, column_sum_of, column_sum2_of = dchannel_affine_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0), run=sDxRun)
             own.send(mDx, (iB, 0, 0), sDxRun)

@@ -783,10 +783,9 @@ def dense_head_rmsnorm_rotary_backward_kernel(
                         device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2),
                         device.full(vec, row_sum), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), at.inside_columns(),
                     )
                     at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0), run=sDacc0Run)
                     at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0), run=sDacc1Run)

@@ -518,8 +518,7 @@ def dense_rms_scaled_backward_kernel(
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                         device.floats(rWeight[None, v]), t5,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
             if own.there & (first == 0):
                 drstd = dense_rms_scaled_backward_row(device.full(1, row_sum))

@@ -350,10 +350,9 @@ def dense_scaled_columns_backward_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rAcc[None, v, k]), device.floats(rC[None, v, k]),
                         device.floats(rAlpha[None, v]), device.floats(rBeta[None, v]), device.floats(rBias[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of,), at.inside_columns(),
                     )
                     at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
                     at.store(dc.to(mDc.element_type), mDc, (row, 0), run=sDcRun)

@@ -261,8 +261,7 @@ def dense_silu_backward_kernel(
                     dacc, column_sum_of = dense_silu_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rZ[None, v, k]), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
             own.send(mDacc, (row, 0), sDaccRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

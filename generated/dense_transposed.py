@@ -163,8 +163,7 @@ def dense_transposed_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = dense_transposed_backward_chain(device.floats(rDy[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             if cutlass.const_expr(how.staged):

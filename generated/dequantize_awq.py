@@ -251,7 +251,6 @@ def dequantize_awq_backward_kernel(
                         device.floats(rDw[6, None, v, k]), device.floats(rDw[7, None, v, k]),
                         rQweight[None, v, k].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v,
                         [
@@ -261,7 +260,7 @@ def dequantize_awq_backward_kernel(
                         (
                             column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,
                             column_sum6_of, column_sum7_of, column_sum8_of,
-                        ), inside,
+                        ), at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
@@ -397,7 +396,6 @@ def dequantize_awq_backward_places(
                         device.floats(rDw[6, None, v, k]), device.floats(rDw[7, None, v, k]),
                         rQweight[None, v, k].load().to(cutlass.Int32), rQzeros[None, v].load().to(cutlass.Int32),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v,
                         [
@@ -407,7 +405,7 @@ def dequantize_awq_backward_places(
                         (
                             column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of, column_sum5_of,
                             column_sum6_of, column_sum7_of, column_sum8_of,
-                        ), inside,
+                        ), at.inside_columns(),
                     )
 
     for v in cutlass.range_constexpr(vectors):

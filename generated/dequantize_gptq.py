@@ -251,8 +251,7 @@ def dequantize_gptq_backward_kernel(
                         device.floats(rDw6[None, v, k]), device.floats(rDw7[None, v, k]),
                         rQweight[None, v, k].load().to(cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row
             later = rowwise.walked(how, row < G, N, first)
@@ -351,8 +350,7 @@ def dequantize_gptq_backward_places(
                         device.floats(rDw6[None, v, k]), device.floats(rDw7[None, v, k]),
                         rQweight[None, v, k].load().to(cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

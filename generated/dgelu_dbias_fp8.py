@@ -134,7 +134,7 @@ def dgelu_dbias_fp8_kernel(
                         device.floats(device.full(vec, rScale[0], rScale.element_type)),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     reduce.accumulate([fTotalMax], ("max",), (total_max_of,), inside)
                     at.store(device.cast(q, mQ.element_type), mQ, (row, 0), run=sQRun)
             own.send(mQ, (row, 0), sQRun)

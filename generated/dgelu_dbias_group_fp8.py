@@ -111,8 +111,7 @@ def dgelu_dbias_group_fp8_kernel(
                     scale, q, column_sum_of = dgelu_dbias_group_fp8_chain(
                         device.floats(rDy[None, v, u]), device.floats(rX[None, v, u]), device.full(vec, amax_min),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.scatter(scale.to(mScale.element_type), mScale, (row, 0), (None, 0), (B, G,), 128)
                     at.store(device.cast(q, mQ.element_type), mQ, (row, 0, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

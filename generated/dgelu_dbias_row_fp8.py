@@ -239,8 +239,7 @@ def dgelu_dbias_row_fp8_kernel(
                     q, column_sum_of = dgelu_dbias_row_fp8_chain(
                         device.full(vec, amax_min), dx, device.full(vec, row_max),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(device.cast(q, mQ.element_type), mQ, (row, 0), run=sQRun)
             if own.there & (first == 0):
                 scale = dgelu_dbias_row_fp8_row(device.full(1, amax_min), device.full(1, row_max))

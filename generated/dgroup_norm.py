@@ -308,9 +308,9 @@ def dgroup_norm_kernel(
                         device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean3),
                         device.full(vec, row_mean2), device.full(vec, row_mean4), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
             own.send(mDx, (iB, iG, 0, 0), sDxRun)

@@ -104,8 +104,7 @@ def drelu_dbias_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     dx, column_sum_of = drelu_dbias_chain(device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

@@ -440,8 +440,7 @@ def embedding_rmsnorm_backward_kernel(
                         device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                         device.full(vec, row_mean), device.full(vec, row_sum),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dtable.to(mDtable.element_type), mDtable, (row, 0))
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

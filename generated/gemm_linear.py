@@ -327,7 +327,7 @@ def gemm_linear_backward_kernel(
                         device.full(vec, mAlpha[0]), device.full(vec, mBeta[0]),
                     )
                     inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     reduce.accumulate([fTotalSum, fTotalSum2], ("sum", "sum"), (total_sum_of, total_sum2_of,), inside)
                     at.store(dacc.to(mDacc.element_type), mDacc, (row, 0), run=sDaccRun)
                     at.store(dc.to(mDc.element_type), mDc, (row, 0), run=sDcRun)

@@ -419,8 +419,7 @@ def gemma_rmsnorm_backward_kernel(
                         device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                         device.full(vec, row_sum), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)
             turn += 1

@@ -110,8 +110,7 @@ def global_response_norm_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, C, first)
@@ -171,8 +170,7 @@ def global_response_norm_stage1_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = global_response_norm_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -488,9 +486,9 @@ def global_response_norm_frozen_stage2_kernel(
                         device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
                         approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -762,10 +760,9 @@ def global_response_norm_backward_stage2_kernel(
                         device.floats(device.full(vec, rMeanOfB[0], rMeanOfB.element_type)), device.full(vec, eps),
                         approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row

@@ -600,9 +600,9 @@ def group_norm_backward_kernel(
                         device.full(vec, C, cutlass.Int32), device.full(vec, S, cutlass.Int32),
                         device.full(vec, row_sum), device.full(vec, row_sum2), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, iG, 0, 0), run=sDxRun)
             own.send(mDx, (iB, iG, 0, 0), sDxRun)

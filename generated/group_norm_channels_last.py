@@ -108,8 +108,7 @@ def group_norm_channels_last_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = group_norm_channels_last_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, G * C, first)
@@ -245,8 +244,9 @@ def group_norm_channels_last_stage2_kernel(
                     t1_of, column_mean_of = group_norm_channels_last_stage2_chain(
                         device.floats(rX[None, v, k]), device.floats(rCentreOfBG[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), at.inside_columns(),
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, G * C, first)
@@ -658,9 +658,9 @@ def group_norm_channels_last_frozen_stage1_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rMeanOfBG4[None, v]),
                         device.floats(rX[None, v, k]), device.floats(rWeight[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
@@ -1004,10 +1004,9 @@ def group_norm_channels_last_backward_stage1_kernel(
                         device.floats(rVarOfBG[None, v]), device.floats(rX[None, v, k]),
                         device.floats(rWeight[None, v]), device.full(vec, eps), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row

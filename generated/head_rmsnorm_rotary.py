@@ -603,10 +603,9 @@ def head_rmsnorm_rotary_backward_kernel(
                         device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2),
                         device.full(vec, row_sum), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4], ("sum", "sum", "sum", "sum"),
-                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), inside,
+                        (column_sum_of, column_sum2_of, column_sum3_of, column_sum4_of,), at.inside_columns(),
                     )
                     at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
                     at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)

@@ -590,9 +590,9 @@ def instance_norm_backward_stage2_kernel(
                     column_sum_of, column_sum2_of = instance_norm_backward_stage2_chain(
                         device.floats(rSumOfBC2[None, v, k]), device.floats(rSumOfBC3[None, v, k]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row

@@ -610,9 +610,9 @@ def layernorm_backward_kernel(
                         device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2),
                         approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)

@@ -109,8 +109,7 @@ def layernorm_channels_first_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -172,8 +171,7 @@ def layernorm_channels_first_stage1_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = layernorm_channels_first_stage1_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -305,8 +303,9 @@ def layernorm_channels_first_stage2_kernel(
                     t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
                         device.floats(rX[None, v, k]), device.floats(rCentreOfBS[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), at.inside_columns(),
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
             later = rowwise.walked(how, row < C, S, first)
@@ -383,8 +382,9 @@ def layernorm_channels_first_stage2_places(
                     t1_of, column_mean_of = layernorm_channels_first_stage2_chain(
                         device.floats(rX[None, v, k]), device.floats(rCentreOfBS[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), at.inside_columns(),
+                    )
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -808,9 +808,9 @@ def layernorm_channels_first_frozen_stage1_kernel(
                         device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iC = row
@@ -894,9 +894,9 @@ def layernorm_channels_first_frozen_stage1_places(
                         device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
 
     for v in cutlass.range_constexpr(vectors):
@@ -1230,9 +1230,9 @@ def layernorm_channels_first_backward_stage2_kernel(
                         device.floats(rSumOfBS2[None, v, u]), device.full(vec, C, cutlass.Int32), device.full(vec, eps),
                         approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, 0, 0), run=sDxRun)
             own.send(mDx, (iB, 0, 0), sDxRun)

@@ -166,8 +166,7 @@ def matmul_drelu_dbias_epilogue_kernel(
                     dz, column_sum_of = matmul_drelu_dbias_epilogue_chain(
                         device.floats(rAcc[None, v, k]), device.floats(rY[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dz.to(mDz.element_type), mDz, (row, 0), run=sDzRun)
             own.send(mDz, (row, 0), sDzRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

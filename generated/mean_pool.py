@@ -93,8 +93,7 @@ def mean_pool_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_mean_of = mean_pool_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
@@ -157,8 +156,7 @@ def mean_pool_places(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_mean_of = mean_pool_chain(device.floats(rX[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMean], ("mean",), (column_mean_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)

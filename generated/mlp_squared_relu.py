@@ -507,8 +507,7 @@ def mlp_squared_relu_backward_stage1_epilogue_kernel(
                     t1, column_sum_of = mlp_squared_relu_backward_stage1_epilogue_chain(
                         device.floats(rAcc[None, v, k]), device.floats(rZ[None, v, k]), mT1.element_type,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(t1.to(mT1.element_type), mT1, (row, 0), run=sT1Run)
             own.send(mT1, (row, 0), sT1Run)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

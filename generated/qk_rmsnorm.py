@@ -595,9 +595,9 @@ def qk_rmsnorm_backward_kernel(
                         device.full(vec, row_mean), device.full(vec, row_sum), device.full(vec, row_mean2),
                         device.full(vec, row_sum2), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dq.to(mDq.element_type), mDq, (row, 0), run=sDqRun)
                     at.store(dk.to(mDk.element_type), mDk, (row, 0), run=sDkRun)

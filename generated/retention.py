@@ -255,8 +255,7 @@ def retention_backward_stage2_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = retention_backward_stage2_chain(device.floats(rSum1[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBS = row
             later = rowwise.walked(how, row < BS, H, first)

@@ -380,8 +380,7 @@ def rg_lru_frozen_stage3_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
                         device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row
             later = rowwise.walked(how, row < S, D, first)
@@ -457,8 +456,7 @@ def rg_lru_frozen_stage3_places(
                         device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
                         device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -711,9 +709,9 @@ def rg_lru_backward_stage3_kernel(
                         device.floats(rScanOfBSD[None, v, k]), device.floats(rScanOfBSD2[None, v, k]),
                         device.full(vec, iS, cutlass.Int32), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0), run=sDxRun)
                     at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0), run=sDrRun)

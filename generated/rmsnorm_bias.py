@@ -421,9 +421,9 @@ def rmsnorm_bias_backward_kernel(
                         device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                         device.full(vec, row_sum), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)

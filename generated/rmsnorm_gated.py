@@ -495,8 +495,7 @@ def rmsnorm_gated_backward_kernel(
                         device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, eps),
                         value, t0, device.full(vec, row_mean), device.full(vec, row_sum), approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
                     at.store(dz.to(mDz.element_type), mDz, (row, 0), run=sDzRun)
             own.send(mDx, (row, 0), sDxRun)

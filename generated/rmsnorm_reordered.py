@@ -435,8 +435,7 @@ def rmsnorm_reordered_backward_kernel(
                         device.full(vec, N, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                         device.full(vec, row_sum),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
                     at.store(dx2.to(mDx2.element_type), mDx2, (row, 0), run=sDx2Run)
             own.send(mDx, (row, 0), sDxRun)

@@ -441,8 +441,7 @@ def rmsnorm_rstd_backward_kernel(
                         device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                         approx,
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)
             turn += 1

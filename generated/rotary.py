@@ -247,9 +247,9 @@ def rotary_backward_kernel(
                         device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rCos[None, v]),
                         device.floats(rSin[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
                     at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)
@@ -350,9 +350,9 @@ def rotary_backward_places(
                         device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rCos[None, v]),
                         device.floats(rSin[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
                     at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)

@@ -221,9 +221,9 @@ def rotary_pairs_backward_kernel(
                         device.floats(rX[0, None, v, k]), device.floats(rX[1, None, v, k]),
                         device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     rDx[0, None].store(dx0.to(mDx.element_type))
                     rDx[1, None].store(dx1.to(mDx.element_type))
@@ -316,9 +316,9 @@ def rotary_pairs_backward_places(
                         device.floats(rX[0, None, v, k]), device.floats(rX[1, None, v, k]),
                         device.floats(rCos[None, v]), device.floats(rSin[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     rDx[0, None].store(dx0.to(mDx.element_type))
                     rDx[1, None].store(dx1.to(mDx.element_type))

@@ -356,9 +356,9 @@ def rotary_qk_backward_stage1_kernel(
                         device.floats(rDkRotated0[None, v, k]), device.floats(rDkRotated1[None, v, k]),
                         device.floats(rK0[None, v, k]), device.floats(rK1[None, v, k]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iG = row % G
@@ -446,9 +446,9 @@ def rotary_qk_backward_stage1_places(
                         device.floats(rDkRotated0[None, v, k]), device.floats(rDkRotated1[None, v, k]),
                         device.floats(rK0[None, v, k]), device.floats(rK1[None, v, k]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
 
     for v in cutlass.range_constexpr(vectors):
@@ -598,9 +598,9 @@ def rotary_qk_backward_stage2_kernel(
                         device.floats(rDqRotated0[None, v, k]), device.floats(rDqRotated1[None, v, k]),
                         device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iH = row % H
@@ -688,9 +688,9 @@ def rotary_qk_backward_stage2_places(
                         device.floats(rDqRotated0[None, v, k]), device.floats(rDqRotated1[None, v, k]),
                         device.floats(rQ0[None, v, k]), device.floats(rQ1[None, v, k]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
 
     for v in cutlass.range_constexpr(vectors):

@@ -355,8 +355,7 @@ def row_column_scale_backward_kernel(
                         device.floats(device.full(vec, rRowScale[0, u], rRowScale.element_type)),
                         device.floats(rColumnScale[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             if own.there & (first == 0):
                 drow_scale = row_column_scale_backward_row(device.full(1, row_sum))

@@ -183,9 +183,9 @@ def scale_shift_backward_kernel(
                     dx, column_sum_of, column_sum2_of = scale_shift_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rScale[None, v]),
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)

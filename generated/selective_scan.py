@@ -564,9 +564,9 @@ def selective_scan_frozen_stage3_kernel(
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rT6[None, v, k]), t1,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
@@ -716,9 +716,9 @@ def selective_scan_frozen_stage3_places(
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rT6[None, v, k]), t1,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
             if own.there & (first == 0):
                 dx, ddt = selective_scan_frozen_stage3_row(
@@ -893,8 +893,7 @@ def selective_scan_backward_stage4_kernel(
                         device.floats(rC[None, v, u]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rT6[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBS = row
             later = rowwise.walked(how, row < BS, D * N, first)
@@ -1024,8 +1023,7 @@ def selective_scan_backward_stage5_kernel(
                     column_sum_of = selective_scan_backward_stage5_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBS = row
             later = rowwise.walked(how, row < BS, D, first)

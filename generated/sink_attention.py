@@ -459,8 +459,7 @@ def sink_attention_backward_stage3_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     column_sum_of = sink_attention_backward_stage3_chain(device.floats(rSum1[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iB = row
             later = rowwise.walked(how, row < B, H * S, first)

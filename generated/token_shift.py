@@ -187,8 +187,7 @@ def token_shift_backward_kernel(
                         device.floats(rMix[None, v]), device.full(vec, iS, cutlass.Int32),
                         device.full(vec, S, cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0))
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iS = row % S

@@ -121,8 +121,7 @@ def viterbi_step_stage1_kernel(
                         device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                         device.floats(rTransition[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iI = row
             later = rowwise.walked(how, row < I, J, first)
@@ -189,8 +188,7 @@ def viterbi_step_stage1_places(
                         device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                         device.floats(rTransition[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMax], ("max",), (column_max_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -350,8 +348,7 @@ def viterbi_step_stage3_kernel(
                         device.floats(rTransition[None, v, k]), device.floats(rMaxOfBJ[None, v]),
                         device.full(vec, iI, cutlass.Int32), device.full(vec, I, cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMin], ("min",), (column_min_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMin], ("min",), (column_min_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iI = row
             later = rowwise.walked(how, row < I, J, first)
@@ -421,8 +418,7 @@ def viterbi_step_stage3_places(
                         device.floats(rTransition[None, v, k]), device.floats(rMaxOfBJ[None, v]),
                         device.full(vec, iI, cutlass.Int32), device.full(vec, I, cutlass.Int32),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnMin], ("min",), (column_min_of,), inside)
+                    reduce.accumulate_at(v, [fColumnMin], ("min",), (column_min_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -750,8 +746,7 @@ def viterbi_step_frozen_stage1_kernel(
                         device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                         device.floats(rTransition[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iI = row
             later = rowwise.walked(how, row < I, J, first)
@@ -821,8 +816,7 @@ def viterbi_step_frozen_stage1_places(
                         device.floats(device.full(vec, rScore[0, u], rScore.element_type)),
                         device.floats(rTransition[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
 
     for v in cutlass.range_constexpr(vectors):
         at = all_rows.vector(v)
@@ -1199,8 +1193,7 @@ def viterbi_step_backward_stage2_kernel(
                             device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
                         )
                     column_sum_of = viterbi_step_backward_stage2_chain(t1)
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             if own.there & (first == 0):
                 dscore = viterbi_step_backward_stage2_row(device.full(1, row_sum))
                 own.store_one(dscore.to(mDscore.element_type), mDscore, (iB, iI))
@@ -1307,8 +1300,7 @@ def viterbi_step_backward_stage2_places(
                             device.floats(rTransition[None, v]), device.floats(rSumOfBJ[None, v, k]),
                         )
                     column_sum_of = viterbi_step_backward_stage2_chain(t1)
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             if own.there & (first == 0):
                 dscore = viterbi_step_backward_stage2_row(device.full(1, row_sum))
                 own.store_one(dscore.to(mDscore.element_type), mDscore, (iB, iI))

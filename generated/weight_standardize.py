@@ -103,8 +103,7 @@ def weight_standardize_stage1_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     t0_of = weight_standardize_stage1_chain(device.floats(rW[None, v, k]))
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), inside)
+                    reduce.accumulate_at(v, [fT0], ("mean",), (t0_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
@@ -228,8 +227,9 @@ def weight_standardize_stage2_kernel(
                     t1_of, column_mean_of = weight_standardize_stage2_chain(
                         device.floats(rW[None, v, k]), device.floats(rCentreOfO[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT1, fColumnMean], ("mean", "mean"), (t1_of, column_mean_of,), at.inside_columns(),
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)
@@ -625,8 +625,9 @@ def weight_standardize_backward_stage1_kernel(
                         device.floats(rDy[None, v, k]), device.floats(rMeanOfO4[None, v]),
                         device.floats(rW[None, v, k]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fT4, fColumnSum], ("sum", "sum"), (t4_of, column_sum_of,), inside)
+                    reduce.accumulate_at(
+                        v, [fT4, fColumnSum], ("sum", "sum"), (t4_of, column_sum_of,), at.inside_columns(),
+                    )
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iKI = row
             later = rowwise.walked(how, row < KI, O, first)

@@ -94,8 +94,7 @@ def weighted_column_sum_kernel(
                         device.floats(rX[None, v, k]),
                         device.floats(device.full(vec, rWeight[0, u], rWeight.element_type)),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mWeight, (row,), rWeight[None, u])

@@ -207,8 +207,7 @@ def weighted_row_sum_backward_kernel(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rX[None, v, k]),
                         device.floats(rWeight[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             own.send(mDx, (row, 0), sDxRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced

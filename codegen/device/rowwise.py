@@ -19,7 +19,7 @@ from codegen.device.math.division import divide_by_count
 from codegen.device.math.narrow import bytes_of
 from codegen.device.math.opaque import unseen
 from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
-from codegen.shared import RowLaunch, Walk
+from codegen.shared import WARP, RowLaunch, Walk
 
 
 def grid(how: RowLaunch, rows: Int32, stream: Any) -> dict[str, Any]:
@@ -364,15 +364,30 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector are inside the row."""
         how = self.how
-        short = isinstance(how, Walk) and how.by_runs and not self.in_one_run
-        if short and self.v < how.vectors - 1:  # then one mask serves all
-            return cute.full((how.vec,), self.there, Boolean)
+        if isinstance(how, Walk) and self.fills:
+            return None if self.alone else cute.full((how.vec,), self.there, Boolean)
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
+
+    def inside_columns(self) -> reduce.Inside:
+        """Which columns of this vector count in results of their own: all, where only rows that exist do (`counts`). Results past the
+        row's end are not written."""
+        return None if self.alone and self.how.each is None else self.inside()
+
+    @property
+    def fills(self) -> bool:
+        """Whether this vector of a thread that has columns of a whole row is not its last: only that one may cross the row's end."""
+        chunks = self.how.by_runs and self.how.cluster > 1  # of neighbouring columns, one for each block
+        return self.how.whole and not chunks and self.v < self.how.vectors - 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether the other threads of its warp have the same row, or none has one past the last."""
+        return self.how.exact or (self.how.whole and self.how.per_row >= WARP)
 
     def counts(self) -> Boolean | bool:
         """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain need not
-        give 0. Where vectors need no mask, nothing else would leave it out."""
-        return self.there if self.how.exact else True
+        give 0."""
+        return self.there if self.alone else True
 
     def inside_once(self) -> reduce.Inside:
         """A mask with the first column only, if the row exists: for single values of rows."""

@@ -269,7 +269,7 @@ class WalkContext(FinishContext):
         named = dict(zip(self.plan.columns, values, strict=True))
         once = [s for s in self.totals() if s.once]
         folds = [
-            self.fold("accumulate_at", self.of_columns(), named, "inside"),
+            self.fold("accumulate_at", self.of_columns(), named, "at.inside_columns()"),
             self.fold("accumulate", [s for s in self.totals() if not s.once], named, "inside"),
             self.fold("accumulate", once, named, "once"),
         ]
@@ -278,7 +278,7 @@ class WalkContext(FinishContext):
             arguments=self.arguments(function, "vec"),
             results=", ".join([*names, *values]),
             held=self.held_values(function, len(self.plan.stages)),
-            inside=any(not s.once for s in self.plan.columns),
+            inside=any(not s.once for s in self.totals()),
             once=bool(once),
             folds=[f for f in folds if f],
             store_parts=self.fold_lists(self.of_columns(), "{running}, {ops}, [{parts}]"),

@@ -156,7 +156,7 @@ def bilinear_form_reference(left, x, right):
 
 def bilinear_form_frozen_row_sum(dy, left, x, right):
     """The values to reduce into row_sum (sum), from one vector of each operand, and dx: none needs the statistics."""
-    dx = dy * right * left
+    dx = dy * left * right
     return right * x, dx
 
 
@@ -238,7 +238,7 @@ def bilinear_form_frozen_launch(
 def bilinear_form_frozen_xla(dy, left, x, right):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dleft = dy * jnp.sum(right * x, axis=-1, keepdims=True)
-    dx = dy * right * left
+    dx = dy * left * right
     return dleft, dx
 
 
@@ -319,7 +319,7 @@ def bilinear_form_backward_row_sum(x, right):
 
 def bilinear_form_backward_chain(dy, left, x, right):
     """The chain: dx, and the values to reduce into column_sum, from one vector of each operand."""
-    dx = dy * right * left
+    dx = dy * left * right
     return dx, left * x
 
 
@@ -425,8 +425,7 @@ def bilinear_form_backward_kernel(
                         device.floats(device.full(vec, rLeft[0, u], rLeft.element_type)), device.floats(rX[None, v, k]),
                         device.floats(rRight[None, v]),
                     )
-                    inside = at.inside()
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), inside)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
                     at.store(dx.to(mDx.element_type), mDx, (row, 0), run=sDxRun)
             if own.there & (first == 0):
                 dleft = bilinear_form_backward_row(
@@ -492,7 +491,7 @@ def bilinear_form_backward_launch(
 def bilinear_form_backward_xla(dy, left, x, right, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dleft = dy * jnp.sum(right * x, axis=-1, keepdims=True)
-    dx = dy * right * left
+    dx = dy * left * right
     dright = dy * jnp.sum(left * x, axis=row_axes, keepdims=True)
     return dleft, dx, dright
 

@@ -68,8 +68,9 @@ def quick_gelu_reference(x):
 
 def quick_gelu_backward_chain(dy, x, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(1.702 * x, approx)
-    dx = dy * (t0 + x * t0 * device.sigmoid(-(x * 1.702), approx) * 1.702)
+    t0 = 1.702 * x
+    t1, t2 = device.both_sigmoids(t0, approx)
+    dx = dy * (t1 + x * t1 * t2 * 1.702)
     return dx
 
 
@@ -97,8 +98,9 @@ def quick_gelu_backward_launch(
 
 def quick_gelu_backward_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.logistic(1.702 * x)
-    dx = dy * (t0 + x * t0 * jax.lax.logistic(-(x * 1.702)) * 1.702)
+    t0 = 1.702 * x
+    t1 = jax.lax.logistic(t0)
+    dx = dy * (t1 + x * t1 * jax.lax.logistic(-t0) * 1.702)
     return dx
 
 

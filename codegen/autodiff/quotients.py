@@ -1,13 +1,15 @@
 """Cheaper forms of the values that a backward computes for each element. Several quotients with one divisor share its reciprocal, a
-quotient by a root takes the reciprocal root, and a power is made from another power of the same base.
+quotient by a root takes the reciprocal root, and a power is made from another power of the same base. In a product, the factors with
+the same axes are multiplied first: those of a row once for all of its elements.
 
-A result may differ from the quotient or power in its last bits. It may differ by more where a divisor's reciprocal or a base's power is
+A result may differ from the quotient, power or product in its last bits. It may differ by more where a divisor's reciprocal or a base's power is
 no normal number. So a value keeps its form where the last bit may matter: where it is compared, or rounded to a whole number, or
 selects elements, and where another kernel has to compute the same bits.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,7 +34,25 @@ def cheaper(
     for node in topological((s.value for s in statements), is_known, found.with_larger):
         args = node.args if is_known(node) else tuple(found.done[id(a)] for a in node.args)
         found.done[id(node)] = found.of(node, args)
-    return [replace(s, value=found.done[id(s.value)]) for s in statements]
+    return _grouped(graph, [replace(s, value=found.done[id(s.value)]) for s in statements], known, pinned)
+
+
+def _grouped(
+    graph: Graph, statements: list[Statement], known: Collection[int], pinned: Iterable[Node]
+) -> list[Statement]:
+    """Statements whose products have the cheaper one of two forms."""
+    nodes = list(topological((s.value for s in statements), lambda n: id(n) in known))
+    found = _Products(graph, nodes, fixed(nodes, known, pinned))
+    done: dict[int, Node] = {}
+    for node in nodes:
+        args = node.args if id(node) in known else tuple(done[id(a)] for a in node.args)
+        if id(node) in found.factors:
+            done[id(node)] = found.product([done[id(f)] for f in found.factors[id(node)]])
+        elif all(a is b for a, b in zip(args, node.args, strict=True)):
+            done[id(node)] = node
+        else:
+            done[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+    return [replace(s, value=done[id(s.value)]) for s in statements]
 
 
 def fixed(nodes: Sequence[Node], known: Collection[int], pinned: Iterable[Node]) -> set[int]:
@@ -109,3 +129,67 @@ class _Forms:
 
     def make(self, op: str, *args: Node) -> Node:
         return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])
+
+
+class _Products:
+    """The products whose factors are grouped by their axes, of nodes of which some keep their forms."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], kept: set[int]):
+        self.graph, self.kept, self.users = graph, kept, users_of(nodes)
+        self.factors: dict[int, list[Node]] = {}  # of products that are cheaper so, or then equal to others, by identity
+        place = {id(n): i for i, n in enumerate(nodes)}
+        alike: dict[tuple[int, ...], list[Node]] = {}
+        for node in nodes:
+            if self.is_free(node) and not self.is_opened(node):
+                alike.setdefault(tuple(sorted(place[id(f)] for f in self.factors_of(node))), []).append(node)
+        for places, same in alike.items():
+            factors = [nodes[i] for i in places]
+            if sum(f.is_const for f in factors) > 1:  # whose product may be out of range
+                continue
+            cost = self.cost(self.product(factors), factors)
+            for node in same:
+                own = self.cost(node, factors)
+                if cost < own or (cost == own and len(same) > 1):
+                    self.factors[id(node)] = factors
+
+    def is_free(self, node: Node) -> bool:
+        return node.op == "mul" and node.kind == "float" and id(node) not in self.kept
+
+    def is_opened(self, node: Node) -> bool:
+        """Whether a product is a factor of one other product and nothing else."""
+        users = self.users[id(node)]
+        return len(users) == 1 and self.is_free(users[0])
+
+    def factors_of(self, product: Node) -> list[Node]:
+        """The factors of a product, of which none is a product that nothing else needs."""
+        found, stack = [], [*product.args]
+        while stack:
+            node = stack.pop()
+            if self.is_free(node) and self.is_opened(node):
+                stack += node.args
+            else:
+                found.append(node)
+        return found
+
+    def cost(self, product: Node, factors: Sequence[Node]) -> int:
+        """The multiplications for each element."""
+        own = {id(f) for f in factors}
+        nodes = [n for n in topological([product], lambda n: id(n) in own) if id(n) not in own]
+        return sum({*self.graph.axes[-1:]} <= {*n.dims} for n in nodes)
+
+    def product(self, factors: Sequence[Node]) -> Node:
+        """The product of the factors with the fewest axes, then of those with more. Those with all axes are multiplied one by one, since
+        their own product may be out of range."""
+        axes = self.graph.order(d for f in factors for d in f.dims)
+        by_axes: dict[tuple[str, ...], list[Node]] = {}
+        for factor in factors:
+            by_axes.setdefault(factor.dims, []).append(factor)
+        order = sorted(by_axes, key=lambda dims: (len(dims), [axes.index(d) for d in dims]))
+        parts = [self.chained(by_axes[dims]) for dims in order if dims != axes]
+        return self.chained([*parts, *by_axes.get(axes, ())])
+
+    def chained(self, factors: Sequence[Node]) -> Node:
+        def multiplied(a: Node, b: Node) -> Node:
+            return self.graph.node("mul", (a, b), kind="float", dims=(*a.dims, *b.dims))
+
+        return functools.reduce(multiplied, factors)

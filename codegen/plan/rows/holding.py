@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from codegen.graph.emit import place_in_pair
 from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import COSTLY
 
@@ -26,6 +27,7 @@ class Sweeps:
         self.roots = [[v for v in values if not self.of_row(v)] for values in roots]
         self.passes: dict[int, set[int]] = {}  # the sweeps that compute a node
         self.costly: set[int] = set()
+        pairs: dict[tuple[int, str], set[int]] = {}  # functions of one argument that are computed together
         for number in range(len(self.roots)):
             for node in self.computed(number):
                 self.passes.setdefault(id(node), set()).add(number)
@@ -33,6 +35,12 @@ class Sweeps:
                 expensive = node.op in COSTLY or divides or any(id(a) in self.costly for a in node.args)
                 if expensive and not self.of_row(node):
                     self.costly.add(id(node))
+                if found := place_in_pair(node):
+                    pairs.setdefault((id(found[0]), found[1]), set()).add(id(node))
+        for pair in pairs.values():  # the first sweep that needs one of them computes both
+            number = min(min(self.passes[i]) for i in pair)
+            for i in pair:
+                self.passes[i].add(number)
 
     def of_row(self, node: Node) -> bool:
         return not self.along & set(node.dims)

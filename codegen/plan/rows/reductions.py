@@ -425,6 +425,8 @@ class Reduction(Reads):
             parts = access.array.parts if access.array is not None and access.interleaved else None
             return access.mode == "flat" and vec * size * (parts or 1) in (4, 8, 16)  # bytes at once
 
+        of_row = {a: n for a, n in sizes.items() if self.of_row(a)}
+        sent = {a: n for a, n in of_row.items() if a.mode == "flat"}
         return walking.Needs(
             width=width,
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
@@ -432,7 +434,8 @@ class Reduction(Reads):
             costly=self.costly,
             alive=self.alive,
             folds=len(self.stages),
-            stageable=all(sent_for(a, n) for a, n in sizes.items() if self.of_row(a)),
+            stageable=bool(sent) and all(sent_for(a, n) for a, n in sent.items()),
+            gathered=vec * sum(n for a, n in of_row.items() if a.mode == "gather"),
         )
 
     def _read_again(

@@ -66,10 +66,11 @@ class Needs:
     width: int  # of all inputs, of a row
     fixed: int  # of inputs that all rows share
     sums: int  # of the columns' results
-    stageable: bool  # every input of a row can be prefetched in vectors
+    stageable: bool  # inputs of a row can be prefetched in vectors, all but those that are gathered
     costly: bool  # an expensive value is computed of each column: registers for that
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
+    gathered: int = 0  # of the inputs of a row that are gathered: those of prefetched rows are in registers
 
 
 ANY = 2**31
@@ -346,11 +347,13 @@ def held(
     whether the columns' results are there, and whether registers are crowded. None if there is no room. Up to `room`
     bytes of data leave registers for the columns' results; a block may take `shared` bytes of shared memory."""
     row, sums, fixed = vectors * needs.width, vectors * needs.sums, vectors * needs.fixed
+    gathered = vectors * needs.gathered
     if needs.stageable and not ragged and row <= AHEAD:
-        for at_once in (3, 2) if row <= FAR_AHEAD and row + fixed + sums <= ROOM else (2,):
+        for at_once in (3, 2) if row + 2 * gathered <= FAR_AHEAD and row + fixed + sums <= ROOM else (2,):
+            sent = at_once * (row - gathered)
             for shared_sums in (False, True):
-                data = row + fixed + (0 if shared_sums else sums)
-                if (shared_sums or data <= room) and threads * (at_once * row + shared_sums * sums) <= shared:
+                data = row + (at_once - 1) * gathered + fixed + (0 if shared_sums else sums)
+                if (shared_sums or data <= room) and threads * (sent + shared_sums * sums) <= shared:
                     return at_once, True, shared_sums, data > CROWDED and needs.folds > 1
     if (ragged or needs.costly) and row + fixed <= MASKED_ROOM and threads * sums <= shared:
         return 1, False, True, True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from codegen.graph.emit import place_in_pair
+from codegen.graph.emit import PAIR
 from codegen.graph.nodes import Node, topological
 from codegen.graph.ops import COSTLY
 
@@ -14,20 +14,21 @@ def held_values(
 ) -> Iterator[tuple[Node, int]]:
     """The values that sweeps with these roots hold, in the order of `nodes`, and the first sweep that computes each. `each`: every sweep
     holds the last ones of those before it; else the last one of each chain is held."""
-    sweeps = Sweeps(roots, along)
+    sweeps = Sweeps(roots, along, each)
     last = (sweeps.last_of_sweeps if each else sweeps.last_of_chains)(nodes)
     return ((node, sweeps.first(node)) for node in nodes if id(node) in last and node.kind == "float")
 
 
 class Sweeps:
-    """The roots of the values that each sweep computes, along the axes of a row's columns."""
+    """The roots of the values that each sweep computes, along the axes of a row's columns. `each`: each sweep holds
+    values of those before it."""
 
-    def __init__(self, roots: Sequence[Sequence[Node]], along: set[str]):
+    def __init__(self, roots: Sequence[Sequence[Node]], along: set[str], each: bool):
         self.along = along
         self.roots = [[v for v in values if not self.of_row(v)] for values in roots]
         self.passes: dict[int, set[int]] = {}  # the sweeps that compute a node
         self.costly: set[int] = set()
-        pairs: dict[tuple[int, str], set[int]] = {}  # functions of one argument that are computed together
+        pairs: dict[int, set[int]] = {}  # sines and cosines of one argument, which are computed together
         for number in range(len(self.roots)):
             for node in self.computed(number):
                 self.passes.setdefault(id(node), set()).add(number)
@@ -35,9 +36,9 @@ class Sweeps:
                 expensive = node.op in COSTLY or divides or any(id(a) in self.costly for a in node.args)
                 if expensive and not self.of_row(node):
                     self.costly.add(id(node))
-                if found := place_in_pair(node):
-                    pairs.setdefault((id(found[0]), found[1]), set()).add(id(node))
-        for pair in pairs.values():  # the first sweep that needs one of them computes both
+                if node.op in PAIR:
+                    pairs.setdefault(id(node.args[0]), set()).add(id(node))
+        for pair in pairs.values() if each else ():  # the first sweep that needs one of them computes both
             number = min(min(self.passes[i]) for i in pair)
             for i in pair:
                 self.passes[i].add(number)

@@ -69,3 +69,50 @@ def test_rows_that_are_too_long_for_a_block(tmp_path):
     y, total = by_hand(x, weight)
     np.testing.assert_allclose(found.y, y, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(found.total, total, rtol=1e-5, atol=1e-5)
+
+
+GATHERED = """\
+op: gathered_in_walks
+summary: Drawn by hand.
+types:
+  T: [float32, bfloat16]
+inputs:
+  dy: T[B, H, C, S]
+  q: int8[B, H, C, S]
+  scale: float32[B, H, C]
+  weight: T[H, C]
+outputs:
+  dq: float32[B, H, C, S]
+  dweight: float32[H, C]
+chain: |
+  x = q * scale
+  g = dy * sin(x)
+  dq = g * weight * mean(g * x, axis=(C, S)) + cos(x)
+  dweight = sum(g * x, axis=(B, S))
+reference: |
+  x = q * jnp.expand_dims(scale, -1)
+  g = dy * jnp.sin(x)
+  dq = g * jnp.expand_dims(weight, -1) * jnp.mean(g * x, axis=(2, 3), keepdims=True) + jnp.cos(x)
+  dweight = jnp.sum(g * x, axis=(0, 3))
+"""
+
+
+def test_rows_with_gathered_values_are_prefetched(tmp_path):
+    op = make_op(tmp_path, GATHERED)
+    rng = np.random.default_rng(3)
+    dy, scale, weight = (
+        jnp.asarray(rng.integers(-8, 9, shape) / 8, dtype)
+        for shape, dtype in (((7, 3, 4, 128), "bfloat16"), ((7, 3, 4), "float32"), ((3, 4), "bfloat16"))
+    )
+    q = jnp.asarray(rng.integers(-9, 10, dy.shape), "int8")
+    with in_parts(1):
+        arrays = {"dy": dy, "q": q, "scale": scale, "weight": weight}
+        how = op.launch_for(Types((("T", "bfloat16"),)), arguments.bind_axes(op.spec, arrays))
+        found = op(dy, q, scale, weight, implementation="interpret")
+    assert how.staged and how.at_once > 1 and how.holds_expensive
+    dy, q, scale, weight = (np.asarray(a, np.float64) for a in (dy, q, scale, weight))
+    x = q * scale[..., None]
+    g = dy * np.sin(x)
+    dq = g * weight[..., None] * (g * x).mean((2, 3), keepdims=True) + np.cos(x)
+    np.testing.assert_allclose(found.dq, dq, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.dweight, (g * x).sum((0, 3)), rtol=1e-4, atol=1e-4)

@@ -79,3 +79,31 @@ def test_conditions_of_neighbours():
     assert gradients("y = sin(shift(x, axis=N))", "x") == (
         "dx = where(index(N) < size(N) - 1, shift(dy, axis=N, by=-1) * cos(x), 0.0)\n"
     )
+
+
+def of_rows_and_columns(chain: str) -> list[str]:
+    """As `gradients`, of an array, values of its rows, and values of its columns: in lines."""
+    arrays = "x: float32[..., N]; r: float32[...]; s: float32[...]; w: float32[N]; v: float32[N]"
+    found = backward_of(read_op("specs/made.yaml", spec_text(arrays, "y: float32[..., N]", chain)))
+    assert isinstance(found, Derived), found
+    return found.op.spec.chain.value.splitlines()
+
+
+def test_factors_with_the_same_axes_are_multiplied_first():
+    """Those of a row once for all of its elements. Those with all axes one by one: their product may be out of range."""
+    lines = of_rows_and_columns("y = exp(x) * w * r * v * s")
+    assert lines[:4] == ["t0 = s * r", "t1 = v * w", "t2 = exp(x)", "dx = t0 * t1 * dy * t2"]
+
+
+def test_a_product_that_is_compared_keeps_its_form():
+    assert any(line.endswith(" = x * w * r * v * s") for line in of_rows_and_columns("y = clip(x * w * r * v * s, 0, 1)"))
+
+
+def test_equal_products_are_one():
+    """The forward's factors are in another order than the derivative's."""
+    assert gradients("y = x * sigmoid(1.7 * x)", "x").startswith("t0 = 1.7 * x\nt1 = sigmoid(t0)\n")
+
+
+def test_numbers_of_a_product_are_not_multiplied_with_each_other():
+    """Their product may be out of range."""
+    assert "dx = dy * a * 1e-30 * 1e-30\n" in gradients("y = 1e-30 * (x * 1e-30) * a", "x a")

@@ -206,3 +206,44 @@ def test_a_thread_of_a_tile_has_two_rows_in_flight():
     value = f"({' + '.join(f't{i}' for i in range(9))}) * ({' * '.join(f't{i}' for i in range(9))})"
     text = APART.replace("z = sum(tanh(x)", f"{values}\n  z = sum({value}")
     assert launched(text, Extents(1024, 2**26, 1024, 2**16)).at_once == 1
+
+
+GATHERED = """
+op: made
+summary: Gradients of a norm of groups of channels, each with a scale of its own.
+inputs: {dy: "T[B, H, C, S]", q: "int8[B, H, C, S]", scale: "float32[B, H, C]", weight: "T[H, C]"}
+outputs: {dq: "T[B, H, C, S]", dweight: "T[H, C]"}
+types: {T: [float32, bfloat16]}
+chain: |
+  x = q * scale
+  g = dy * tanh(x)
+  dq = g * weight * mean(g * x, axis=(C, S))
+  dweight = sum(g * x, axis=(B, S))
+reference: |
+  dq = dy
+  dweight = weight
+"""
+
+
+def test_gathered_values_do_not_keep_rows_from_being_prefetched():
+    """Those of rows that are in flight are in registers, all else in shared memory."""
+    how = launched(GATHERED, Extents(4096, 512 * 32 * 4096, 256, 512, 32))
+    assert how.whole and how.staged and how.at_once > 1 and how.holds_expensive
+
+
+def test_a_cosine_is_held_where_its_sine_is_computed():
+    text = """
+op: made
+summary: Made.
+inputs: {x: "float32[..., N]"}
+outputs: {y: "float32[..., N]", z: "float32[N]"}
+chain: |
+  s = sin(x)
+  y = cos(x) * max(s, axis=N)
+  z = sum(y * s, axis=...)
+reference: |
+  y = x
+  z = x
+"""
+    plan = read_op("specs/made.yaml", text).plan
+    assert [(e.node.op, e.stage) for e in plan.expensive] == [("sin", 0), ("cos", 0)]

@@ -139,7 +139,8 @@ class _Emitter:
         plain = (
             dialect.name == "cute" and not dialect.fast and not any(id(n) in dialect.rounding.functions for n in pair)
         )
-        return plain and not pair[0].args[0].is_const and len({self.approximate(n) for n in pair}) == 1
+        same = len({self.approximate(n) for n in pair}) == 1
+        return plain and not pair[0].args[0].is_const and (same or pair[0].op in PAIR)
 
     def approximate(self, node: Node) -> str:
         """The text that says whether a node may be approximate."""
@@ -207,7 +208,8 @@ class _Emitter:
         if id(node) in self.together:
             pair = self.together[id(node)]
             names = [next(self.temporaries) for _ in pair]
-            both = BOTH[pair[0].op].format(self.text[id(pair[0].args[0])], self.approximate(node))
+            flags = ", ".join(dict.fromkeys(map(self.approximate, pair)))
+            both = BOTH[pair[0].op].format(self.text[id(pair[0].args[0])], flags)
             self.out.append(f"{', '.join(names)} = {both}")
             for made, text in zip(pair, names, strict=True):
                 self.text[id(made)], self.binding[id(made)] = text, ATOM

@@ -35,14 +35,16 @@ _COSINE, _COSINE_APPROX = (2.4425922773e-05, -1.3887253595e-03, 4.1666644411e-02
 Turns: TypeAlias = tuple[Vector, Vector]  # whole quarter turns (int32, the low bits count), and the rest in radians
 
 
-def sine_and_cosine(x: Vector, approx: bool) -> tuple[Vector, Vector]:
-    """(sin(x), cos(x)), each as `sin` and `cos` give it."""
+def sine_and_cosine(x: Vector, approx: bool, other: bool | None = None) -> tuple[Vector, Vector]:
+    """(sin(x), cos(x)), each as `sin` and `cos` give it. `other`: whether the cosine is approximate, if not as the sine is."""
     if x.dtype is not Float32:
         return cute.math.sin(x), cute.math.cos(x)
     turns, rest = _reduced(x)
-    s, c = _core(rest, approx)
     odd = (turns & 1) != 0
-    return _signed(where(odd, c, s), turns), _signed(where(odd, s, c), turns + 1)
+    s, c = _core(rest, approx)
+    sine = _signed(where(odd, c, s), turns)
+    s, c = (s, c) if other in (None, approx) else _core(rest, other)
+    return sine, _signed(where(odd, s, c), turns + 1)
 
 
 def sin(x: Vector, approx: bool) -> Vector:

@@ -205,6 +205,23 @@ def test_the_sine_and_the_cosine_of_any_angle(tmp_path, name):
     np.testing.assert_array_equal(elementary(tmp_path, name, False, x[small]), got[small])
 
 
+@pytest.mark.parametrize("approx", [(False, True), (True, False)])
+def test_a_sine_and_a_cosine_of_which_one_is_approximate(tmp_path, approx):
+    """Each has the bits that it has alone."""
+    x = np.concatenate([FINE.astype(np.float32), SPECIAL])
+    text = SPEC.format("sin(x)", "x").replace("fast", "auto").replace("y: float32[N]", "y: float32[N]\n  z: float32[N]")
+    text = text.replace("chain: y = sin(x)", "chain: |\n  y = sin(x)\n  z = cos(x)").replace(
+        "reference: y = x", "reference: |\n  y = x\n  z = x"
+    )
+    module = render_op(read_op("specs/approximated.yaml", text)).partition("def approximated_xla")
+    both = module[0].replace("sine_and_cosine(x, False)", f"sine_and_cosine(x, {approx[0]}, {approx[1]})")
+    assert both != module[0]
+    op = import_op(tmp_path, "approximated", both + "".join(module[1:]))
+    found = op(jnp.asarray(x), implementation="interpret")
+    np.testing.assert_array_equal(np.asarray(found.y, np.float64), elementary(tmp_path, "sin", approx[0], x))
+    np.testing.assert_array_equal(np.asarray(found.z, np.float64), elementary(tmp_path, "cos", approx[1], x))
+
+
 def test_the_reciprocal_root_is_within_one_ulp(tmp_path):
     x = np.concatenate([np.geomspace(2.0**-149, 3e38, 4000), [0.0, -0.0, np.inf, np.nan, -1.0]]).astype(np.float32)
     with np.errstate(all="ignore"):

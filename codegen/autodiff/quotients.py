@@ -136,7 +136,9 @@ class _Products:
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], kept: set[int]):
         self.graph, self.kept, self.users = graph, kept, users_of(nodes)
-        self.factors: dict[int, list[Node]] = {}  # of products that are cheaper so, or then equal to others, by identity
+        self.factors: dict[
+            int, list[Node]
+        ] = {}  # of products that are cheaper so, or then equal to others, by identity
         place = {id(n): i for i, n in enumerate(nodes)}
         alike: dict[tuple[int, ...], list[Node]] = {}
         for node in nodes:

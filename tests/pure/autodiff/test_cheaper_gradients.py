@@ -96,7 +96,9 @@ def test_factors_with_the_same_axes_are_multiplied_first():
 
 
 def test_a_product_that_is_compared_keeps_its_form():
-    assert any(line.endswith(" = x * w * r * v * s") for line in of_rows_and_columns("y = clip(x * w * r * v * s, 0, 1)"))
+    assert any(
+        line.endswith(" = x * w * r * v * s") for line in of_rows_and_columns("y = clip(x * w * r * v * s, 0, 1)")
+    )
 
 
 def test_equal_products_are_one():

@@ -371,17 +371,20 @@ class Row:
     def inside_columns(self) -> reduce.Inside:
         """Which columns of this vector count in results of their own: all, where only rows that exist do (`counts`). Results past the
         row's end are not written."""
+        assert isinstance(self.how, Walk)
         return None if self.alone and self.how.each is None else self.inside()
 
     @property
     def fills(self) -> bool:
         """Whether this vector of a thread that has columns of a whole row is not its last: only that one may cross the row's end."""
+        assert isinstance(self.how, Walk)
         chunks = self.how.by_runs and self.how.cluster > 1  # of neighbouring columns, one for each block
         return self.how.whole and not chunks and self.v < self.how.vectors - 1
 
     @property
     def alone(self) -> bool:
         """Whether the other threads of its warp have the same row, or none has one past the last."""
+        assert isinstance(self.how, Walk)
         return self.how.exact or (self.how.whole and self.how.per_row >= WARP)
 
     def counts(self) -> Boolean | bool:

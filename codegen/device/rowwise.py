@@ -364,28 +364,19 @@ class Row:
     def inside(self) -> reduce.Inside:
         """Which columns of this vector are inside the row."""
         how = self.how
-        if isinstance(how, Walk) and self.fills:
-            return None if self.alone else cute.full((how.vec,), self.there, Boolean)
+        if isinstance(how, Walk) and how.whole and self.v < how.vectors - 1 and not (how.by_runs and how.cluster > 1):
+            return None if self.alone else cute.full((how.vec,), self.there, Boolean)  # the last one may cross the end
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 
     def inside_columns(self) -> reduce.Inside:
         """Which columns of this vector count in results of their own: all, where only rows that exist do (`counts`). Results past the
         row's end are not written."""
-        assert isinstance(self.how, Walk)
-        return None if self.alone and self.how.each is None else self.inside()
-
-    @property
-    def fills(self) -> bool:
-        """Whether this vector of a thread that has columns of a whole row is not its last: only that one may cross the row's end."""
-        assert isinstance(self.how, Walk)
-        chunks = self.how.by_runs and self.how.cluster > 1  # of neighbouring columns, one for each block
-        return self.how.whole and not chunks and self.v < self.how.vectors - 1
+        return None if self.alone and isinstance(self.how, Walk) and self.how.each is None else self.inside()
 
     @property
     def alone(self) -> bool:
         """Whether the other threads of its warp have the same row, or none has one past the last."""
-        assert isinstance(self.how, Walk)
-        return self.how.exact or (self.how.whole and self.how.per_row >= WARP)
+        return self.how.exact or (isinstance(self.how, Walk) and self.how.whole and self.how.per_row >= WARP)
 
     def counts(self) -> Boolean | bool:
         """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain need not
@@ -428,19 +419,8 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     leads = (bidx % how.cluster == 0) & (tidx % how.per_row == 0)
     alone = how.at_once == 1
     return Row(
-        how,
-        there,
-        length,
-        columns,
-        first,
-        passes,
-        first,
-        how.holds_row,
-        not alone,
-        shifts,
-        how.holds_row and alone,
-        leads,
-    )
+        how, there, length, columns, first, passes, first, how.holds_row, not alone, shifts, how.holds_row and alone, leads
+    )  # fmt: skip
 
 
 def walked(how: Walk, there: Boolean, length: Int32, first: Int32) -> Row:

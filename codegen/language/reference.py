@@ -115,59 +115,56 @@ class _Checker:
         return text
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
+        """Checks an expression, in which the arguments of lambdas around it, and the names of comprehensions, are `local`."""
         if not isinstance(node, _EXPRESSIONS):
             message = f"{construct(node)} is not allowed in a reference"
             raise Placed(node, UserError(message, "write it with functions of jnp"))
         if isinstance(node, ast.Name):
-            allowed = self.names | self.assigned | set(local)
-            if node.id in ("jnp", "jax"):
-                raise Placed(node, UserError(f"{node.id!r} is a module", "use its functions, as in jnp.maximum(x, 0)"))
-            if node.id in allowed | self.broken:
-                return
-            if node.id in self.later:
-                hint = "a name can be used in the lines below the one that assigns it"
-                raise Placed(node, UserError(f"{node.id!r} has no value yet", hint))
-            if node.id in {a.name for a in self.spec.outputs}:
-                hint = "compute it from the inputs and the parameters"
-                raise Placed(node, UserError(f"{node.id!r} has no value yet", hint))
-            if node.id in self.spec.axes:
-                raise Placed(
-                    node, UserError(f"{node.id!r} is an axis, which jnp numbers", "as in axis=-1, or in x.shape[-1]")
-                )
-            hint = known(node.id, allowed | {"jnp", "jax"})
-            raise Placed(node, UserError(f"unknown name {shown(node.id)}", hint))
+            self.name(node, local)
         elif isinstance(node, ast.Attribute):
             self.attribute(node, local)
         elif isinstance(node, ast.Constant):
-            if not isinstance(node.value, bool | int | float | str | type(...) | None):
-                message = f"the literal {literal(node.value)} is not allowed in a reference"
-                raise Placed(node, UserError(message, "write a number"))
-            if isinstance(node.value, float) and math.isinf(node.value):
-                raise Placed(node, UserError("no float64 holds this number", "write jnp.inf for infinity"))
+            _check_number(node)
         elif isinstance(node, ast.Lambda):
-            if ast.unparse(node.args) != ", ".join(names := [a.arg for a in node.args.args]):
-                raise Placed(
-                    node, UserError("this form of lambda is not allowed in a reference", "as in lambda a, b: a + b")
-                )
-            for argument in node.args.args:
-                if not _plain_name(argument.arg):
-                    message = f"{shown(argument.arg)} is not a valid name for an argument"
-                    raise Placed(argument, UserError(message, "pick another name"))
-            self.expression(node.body, (*local, *names))
+            self.function(node, local)
         elif isinstance(node, ast.ListComp | ast.GeneratorExp):
             self.comprehension(node, local)
         else:
-            name = node.arg if isinstance(node, ast.keyword) else "ok"
-            if name is None:
-                raise Placed(
-                    node, UserError("'**' in a call is not allowed in a reference", "write every argument out")
-                )
-            if not _plain_name(name):
-                raise Placed(node, UserError(f"no function takes an argument named {shown(name)}", "check its name"))
+            if isinstance(node, ast.keyword):
+                _check_argument(node)
             children = list(ast.iter_child_nodes(node))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _BUILTINS:
                 children.remove(node.func)
             together([functools.partial(self.expression, child, local) for child in children])
+
+    def name(self, node: ast.Name, local: tuple[str, ...]) -> None:
+        name, spec = node.id, self.spec
+        allowed = self.names | self.assigned | set(local)
+        if name in ("jnp", "jax"):
+            error = UserError(f"{name!r} is a module", "use its functions, as in jnp.maximum(x, 0)")
+        elif name in allowed | self.broken:
+            return
+        elif name in self.later:
+            hint = "a name can be used in the lines below the one that assigns it"
+            error = UserError(f"{name!r} has no value yet", hint)
+        elif name in {a.name for a in spec.outputs}:
+            error = UserError(f"{name!r} has no value yet", "compute it from the inputs and the parameters")
+        elif name in spec.axes:
+            error = UserError(f"{name!r} is an axis, which jnp numbers", "as in axis=-1, or in x.shape[-1]")
+        else:
+            error = UserError(f"unknown name {shown(name)}", known(name, allowed | {"jnp", "jax"}))
+        raise Placed(node, error)
+
+    def function(self, node: ast.Lambda, local: tuple[str, ...]) -> None:
+        names = [a.arg for a in node.args.args]
+        if ast.unparse(node.args) != ", ".join(names):
+            message = "this form of lambda is not allowed in a reference"
+            raise Placed(node, UserError(message, "as in lambda a, b: a + b"))
+        for argument in node.args.args:
+            if not _plain_name(argument.arg):
+                message = f"{shown(argument.arg)} is not a valid name for an argument"
+                raise Placed(argument, UserError(message, "pick another name"))
+        self.expression(node.body, (*local, *names))
 
     def comprehension(self, node: ast.ListComp | ast.GeneratorExp, local: tuple[str, ...]) -> None:
         """`[f(a) for a in b if c]`: each `for` sees the names of those before it."""
@@ -205,6 +202,22 @@ class _Checker:
             hint = known(node.attr, _METHODS, "attributes")
             raise Placed(node, UserError(f"the attribute {shown(node.attr)} is not allowed in a reference", hint))
         self.expression(node.value, local)
+
+
+def _check_number(node: ast.Constant) -> None:
+    if not isinstance(node.value, bool | int | float | str | type(...) | None):
+        message = f"the literal {literal(node.value)} is not allowed in a reference"
+        raise Placed(node, UserError(message, "write a number"))
+    if isinstance(node.value, float) and math.isinf(node.value):
+        raise Placed(node, UserError("no float64 holds this number", "write jnp.inf for infinity"))
+
+
+def _check_argument(node: ast.keyword) -> None:
+    """Checks the name of an argument in a call."""
+    if node.arg is None:
+        raise Placed(node, UserError("'**' in a call is not allowed in a reference", "write every argument out"))
+    if not _plain_name(node.arg):
+        raise Placed(node, UserError(f"no function takes an argument named {shown(node.arg)}", "check its name"))
 
 
 def _assigned(tree: ast.stmt) -> set[str]:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,6 +24,8 @@ from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case
 from codegen.errors import UserError
+from codegen.graph.nodes import Leaf, nodes_of, topological
+from codegen.graph.ops import TAKES
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types
@@ -171,7 +173,24 @@ def _check_case(
         name = f"{op.spec.op} ({how}): {array.name}"
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
-        compare(name, array.name, dtype, got, expected[i], narrow[i], bounds[i], case, report, made)
+        try:
+            compare(name, array.name, dtype, got, expected[i], narrow[i], bounds[i], case, report, made)
+        except Disagreement as error:
+            raise Disagreement(f"{error}{_past_axes(op, case, made)}") from None
+
+
+def _past_axes(op: AnyOp, case: Case, made: Mapping[str, np.ndarray]) -> str:
+    """A line about indices that were drawn past the ends of their axis, where references differ; or nothing."""
+    for node in nodes_of(op.spec.read.statements):
+        axis, places = node.attr, node.args[1:2] if node.op in TAKES else ()
+        if node.op == "eq" and (position := next((a for a in node.args if a.op == "index"), None)) is not None:
+            axis, places = position.attr, node.args
+        leaves = [n.attr for n in topological(places) if n.kind == "int" and isinstance(n.attr, Leaf)]
+        for name in (leaf.name for leaf in leaves if leaf.name not in dict(op.spec.domain)):
+            if np.any((made[name] < 0) | (made[name] >= case.axes.extents[str(axis)])):
+                hint = f"for indices within the axis, write `domain: {{{name}: index({axis})}}`"
+                return f"\n  {name} was drawn past the ends of {axis}; {hint}"
+    return ""
 
 
 @functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other

@@ -5,7 +5,7 @@ import pytest
 from codegen.checking.agreement import Disagreement
 from codegen.checking.draw import Case
 from codegen.checking.gradients import check_gradient_case
-from codegen.checking.testing import check_case
+from codegen.checking.testing import check_case, check_op
 from codegen.checking.verify import verify
 from codegen.runtime.call.arguments import Types
 from tests.making import make_jnp_op, spec_text
@@ -48,6 +48,20 @@ def test_a_reference_is_not_called_where_all_outputs_are_empty():
     for check in (check_case, check_gradient_case):
         check(op, "xla", case((3,), 0))
         check(op, "xla", case((3,), 5))
+
+
+def test_an_index_past_its_axis_says_which_domain_to_write():
+    text = spec_text("x: float32[..., N]; i: int32[...]", "y: float32[...]", "y = take(2 * x, i, axis=N)",
+                     "y = 2 * jnp.take_along_axis(x, i[..., None], -1)[..., 0]", "grad: none")  # fmt: skip
+    with pytest.raises(Disagreement, match=r"i was drawn past the ends of N; .* write `domain: \{i: index\(N\)\}`"):
+        check_op(make_jnp_op(text), "xla", 4)
+    check_op(make_jnp_op(text + "\ndomain: {i: index(N)}"), "xla", 4)
+
+
+def test_a_reference_that_rounds_its_result_is_told_not_to():
+    op = normalised(WIDENED.replace("y = ", "z = ") + "; y = z.astype(jnp.bfloat16)")
+    with pytest.raises(Disagreement, match="leave out its last cast"):
+        check_gradient_case(op, "xla", case((3,), 40))
 
 
 def test_an_exception_of_a_call_is_that_op_s_failure_and_the_next_op_is_checked(monkeypatch):

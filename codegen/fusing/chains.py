@@ -11,7 +11,7 @@ from typing import Any
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
 from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
-from codegen.fusing.staged import is_one_kernel
+from codegen.fusing.staged import read_again
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
 from codegen.plan.op import Gemm, Staged
@@ -32,7 +32,7 @@ Key = tuple[Any, ...]
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Steps that one op computes: their places, and the places of free steps among them; their inputs and results; the spec;
-    the cost."""
+    the cost. `again`: the bytes that the op's kernels move besides its arrays, each of these once."""
 
     places: tuple[int, ...]
     inputs: tuple[Value, ...]
@@ -40,13 +40,17 @@ class Chain:
     made: Made
     cost: Cost
     key: Key
+    again: int = 0
 
 
 class Expressing:
-    """Makes specs of chains. Equal steps share a spec: results are cached by the steps' form."""
+    """Makes specs of chains. Equal steps share a spec: results are cached by the steps' form. With `rereading`, kernels of an op may
+    read its arrays again."""
 
-    def __init__(self) -> None:
+    def __init__(self, rereading: bool = False) -> None:
+        self._rereading = rereading
         self._tried: dict[Key, Made | None] = {}
+        self._again: dict[Key, int | None] = {}
 
     def made(
         self, graph: StepGraph, places: Sequence[int], results: Sequence[Value] | None = None
@@ -58,8 +62,16 @@ class Expressing:
         steps = [graph.steps[p] for p in sorted({*places, *free})]
         key = key_of(steps, inputs, outputs)
         if key not in self._tried:
-            self._tried[key] = _made(steps, inputs, outputs)
+            made = _made(steps, inputs, outputs)
+            again = self._again[key] = (
+                0 if made is None or isinstance(made.planned.plan, Gemm) or is_sequence(made) else read_again(made)
+            )
+            self._tried[key] = made if again == 0 or (again is not None and self._rereading) else None
         return self._tried[key], key, inputs, outputs
+
+    def again(self, key: Key) -> int:
+        """The bytes that the kernels of a chain's op move besides its arrays."""
+        return self._again[key] or 0
 
 
 def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> Made | None:
@@ -83,7 +95,7 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
     if plan.kernels > 1 and any(elements(v.shape) == 1 for v in outputs):
         return None  # the sum of all rows, as a loss has it: what it is a sum of would need a second kernel too
-    return made if is_one_kernel(made) else None
+    return made
 
 
 def is_sequence(made: Made) -> bool:
@@ -140,8 +152,11 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
         if made is not None:
             free, _ = graph.sources(part.places)
             places = tuple(sorted({*part.places, *free}))
-            own = replace(part.cost, fused=part.cost.fused + between(graph, part.places) * is_sequence(made))
-            chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, own, key))
+            again = expressing.again(key)
+            more = between(graph, part.places) if is_sequence(made) else again
+            own = replace(part.cost, fused=part.cost.fused + more)
+            if not again or own.saved > LEAST * own.now:
+                chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, own, key, again))
     return chosen
 
 
@@ -195,6 +210,7 @@ class _Growing:
                 self.after.setdefault(maker, []).append(place)
         self._costs: dict[frozenset[int], Cost] = {}
         self._least: dict[frozenset[int], int] = {}
+        self._again: dict[frozenset[int], int] = {}  # what the kernels of a group's op move besides its arrays
 
     def groups(self) -> list[frozenset[int]]:
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
@@ -346,13 +362,16 @@ class _Growing:
         return True
 
     def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
-        own = self.cost(whole)
-        if own.saved + SLACK * own.fused < sum(map(self.least, parts)):
+        own, least = self.cost(whole), sum(map(self.least, parts))
+        if own.saved + SLACK * own.fused < least:
             return False
         if self.is_plain(whole):
             return True
-        made = self.expressing.made(self.graph, sorted(whole))[0]
-        return made is not None and not is_sequence(made)
+        made, key, *_ = self.expressing.made(self.graph, sorted(whole))
+        if made is None or is_sequence(made):
+            return False
+        again = self._again[whole] = self.expressing.again(key)
+        return own.saved - again + SLACK * own.fused >= least
 
     def is_plain(self, whole: frozenset[int]) -> bool:
         """Whether all steps are element-wise on one shape: a kernel computes any of these."""
@@ -364,7 +383,7 @@ class _Growing:
         """The least that a part saves: values that XLA would not write either don't count."""
         if places not in self._least:
             own = min(self.cost(places).saved, part_of(self.graph, places, places).cost.saved)
-            self._least[places] = max(own, 0)
+            self._least[places] = max(own - self._again.get(places, 0), 0)
         return self._least[places]
 
     def cost(self, places: frozenset[int]) -> Cost:

@@ -20,7 +20,7 @@ from codegen.tracing.steps import Place
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EXPRESSING = Expressing()  # what was tried is known to all functions of the process
+EXPRESSING = Expressing(rereading=True)  # what was tried is known to all functions of the process
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
 
     for item in _order(graph, tuple(replaced)):
         if isinstance(item, Chain):
-            results = replaced[item](*(read(v, values) for v in item.inputs))
+            call = _where_differentiated(item, graph, replaced[item]) if item.again else replaced[item]
+            results = call(*(read(v, values) for v in item.inputs))
             values |= zip(item.outputs, results, strict=True)
         else:
             values |= zip(
@@ -88,6 +89,22 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
 def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
     """The value of a step's argument: a number, a known value, or a constant of the function."""
     return jax.numpy.asarray(atom.value, atom.dtype) if isinstance(atom, Number) else values.get(atom, atom.constant)
+
+
+def _where_differentiated(
+    chain: Chain, graph: StepGraph, op: Callable[..., tuple[Any, ...]]
+) -> Callable[..., tuple[Any, ...]]:
+    """A chain's op where gradients are requested, else its steps. XLA's kernels for a norm that no block holds take as long as the
+    op's, and for its gradient longer."""
+    steps = [graph.steps[p] for p in chain.places]
+
+    def plain(*arrays: Any) -> tuple[Any, ...]:
+        found = steps_evaluated(steps, dict(zip(chain.inputs, arrays, strict=True)))
+        return tuple(found[v] for v in chain.outputs)
+
+    value: Any = jax.custom_vjp(plain)
+    value.defvjp(lambda *arrays: jax.vjp(op, *arrays), lambda pull, d: pull(d))
+    return lambda *arrays: tuple(value(*arrays))
 
 
 def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[Value, Any]:

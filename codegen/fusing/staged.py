@@ -1,18 +1,33 @@
-"""Which ops of several kernels one kernel computes, as a norm along axes that no row has together: where a block has room."""
+"""What ops of several kernels read again, as a norm along axes that no row has together: nothing where a block has room for them."""
 
 from __future__ import annotations
 
 import math
 
-from codegen.explain.launching import as_called, bindings
+from codegen.explain.launching import as_called, bindings, spacing_of
+from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Staged
+from codegen.plan.rows.reductions import Reduction
 from codegen.tracing.specs import Made
 
 
-def is_one_kernel(made: Made) -> bool:
-    """Whether one kernel computes an op of these sizes. Stages read arrays again, and take up to twice XLA's time for it."""
-    op = made.planned
-    return not isinstance(as_called(op, next(bindings(op.spec)), _shape(made)).plan, Staged)
+def read_again(made: Made) -> int | None:
+    """The bytes that an op of these sizes moves besides its arrays, each once: later kernels read arrays again, and what earlier ones
+    write for them. 0 for one kernel; None for other kernels than reductions and an element-wise one for the one result."""
+    op, shape = made.planned, _shape(made)
+    plan = as_called(op, next(bindings(op.spec)), shape).plan
+    if not isinstance(plan, Staged):
+        return 0
+    *before, last = (stage.plan for stage in plan.stages)
+    if not all(isinstance(p, Reduction) for p in before) or not isinstance(last, Elementwise) or len(made.outputs) > 1:
+        return None
+    given = {a.name: a.value.bytes for a in made.inputs}
+    whole = [
+        stage for place, stage in enumerate(plan.stages) if spacing_of(op, place, shape) == 1
+    ]  # others read a sample
+    reads = [a.name for stage in whole for a in stage.spec.inputs if a.name in given]
+    held = sum(8 * math.prod(shape[axis] for axis in node.dims) for _, node in plan.held)
+    return sum(given[name] for name in reads) - sum(given[name] for name in {*reads}) + held
 
 
 def _shape(made: Made) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from codegen.errors import SpecError, UserError
-from codegen.fusing.chains import LEAST, Chain, place_of_input
-from codegen.fusing.fuse import EXPRESSING, call_of, is_array, place_of
+from codegen.fusing.chains import LEAST, Chain, Expressing, place_of_input
+from codegen.fusing.fuse import call_of, is_array, place_of
 from codegen.fusing.graph import FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known
 from codegen.fusing.program import Program, program_of, steps_evaluated
@@ -25,6 +25,7 @@ from codegen.tracing.specs import Made, Request, spec_of
 from codegen.tracing.steps import Place, Step, Value, failed
 from codegen.tracing.translate import NotExpressed, translated
 
+EXPRESSING = Expressing()  # what was tried is known to all functions of the process
 LARGE = 2**22  # bytes of a chain's arrays above which it is compared with its reference on small arrays alone
 SMALL = ((2, 3),)  # the sizes of `...` on which an op is compared with its reference
 SMALL_END = 0.02  # of the bytes of the largest step that ends chains: smaller ones are left out

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 import codegen
 from codegen.fusing import chains as growing
+from codegen.fusing import fuse as fusing
 from codegen.fusing.chains import Expressing
 from codegen.fusing.cost import cost
 from codegen.fusing.graph import StepGraph, spread
@@ -312,6 +313,31 @@ def test_a_group_norm_of_channels_last_is_one_chain():
     close(gradients, jax.jit(jax.grad(total(function), argnums=(0, 1, 2)))(X, W, UP[:, 0], RESIDUAL))
     (chain,) = (r.chain for r in fused.report)
     assert "silu(" in chain and "var(x0, axis=(S, N))" in chain
+
+
+def test_a_norm_that_no_block_holds_is_an_op_where_it_is_differentiated(monkeypatch):
+    """Two kernels read the array: in the forward alone, XLA's take as long."""
+
+    def function(x, weight):
+        groups = x.reshape(*x.shape[:3], 4, -1)
+        mean, var = (f(groups, axis=(1, 2, 4), keepdims=True) for f in (jnp.mean, jnp.var))
+        return jax.nn.silu(((groups - mean) * jax.lax.rsqrt(var + 1e-5)).reshape(x.shape) * weight)
+
+    called = []
+
+    def counted(chain):
+        return lambda *arrays: called.append(chain) or op_of_chain(chain)(*arrays)
+
+    op_of_chain = fusing.call_of
+    monkeypatch.setattr(fusing, "call_of", counted)
+    x, weight = jax.random.normal(jax.random.key(0), (2, 128, 128, 64)), jnp.linspace(0.5, 2, 64)
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(x, weight), jax.jit(function)(x, weight))
+    assert "var(x0, axis=(B, S, N))" in fused.report[0].chain and not called
+    cotangent = jnp.cos(jnp.arange(x.size)).reshape(x.shape)
+    found, expected = (jax.jit(lambda f=f: jax.vjp(f, x, weight)[1](cotangent))() for f in (fused, function))
+    close(found, expected)
+    assert len(called) == 1
 
 
 def test_a_norm_along_a_middle_axis_is_a_chain():

@@ -376,9 +376,8 @@ class AttentionLaunch:
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
     listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
-
-    # Whether the number of columns is even, on Hopper: two neighbours of an array are loaded at once
-    paired: bool = False
+    # Elements of a row of an array that are accessed at once, on Hopper: their number divides that of the columns
+    neighbours: int = 1
 
     @property
     def spans(self) -> tuple[int, int]:

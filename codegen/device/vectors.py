@@ -122,3 +122,17 @@ def _store_words(address: Int64, words: list[Uint32], there: Boolean) -> None:
 def typed(tensor: Any, dtype: Any) -> Any:
     """The same tensor, of this CuTe dtype: a tensor made from a pointer is signed, because a pointer has no sign."""
     return type(tensor)(tensor, dtype=dtype)
+
+
+def exchanged(held: cute.Tensor) -> list[Uint32]:
+    """Of four words of each of four neighbouring lanes: the n-th of them gets the n-th words, in the order of the lanes."""
+    words, lane = [held[i] for i in range(4)], cute.arch.lane_idx()
+    for apart in (1, 2):
+        upper = (lane & apart) != 0
+        for low in (i for i in range(4) if not i & apart):
+            high = low + apart
+            own, other = words[low], words[high]
+            got = Uint32(cute.arch.shuffle_sync_bfly(cutlass.select_(upper, own, other), offset=apart))
+            words[low] = cutlass.select_(upper, got, own)
+            words[high] = cutlass.select_(upper, other, got)
+    return words

@@ -181,8 +181,9 @@ class AttentionPlan(Unreduced):
         few = self.of_few_rows(d, e, extents, arch)
         hopper = has_wgmma(arch) and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
         found = few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
-        paired = self.reads_columns and extents.total is not None and extents.total % 2 == 0
-        return replace(found, listed=self.listed, paired=paired) if found.processors else found
+        columns = extents.total if self.reads_columns and extents.total is not None else 1
+        neighbours = next(n for n in (8, 2, 1) if columns % n == 0)
+        return replace(found, listed=self.listed, neighbours=neighbours) if found.processors else found
 
     @property
     def listed(self) -> int:

@@ -27,7 +27,7 @@ class Functions:
     # Scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
     bend: float = 0.0
     exponential: bool = True  # whether the weights are powers of scores; else they are the scores
-    paired: bool = False  # as of a launch
+    neighbours: int = 1  # as of a launch
 
     @property
     def raises(self) -> bool:

@@ -349,10 +349,12 @@ def store(values: cute.Tensor, target: cute.Tensor, batch: Any, row: cutlass.Int
     line = target.iterator + cute.crd2idx((batch, row, column), target.layout)
     whole = count // 4 * 4 if cutlass.const_expr(dtype.width == 16) else 0
     for j in cutlass.range_constexpr(0, whole, 4):
-        held, words = cute.make_rmem_tensor((2, 4), dtype), cute.make_rmem_tensor((4,), Uint32)
-        for i in cutlass.range_constexpr(4):
-            held[None, i].store(values[None, r, j + i].load().to(dtype))
-        for i, word in enumerate(_exchanged(cute.recast_tensor(held, Uint32))):
+        held, words = cute.make_rmem_tensor((8,), dtype), cute.make_rmem_tensor((4,), Uint32)
+        part = cute.make_rmem_tensor((8,), Float32)
+        for i in cutlass.range_constexpr(8):
+            part[i] = values[i % 2, r, j + i // 2]
+        held.store(part.load().to(dtype))
+        for i, word in enumerate(vectors.exchanged(cute.recast_tensor(held, Uint32))):
             words[i] = word
         if there:
             place = (line + 8 * j + 6 * (cute.arch.lane_idx() % 4)).align(16)
@@ -362,17 +364,3 @@ def store(values: cute.Tensor, target: cute.Tensor, batch: Any, row: cutlass.Int
             pair = cute.make_rmem_tensor((2,), dtype)
             pair.store(values[None, r, j].load().to(dtype))
             cute.autovec_copy(pair, cute.make_tensor((line + 8 * j).align(4), cute.make_layout((2,))))
-
-
-def _exchanged(held: cute.Tensor) -> list[Uint32]:
-    """Of four words of each of four neighbouring lanes: the n-th of them gets the n-th words, in the order of the lanes."""
-    words, lane = [held[0, i] for i in range(4)], cute.arch.lane_idx()
-    for apart in (1, 2):
-        upper = (lane & apart) != 0
-        for low in (i for i in range(4) if not i & apart):
-            high = low + apart
-            own, other = words[low], words[high]
-            got = Uint32(cute.arch.shuffle_sync_bfly(cutlass.select_(upper, own, other), offset=apart))
-            words[low] = cutlass.select_(upper, got, own)
-            words[high] = cutlass.select_(upper, other, got)
-    return words

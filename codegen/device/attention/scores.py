@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Numeric
+from cutlass import Boolean, Float32, Int32, Numeric, Uint32
 
-from codegen.device import access
+from codegen.device import access, vectors
 from codegen.device.attention import bounds
 from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
@@ -46,7 +46,7 @@ class Scores:
     sizes: tuple[Int32, Int32]  # rows and columns
     page: int = 0  # rows of a page, where columns are the rows of pages
     apart: tuple[int, ...] = ()  # how far columns are after the first, if none is past the last; () where one may be
-    paired: bool = False  # whether two neighbours of a row of an array may be loaded at once
+    neighbours: int = 1  # elements of a row of an array that may be loaded at once
 
     @property
     def vec(self) -> int:
@@ -78,13 +78,8 @@ class Scores:
         found = access.registers(src, (self.vec,), default, dtype)
         if src is not None and self.apart and not indexed:
             first, zero, one = (cute.crd2idx(place(n), src.layout) for n in (self.columns[0], Int32(0), Int32(1)))
-            if self.paired and place(self.columns[0])[-1] is self.columns[0] and src.stride[-1] == 1:
-                for i in range(0, self.vec, 2):
-                    pair = (src.iterator + first + self.apart[i]).align(src.element_type.width // 4)
-                    cute.autovec_copy(
-                        cute.make_tensor(pair, cute.make_layout(2)),
-                        cute.make_tensor(found.iterator + i, cute.make_layout(2)),
-                    )
+            if self.neighbours > 1 and place(self.columns[0])[-1] is self.columns[0] and src.stride[-1] == 1:
+                self._load_neighbours(src.iterator + first, found)
             else:
                 for i, distance in enumerate(self.apart):
                     found[i] = cute.make_tensor(src.iterator + first + distance * (one - zero), cute.make_layout(1))[0]
@@ -93,6 +88,22 @@ class Scores:
                 there = cutlass.min(column, self.sizes[1] - 1)
                 found[i] = src[place(*((there // self.page, there % self.page) if self.page else (there,)))]
         return found
+
+    def _load_neighbours(self, line: cute.Pointer, found: cute.Tensor) -> None:
+        """Load elements of a row, from the first column's. Of 16 bits, each of the row's four lanes loads eight neighbours, and they
+        exchange pairs."""
+        width, lane = found.element_type.width, cute.arch.lane_idx()
+        whole = self.vec // 8 * 8 if self.neighbours == 8 and width == 16 else 0
+        for i in range(0, whole, 8):
+            held = cute.make_rmem_tensor((8,), found.element_type)
+            place = (line + self.apart[i] + 6 * (lane % 4)).align(16)
+            cute.autovec_copy(cute.make_tensor(place, cute.make_layout(8)), held)
+            words = cute.recast_tensor(cute.make_tensor(found.iterator + i, cute.make_layout(8)), Uint32)
+            for n, word in enumerate(vectors.exchanged(cute.recast_tensor(held, Uint32))):
+                words[n] = word
+        for i in range(whole, self.vec, 2):
+            pair = cute.make_tensor((line + self.apart[i]).align(width // 4), cute.make_layout(2))
+            cute.autovec_copy(pair, cute.make_tensor(found.iterator + i, cute.make_layout(2)))
 
     def positions(self) -> cute.Tensor:
         """Registers (vec,) with the columns."""

@@ -59,7 +59,7 @@ def launch(stream: Any, given: Forward) -> None:
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
     _kernel(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, paired=how.paired), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -284,7 +284,7 @@ def _score(
 
     def scores(at: Scores, products: Any) -> Any:
         if not masked:
-            at = replace(at, apart=hopper.apart(at.vec), paired=functions.paired)
+            at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
         return functions.score(at, products, tensors, masked)
 
     _change(s, r, place, sizes, scores)

@@ -178,6 +178,7 @@ def _consume(
             here = batches_of.sharer(which, places, batches, lacking)
             some, every = _seen((row, column), here, sizes, memory[2], functions, wide)
             if some:
+                numbers = _numbers(memory[1], here, at[0], sizes[0])
                 held = [place_in_ring(used, n) for n in stages]
                 for i in cutlass.range_constexpr(2):
                     stage, phase = held[i]
@@ -188,7 +189,7 @@ def _consume(
                 for i in cutlass.range_constexpr(2):
                     warpgroup.wait_group(1 - i)
                     tensorcore.arrive(rings[i][1].toint() + held[i][0] * 8, signals, False)
-                _add_terms(total, made[0][0], made[1][0], (here, *at), every, sizes, memory, functions, how)
+                _add_terms(total, made[0][0], made[1][0], numbers, (here, *at), every, sizes, memory, functions, how)
                 used += 1
         for r in cutlass.range_constexpr(2):
             _store(total, memory[0], places, (at[0] + 8 * r, at[1]), sizes, r, how)
@@ -196,31 +197,40 @@ def _consume(
         index = hopper.next_tile(turn)
 
 
+def _numbers(statistics: tuple, places: tuple, row: Int32, rows: Int32) -> tuple:
+    """A thread's two rows of each statistic."""
+    found = tuple(cute.make_rmem_tensor((2,), Float32) for _ in statistics)
+    for numbers, source in zip(found, statistics, strict=True):
+        for r in range(2):
+            numbers[r] = source[places, cutlass.min(row + 8 * r, rows - 1)]
+    return found
+
+
 @cute.jit
 def _add_terms(
-    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, place: tuple, every: cutlass.Boolean, sizes: tuple, memory: tuple,
-    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, held: tuple, place: tuple, every: cutlass.Boolean, sizes: tuple,
+    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
     if every:
         for r in cutlass.range_constexpr(2):
-            _add_row(total, s, dp, r, place, sizes, memory, functions, how, False)
+            _add_row(total, s, dp, held, r, place, sizes, memory, functions, how, False)
     else:
         for r in cutlass.range_constexpr(2):
-            _add_row(total, s, dp, r, place, sizes, memory, functions, how, True)
+            _add_row(total, s, dp, held, r, place, sizes, memory, functions, how, True)
 
 
 def _add_row(
-    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple, functions: tuple,
-    how: AttentionLaunch, masked: bool,
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, held: tuple, r: int, place: tuple, sizes: tuple, memory: tuple,
+    functions: tuple, how: AttentionLaunch, masked: bool,
 ) -> None:  # fmt: skip
     """Add one of the slope's results to a row of sums."""
     places, row, column = place
     own = cutlass.min(row + 8 * r, sizes[0] - 1)
     a, b, sums = (hopper.row_of(x, r) for x in (s, dp, total))
     columns = hopper.columns_of(column, cute.size(a))
-    apart, paired = ((), False) if masked else (hopper.apart(len(columns)), how.paired)
-    at = Scores(places, own, columns, sizes, apart=apart, paired=paired)
-    given = tuple(cute.full((1,), x[places, own], Float32) for x in memory[1])
+    apart, neighbours = ((), 1) if masked else (hopper.apart(len(columns)), how.neighbours)
+    at = Scores(places, own, columns, sizes, apart=apart, neighbours=neighbours)
+    given = tuple(cute.full((1,), x[r], Float32) for x in held)
     sums.store(sums.load() + functions[0](at, a.load(), b.load(), given, memory[2], masked)[functions[2]])
     hopper.put_row(sums, total, r)
 
@@ -230,14 +240,20 @@ def _store(
     total: cute.Tensor, target: cute.Tensor, places: tuple, at: tuple, sizes: tuple, r: cutlass.Constexpr[int],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """Store one of a thread's two rows, of pairs of neighbours where none is past the last column alone."""
+    """Store one of a thread's two rows: whole vectors where the tile has no column past the last one, and pairs of neighbours where
+    none is past it alone. All lanes take part."""
     row, column = at
-    neighbours = isinstance(target.stride[2], int) and target.stride[2] == 1
-    if row < sizes[0]:
+    neighbours = how.neighbours if isinstance(target.stride[2], int) and target.stride[2] == 1 else 1
+    inside = Boolean(False)
+    if cutlass.const_expr(neighbours == 8):
+        inside = column - 2 * (cute.arch.lane_idx() % 4) + 8 * cute.size(total, mode=[2]) <= sizes[1]
+    if inside:
+        hopper.store(total, target, places, row, column, row < sizes[0], r)
+    elif row < sizes[0]:
         for j in cutlass.range_constexpr(cute.size(total, mode=[2])):
             pair = cute.make_rmem_tensor((2,), target.element_type)
             pair.store(total[None, r, j].load().to(target.element_type))
-            if cutlass.const_expr(how.paired and neighbours):
+            if cutlass.const_expr(neighbours > 1):
                 if column + 8 * j < sizes[1]:
                     line = target.iterator + cute.crd2idx((places, row, column + 8 * j), target.layout)
                     whole = line.align(target.element_type.width // 4)

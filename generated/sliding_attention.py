@@ -305,20 +305,20 @@ def sliding_attention_backward_stage1_xla(do, o, row_sum):
 
 
 def sliding_attention_backward_stage2_slope_chain(
-    acc, dp, row_max, row_value1, delta, index_s, index_q, scale, cap, window,
+    acc, dp, row_max, row_value1, delta, index_s, index_q, scale, cap, window, near2,
 ):
     """The chain, on one vector of each operand."""
     near = (index_s <= index_q) & (index_q - index_s < window)
-    t0 = device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
+    t0 = attend.tanh(device.divide_by_shared(acc * scale, cap, True), True, near2)
     t1 = device.exp_term(device.where(near, cap * t0, -float("inf")) - row_max, True) * row_value1
     weights = t1
     slopes = scale * device.where(near, weights * (dp - delta), 0.0) * device.fma(-t0, t0, 1.0)
     return weights, slopes
 
 
-def sliding_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, scale, cap):
+def sliding_attention_backward_stage2_full_chain(acc, dp, row_max, row_value1, delta, scale, cap, near):
     """The chain, on one vector of each operand."""
-    t0 = device.tanh(device.divide_by_shared(acc * scale, cap, True), True)
+    t0 = attend.tanh(device.divide_by_shared(acc * scale, cap, True), True, near)
     t1 = device.exp_term(device.fma(cap, t0, -row_max), True) * row_value1
     weights = t1
     slopes = weights * device.fma(-t0, t0, 1.0) * device.fma(dp, scale, -(delta * scale))
@@ -337,11 +337,11 @@ def sliding_attention_backward_stage2_slope(
     rIndexQ = at.fill(iQ)
     if not masked:
         return sliding_attention_backward_stage2_full_chain(
-            acc, dp, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale), device.full(at.vec, cap),
+            acc, dp, rRowMax, rRowValue1, rDelta, device.full(at.vec, scale), device.full(at.vec, cap), at.near,
         )
     return sliding_attention_backward_stage2_slope_chain(
         acc, dp, rRowMax, rRowValue1, rDelta, rIndexS.load().to(cutlass.Int32), rIndexQ.load().to(cutlass.Int32),
-        device.full(at.vec, scale), device.full(at.vec, cap), device.full(at.vec, window, cutlass.Int32),
+        device.full(at.vec, scale), device.full(at.vec, cap), device.full(at.vec, window, cutlass.Int32), at.near,
     )
 
 
@@ -393,7 +393,7 @@ def sliding_attention_backward_stage2_launch(
         stream, q, k, v, do, dq, dk, dv, (along_rows, along_columns, pairs), statistics, (mDq,),
         functools.partial(sliding_attention_backward_stage2_slope, scale=scale, cap=cap, window=window),
         functools.partial(sliding_attention_backward_stage2_tiles, scale=scale, cap=cap, window=window), wParts, wTable,
-        wTurns, how=how,
+        wTurns, bend=attend.bend((scale,), (cap,), (cap,)), how=how,
     )
 
 

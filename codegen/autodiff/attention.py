@@ -470,7 +470,7 @@ class _Cut:
             ),
             contracted=plan.contracted, batch=plan.batch, row=plan.row, keys=plan.keys, value=plan.value,
             scores=plan.scores, condition=plan.condition, **vars(Whole(spec, spec.read.statements).arrays()),
-            extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True),
+            extremes=(), factors=(plan.q, plan.k, plan.v, do), gradients=(dq, dk, dv), slope=slope("slope", True), bend=plan.bend,
             unmasked=slope("full", False) if plan.condition is not None else None, statistics=statistics,
             along_rows=tuple(a for a in sums if a.name in self.along_rows),
             along_columns=tuple(a for a in sums if a.name not in self.along_rows), pairs=tuple(pairs),

@@ -80,6 +80,14 @@ class TiledContext(Context):
     def static_hints(self) -> str:
         return "".join(f", {p.constant}: {p.kind}" for p in self.static)
 
+    def bend(self, bend: Bend | None) -> str:
+        """The text of the argument that says what scores are tangents of, after other arguments; nothing if they are not."""
+        if bend is None:
+            return ""
+        names = {p.name: p.constant for p in self.spec.params}
+        texts = [[names[x] if isinstance(x, str) else emit.literal(x) for x in side] for side in vars(bend).values()]
+        return f", bend=attend.bend({', '.join(tuple_text(t) if t else '()' for t in texts)})"
+
     def tiles(self) -> TileFunction | None:
         """The bounds of the mask's condition; None without a mask."""
         if self.attention.condition is None:
@@ -151,14 +159,6 @@ class AttentionContext(TiledContext):
         text = " / ".join([" * ".join(above), *(f"abs({names[n]})" for n in scale.below)])
         return f", scale={text}" if text else ""
 
-    def bend(self, bend: Bend | None) -> str:
-        """The text of the argument that says what scores are tangents of, after other arguments; nothing if they are not."""
-        if bend is None:
-            return ""
-        names = {p.name: p.constant for p in self.spec.params}
-        texts = [[names[x] if isinstance(x, str) else emit.literal(x) for x in side] for side in vars(bend).values()]
-        return f", bend=attend.bend({', '.join(tuple_text(t) if t else '()' for t in texts)})"
-
 
 class AttentionBackwardContext(TiledContext):
     """The values of the kernels of attention's gradients."""
@@ -214,6 +214,7 @@ class AttentionBackwardContext(TiledContext):
             arrays=arrays,
             others=self.others,
             functions=self.bound([f"{op}_slope", f"{op}_tiles" if tiles else "None"]),
+            bend=self.bend(plan.bend),
         )  # fmt: skip
 
 
@@ -282,10 +283,13 @@ class PartContext(ElementwiseContext):
         """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
         exponents, unless the hardware's are used."""
         plan, floats = self.attention, "attend.floats({{0}}, {}.0 * {})"
-        found = {key: floats.format(rise, self.steps) for key, rise in self.distances.items()}
+        found = {key: floats.format(rise, self.more["at.steps()"]) for key, rise in self.distances.items()}
         if isinstance(plan, AttentionBackward):
             terms = [n for n in self.nodes if (term := term_of(n, plan.column)) and plan.column not in term[1].dims]
-            return found | dict.fromkeys(map(id, terms), "device.exp_term({0}, {approx})")
+            found |= dict.fromkeys(map(id, terms), "device.exp_term({0}, {approx})")
+            near = self.more.get("at.near")
+            tangents = [n for n in self.nodes if n.op == "tanh" and near]
+            return found | dict.fromkeys(map(id, tangents), f"attend.tanh({{0}}, {{approx}}, {near})")
         exponents = plan.rows_part is not None and plan.exponential and self.part in (plan.scores, plan.unmasked)
         if self.spec.math == "fast" or not exponents:
             return found
@@ -300,17 +304,21 @@ class PartContext(ElementwiseContext):
         found = rises(self.nodes, self.attention.column)
         return {id(n): found[id(n)] for n in self.nodes if n.op == "float" and found.get(id(n))}
 
-    @property
-    def steps(self) -> str:
-        """The name of the columns' distances from the first one."""
-        return fresh({*self.given(), *super().vector_names(), *(s.name for s in self.statements)}, "steps")
+    @functools.cached_property
+    def more(self) -> dict[str, str]:
+        """The texts of further arguments of the chain, and their names there: the columns' distances from the first one; and whether the
+        scores are tangents of numbers near 0, which a kernel of gradients finds out for each tile."""
+        plan, taken = self.attention, {*self.given(), *super().vector_names(), *(s.name for s in self.statements)}
+        near = isinstance(plan, AttentionBackward) and plan.bend is not None and self.spec.math == "auto"
+        found = {"at.steps()": ("steps", self.distances), "at.near": ("near", near)}
+        return {text: fresh(taken, name) for text, (name, is_needed) in found.items() if is_needed}
 
     def named_chain(self) -> Chain:
         """The chain, with a name of its own where several stages are attention."""
         return replace(self.chain(), name=f"{self.whole.spec.op}_{self.part.called}_chain")
 
     def vector_names(self) -> list[str]:
-        return [*self.given(), *super().vector_names(), *([self.steps] if self.distances else [])]
+        return [*self.given(), *super().vector_names(), *self.more.values()]
 
     def like(self) -> str:
         return self.given()[0]
@@ -323,7 +331,7 @@ class PartContext(ElementwiseContext):
 
     def chain_arguments(self) -> list[str]:
         given = [self.statistics.get(name, name) for name in self.given()]
-        return [*given, *super().chain_arguments(), *(["at.steps()"] if self.distances else [])]
+        return [*given, *super().chain_arguments(), *self.more]
 
     def size_text(self, group: int) -> str:
         (axis,) = self.groups[group].axes

@@ -297,3 +297,4 @@ class AttentionBackwardKernel(Kernel):
     arrays: list[str]
     others: list[str]
     functions: list[str]
+    bend: str

@@ -92,6 +92,7 @@ class Slope:
 
     slope: Callable[..., Any]
     tiles: Callable[..., Any] | None  # None without a mask
+    bend: float = 0.0  # as of `Functions`
 
 
 @dataclass(frozen=True)

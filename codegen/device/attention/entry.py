@@ -96,6 +96,7 @@ def launch_backward(
     table: cute.Tensor,
     turns: cute.Tensor,
     *,
+    bend: cutlass.Constexpr[float] = 0.0,
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     """Compute the gradients of q, k and v from do, that of o, for each element of the batch.
@@ -112,9 +113,10 @@ def launch_backward(
     table: as in `launch`.
     parts, turns: float32 (tiles, elements) and int32 (tiles + 1,), room for one kernel of all gradients, where `how.joint`: for each
         tile of `how.tile_m` rows of q, of each element of the batch. Then there are no sums along rows.
+    bend: as in `launch`. `slope` is also called for scores that have tanh(bend * s) where |bend * s| is small: see `Scores.near`.
     """
     given = Backward(
-        q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles), how, parts, table, turns
+        q, k, v, do, dq, dk, dv, Sums(*sums), statistics, tensors, Slope(slope, tiles, bend), how, parts, table, turns
     )
     if (cute.size(q, mode=[0]) * q.shape[1] > 0) & (k.shape[1] > 0):
         if cutlass.const_expr(how.processors > 0):

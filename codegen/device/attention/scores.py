@@ -14,6 +14,7 @@ from codegen.device import access, vectors
 from codegen.device.attention import bounds
 from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
+from codegen.device.math import elementary
 
 HUGE = 2.0**30  # of an exponent: above it, neighbouring numbers are so far apart that a power of their difference is 0
 
@@ -35,6 +36,11 @@ def floats(integers: Values, steps: Values) -> Values:
     return cute.full(steps.shape, Float32(integers[0]), Float32) + steps
 
 
+def tanh(x: Values, approx: bool, near: bool) -> Values:
+    """tanh(x), perhaps of numbers up to `SMALL`."""
+    return x * elementary.tanh_small(x) if near and approx else elementary.tanh(x, approx)
+
+
 @dataclass(frozen=True)
 class Scores:
     """Some scores of one row: `columns` has the position of each. The kernel gives a row that there is; columns may lie past the
@@ -47,6 +53,7 @@ class Scores:
     page: int = 0  # rows of a page, where columns are the rows of pages
     apart: tuple[int, ...] = ()  # how far columns are after the first, if none is past the last; () where one may be
     neighbours: int = 1  # elements of a row of an array that may be loaded at once
+    near: bool = False  # whether the scores' tangents are of numbers up to `SMALL`
 
     @property
     def vec(self) -> int:

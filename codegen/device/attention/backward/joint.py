@@ -52,8 +52,9 @@ def launch(stream: Any, given: Backward) -> None:
     lacking = batches_of.lacking(k.stride[0])
     table, of_tile = hopper.listed(stream, given, given.functions.tiles)
     memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors, table
+    functions = given.functions.slope, of_tile, 2, given.functions.bend
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    _kernel(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, (given.functions.slope, of_tile, 2), how).launch(
+    _kernel(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, functions, how).launch(
         grid=(count, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
     tiles = cute.ceil_div(sizes[0], how.tile_m)
@@ -124,7 +125,7 @@ def _kernel(
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
-    functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
+    functions: cutlass.Constexpr,  # slope, tiles, the first of the slope's results that is summed, and `bend`
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

@@ -26,6 +26,7 @@ from codegen.device.attention.batches import store_sum
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import WARPGROUP, loader, place_in_ring
+from codegen.device.math.elementary import SMALL
 from codegen.shared import HELD, WARP, AttentionLaunch
 
 # Arrivals until a stage of q is full: of its bytes, and of each lane that stores its rows' statistics
@@ -215,32 +216,48 @@ def release(rings: tuple, stage: Int32) -> None:
     tensorcore.arrive(q_ring[1].toint() + stage * 8, signals, False)
 
 
+def _largest(s: cute.Tensor) -> Float32:
+    """The largest magnitude of a thread's products."""
+    found = [Float32(0.0)] * 4
+    for i in range(4 * cute.size(s, mode=[2])):
+        found[i % 4] = cute.arch.fmax(found[i % 4], cute.math.abs(s[i % 2, i // 2 % 2, i // 4]), nan=True)
+    halves = [cute.arch.fmax(found[i], found[i + 1], nan=True) for i in (0, 2)]
+    return cute.arch.fmax(halves[0], halves[1], nan=True)
+
+
 @cute.jit
 def _slopes(
-    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, place: tuple, near: cutlass.Int32, plain: cutlass.Boolean, sizes: tuple,
-    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, place: tuple, stated: cutlass.Int32, plain: cutlass.Boolean,
+    sizes: tuple, memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
     """Replace products with weights and their gradients, or without `dp`, with weights alone: a column of accumulators is a row of q, with
-    two rows of k."""
-    if plain:
+    two rows of k. `stated` is the address of a row's statistics. Tangents of products are polynomials where all of a warp's products are
+    near 0."""
+    near = Boolean(False)
+    if cutlass.const_expr(2.0**-20 < functions[3] < 2.0**10):
+        near = cute.arch.vote_all_sync(plain & (_largest(s) * functions[3] <= SMALL))
+    if near:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, False)
+            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, False, True)
+    elif plain:
+        for j in cutlass.range_constexpr(how.tile_m // 8):
+            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, False, False)
     else:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, near, sizes, memory, functions, how, True)
+            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, True, False)
 
 
 def _slope_column(
-    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, j: int, place: tuple, near: Int32, sizes: tuple, memory: tuple,
-    functions: tuple, how: AttentionLaunch, masked: bool,
+    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, j: int, place: tuple, stated: Int32, sizes: tuple, memory: tuple,
+    functions: tuple, how: AttentionLaunch, masked: bool, near: bool,
 ) -> None:  # fmt: skip
     places, row, column = place
     _, statistics, tensors, _ = memory
-    held = [tensorcore.load_words(near + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
+    held = [tensorcore.load_words(stated + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
     for c in range(2):
         here = column + (8 * j + c)
         own, apart = (cutlass.min(here, sizes[0] - 1), ()) if masked else (here, (0, 8))
-        at = Scores(places, own, (row, row + 8), sizes, apart=apart)
+        at = Scores(places, own, (row, row + 8), sizes, apart=apart, near=near)
         a, b = cute.make_rmem_tensor((2,), Float32), cute.make_rmem_tensor((2,), Float32)
         for r in range(2):
             a[r], b[r] = s[c, r, j], Float32(0.0) if dp is None else dp[c, r, j]

@@ -49,7 +49,7 @@ def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     lacking = batches_of.lacking(k.stride[0])
     work, grid = hopper.work_of(cute.ceil_div(sizes[1], how.held), batches_of.count(batches, lacking, False), how)
     memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
-    functions = given.functions.slope, tiles, 2 + len(sums.along_rows)
+    functions = given.functions.slope, tiles, 2 + len(sums.along_rows), given.functions.bend
     _keys(loads, layouts, mmas, memory, sizes, batches, work, lacking, functions, how).launch(
         grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
@@ -88,7 +88,7 @@ def _keys(
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # as `hopper.work_of` gives it
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
-    functions: cutlass.Constexpr,  # slope, tiles, and the first of the slope's results that is summed
+    functions: cutlass.Constexpr,  # slope, tiles, the first of the slope's results that is summed, and `bend`
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

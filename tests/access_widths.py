@@ -3,24 +3,19 @@
 import re
 
 from codegen.graph.nodes import DTYPES, topological
-from codegen.measuring.compiled.compile import Compiled, Variant, launch_of, row_lengths
+from codegen.measuring.compiled.compile import Compiled, Variant, launch_of
 from codegen.plan.access import Access
 from codegen.plan.planner import overrides
+from codegen.runtime.compiled.cubins import UNIT, blocks_that_fit
 from codegen.runtime.compiled.kernels import MOST_SPILLED
 from codegen.runtime.ops.op import Op
+from codegen.targets import MOST_REGISTERS
 
-# ptxas may park one value in memory to get below a register count at which one more block fits: rotary_pairs on sm_120a,
-# kernels that reduce
-SPILLS_WHERE_RAGGED = 16
-# If a block of 1024 threads holds its piece of a row that a cluster shares, a thread has 64 registers: a few values
-# spill, which costs less than reading the row again.
-SPILLS_OF_LONG_ROWS = 256
-# Spills that should be removed: a ragged row with weights that are loaded one by one
-KNOWN_SPILLS = {"dgroup_norm": 528}
-# Also too many: on Hopper, attention's scores without a softmax, and its gradients, hold products, sums and what scores need
-SPILLS_OF_ATTENTION = 1536
-# Also too many: kernels that walk down rows hold the next rows in registers while they are in flight
-SPILLS_OF_WALKS = 448
+# Bytes of a thread's stack where ptxas itself takes fewer registers, so that one more block fits
+TO_FIT_A_BLOCK = 24
+# Bytes of spills, by the kind of kernel, where a thread has all registers that its block leaves: attention holds products, sums and what
+# scores need; kernels that walk down rows hold rows in flight; others hold a row that they would read again
+WHERE_FULL = {"attention": 1536, "row+column": 448, "column": 448, "middle": 448, "row": 256}
 
 
 def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[str]:
@@ -36,11 +31,8 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         if not planned.has(access, widths):
             whole = planned.whole(name)
             problems.append(f"{access.mode} {name} is accessed {widths} bytes at a time; a whole vector has {whole}")
-    # The runtime keeps a launch's bound of registers, though the kernel spills a little: fewer blocks would take more time
-    bounded = getattr(launch_of(op, variant, arch), "resident", 0) > 0 and compiled.unbound == 0
-    kept = bounded and compiled.stack <= MOST_SPILLED
-    if compiled.spills > most_spills(op, variant) and not kept:
-        problems.append(f"{compiled.spills} bytes of spills")
+    if compiled.spills and not has_reason_to_spill(op, variant, arch, compiled):
+        problems.append(f"{compiled.spills} bytes of spills, {compiled.stack} of a stack")
     # Attention may have a block for each SM
     alone = op.plan.kind == "attention" and getattr(launch_of(op, variant, arch), "processors", 0)
     if re.search(r"bar\.sync\s+%", compiled.ptx) and not alone:
@@ -48,13 +40,19 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
     return problems
 
 
-def most_spills(op: Op, variant: Variant) -> int:
-    long = variant.columns == max(row_lengths(op, variant.types), key=lambda n: n or 0) and op.plan.rows
-    rows = op.plan.kind != "elementwise"
-    most = SPILLS_OF_LONG_ROWS if long else SPILLS_WHERE_RAGGED if variant.ragged or rows else 0
-    most = max(most, SPILLS_OF_WALKS) if op.plan.columns else most
-    most = max(most, KNOWN_SPILLS.get(op.spec.op, 0)) if variant.ragged else most
-    return max(most, SPILLS_OF_ATTENTION) if op.plan.kind == "attention" else most
+def has_reason_to_spill(op: Op, variant: Variant, arch: str, compiled: Compiled) -> bool:
+    """Whether a kernel spills no more than what takes less time than fewer blocks, or than reading again. An element-wise kernel of
+    whole vectors holds nothing that it could spill."""
+    how, registers, stack = launch_of(op, variant, arch), compiled.registers, compiled.stack
+    if op.plan.kind == "elementwise" and not variant.ragged:
+        return False
+    if registers >= MOST_REGISTERS or not blocks_that_fit(how.threads, registers + UNIT):
+        return compiled.spills <= WHERE_FULL.get(op.plan.kind, 0)
+    if getattr(how, "resident", 0) and not compiled.unbound:  # the runtime keeps the bound
+        return stack <= MOST_SPILLED
+    return stack <= TO_FIT_A_BLOCK and blocks_that_fit(how.threads, registers + UNIT) < blocks_that_fit(
+        how.threads, registers
+    )
 
 
 class Planned:

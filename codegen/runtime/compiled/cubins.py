@@ -14,6 +14,7 @@ _EM_CUDA = 190
 _REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
 _SIZED = 4  # a form of attributes
 UNIT = 8  # registers: an SM gives each thread a multiple
+PARTITIONS = 4  # of an SM, each with a quarter of its registers; a warp is in one of them
 
 
 def cubins_in(module: bytes) -> list[bytes]:
@@ -46,7 +47,13 @@ def registers_of(cubin: bytes, kernel: str) -> int:
 
 def are_resident(how: RowLaunch | Walk | ScanLaunch, registers: int) -> bool:
     """Whether an SM has registers for as many blocks as a launch wants, if each thread takes so many."""
-    return how.resident * -(-how.threads // WARP) * WARP * -(-registers // UNIT) * UNIT <= REGISTERS_OF_SM
+    return how.resident <= blocks_that_fit(how.threads, registers)
+
+
+def blocks_that_fit(threads: int, registers: int) -> int:
+    """The blocks of so many threads for which an SM has registers, if each thread takes so many."""
+    warps = REGISTERS_OF_SM // PARTITIONS // (WARP * -(-registers // UNIT) * UNIT) * PARTITIONS
+    return warps // -(-threads // WARP)
 
 
 class _Section(NamedTuple):

@@ -2,17 +2,24 @@
 
 import functools
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import partial
 
 import jax
 import pytest
-from access_widths import most_spills, unexpected
+from access_widths import TO_FIT_A_BLOCK, has_reason_to_spill, unexpected
 from instruction_list import forms, listed
 
 import generated
 from codegen.language import sizes
-from codegen.measuring.compiled.compile import Variant, compile_call, compile_kernel, launch_of, row_lengths, variants
+from codegen.measuring.compiled.compile import (
+    Compiled,
+    Variant,
+    compile_call,
+    compile_kernel,
+    launch_of,
+    row_lengths,
+    variants,
+)
 from codegen.plan.gemms.hopper_tiles import HALVES
 from codegen.plan.limits import lacks
 from codegen.runtime.compiled.kernels import MOST_SPILLED
@@ -133,18 +140,28 @@ def test_kernels_compile_with_wide_accesses_and_without_spills(own, turn):
     assert count
 
 
-def test_spills_are_unexpected_where_no_bound_of_registers_causes_them():
-    op, arch = generated.dsoftmax, "sm_80"
-    of_float16 = {v.columns: v for v in variants(op) if str(v).startswith("T=float16") and not v.ragged}
-    for variant, resident in ((of_float16[4096], True), (of_float16[64], False)):
-        assert (launch_of(op, variant, arch).resident > 0) == resident
-        compiled = compile_kernel(op, variant, arch)
-        spills = most_spills(op, variant) + 4
-        for stack, unbound in ((MOST_SPILLED, 0), (MOST_SPILLED, 8), (MOST_SPILLED + 8, 0)):
-            found = unexpected(op, variant, arch, replace(compiled, spills=spills, stack=stack, unbound=unbound))
-            assert found == (
-                [] if resident and (stack, unbound) == (MOST_SPILLED, 0) else [f"{spills} bytes of spills"]
-            )
+@pytest.mark.parametrize(
+    ("columns", "registers", "stack", "unbound", "good"),
+    [
+        (4096, 64, MOST_SPILLED, 0, True),  # its launch bounds registers, so that 8 blocks of 128 threads fit
+        (4096, 64, MOST_SPILLED + 8, 0, False),
+        (4096, 64, MOST_SPILLED, 8, False),  # the bound gave way
+        (64, 64, TO_FIT_A_BLOCK, 0, True),  # with 72 registers, one block less fits
+        (64, 64, TO_FIT_A_BLOCK + 8, 0, False),
+        (64, 255, MOST_SPILLED + 8, 0, True),  # a thread has no more
+    ],
+)
+def test_spills_have_a_reason(columns, registers, stack, unbound, good):
+    op = generated.dsoftmax
+    variant = next(v for v in variants(op) if str(v) == f"T=float16 columns={columns}")
+    assert launch_of(op, variant, "sm_80").resident == (8 if columns == 4096 else 0)
+    made = Compiled("", b"", registers, stack, 2 * stack, 0, (), unbound)
+    assert has_reason_to_spill(op, variant, "sm_80", made) == good
+
+
+def test_whole_vectors_have_no_reason_to_spill():
+    op = generated.relu
+    assert not has_reason_to_spill(op, next(variants(op)), "sm_80", Compiled("", b"", 255, 8, 8, 0, ()))
 
 
 def dealt_out(op: Op, turn: int) -> list[tuple[Variant, str]]:

@@ -17,10 +17,13 @@ WALK = Walk(8, False, 256, 32, 1, 1, 2, True, True, resident=2, paced=True)
 
 
 def test_registers_of_resident_blocks():
-    """An SM has 65536 registers, and gives each thread a multiple of 8."""
+    """An SM has 65536 registers in four partitions, and gives each thread a multiple of 8. ptxas gives a kernel with blocks of 9 warps
+    168 of them at most: a partition has three of the warps."""
     assert are_resident(LAUNCH, 128) and not are_resident(LAUNCH, 129)
-    assert are_resident(replace(LAUNCH, threads=96, resident=5), 136)  # 480 threads
-    assert not are_resident(replace(LAUNCH, threads=96, resident=5), 137)
+    five = replace(LAUNCH, threads=96, resident=5)  # 15 warps, four of them in a partition
+    assert are_resident(five, 128) and not are_resident(five, 129)
+    assert are_resident(replace(LAUNCH, threads=288, resident=1), 168)
+    assert not are_resident(replace(LAUNCH, threads=288, resident=1), 169)
 
 
 def call_of(op, **shapes):

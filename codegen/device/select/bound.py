@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
@@ -10,7 +12,7 @@ from cutlass._mlir.dialects import llvm
 from codegen.device import access
 from codegen.device import functions as device
 from codegen.device.select.pieces import least_reached
-from codegen.device.select.rows import SPARE, before, keys_of, meet, numbers, own_of, summed, value_of
+from codegen.device.select.rows import SPARE, before, keys_of, meet, numbers, one, own_of, summed, value_of
 from codegen.shared import SelectLaunch
 
 # Groups of a row's elements, at least, for each one that is selected: their largest ones tell which may be selected
@@ -65,53 +67,89 @@ def candidates(
     for i, key in enumerate(keys_of(numbers(largest), spare)):
         keys[i] = key
     bound_key, _, turn = least_reached(keys, spare, how, counts, Int32(0), how.count + how.count // MORE)
-    bound, some = value_of(bound_key, src.element_type)[0], cutlass.Boolean(False)
+    some, above = cutlass.Boolean(False), Int32(0)
     for i in cutlass.range_constexpr(groups):
         some |= keys[i] >= bound_key
+        above += one(keys[i] > bound_key)
     own = cutlass.select_(some, columns, 0)  # a thread without such a group reads nothing again
-    found, turn = _reaching(src, row, columns, own, bound, False, how, shared, turn)
+    found, turn = _reaching(src, row, columns, own, bound_key, how, shared, turn)
     if found > how.few:
-        found, turn = _reaching(src, row, columns, own, bound, True, how, shared, turn)
+        above = summed(above, counts, turn, how.per_row)
+        found = _first_ties(src, row, columns, own, bound_key, above, how, shared, turn + 1)
     return found
 
 
 @cute.jit
 def _reaching(
-    src: cute.Tensor, row: Int32, columns: Int32, own: Int32, bound: cutlass.Numeric, first_ties: cutlass.Constexpr[bool],
-    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
+    src: cute.Tensor, row: Int32, columns: Int32, own: Int32, bound_key: Uint32, how: cutlass.Constexpr[SelectLaunch],
+    shared: list[cute.Tensor], turn: Int32,
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Write where the elements of a row are that reach a bound to shared memory, in no order, as many as it holds; their number, and
-    the next turn. This thread has elements up to column `own`. With `first_ties`, elements that equal the bound are left out after pieces that have `count` of them."""
-    counts, few_places, step = shared[2], shared[3], how.per_row * how.vec
-    found, ties = Int32(0), Int32(0)
+    """Write where the elements of a row are that reach a bound to shared memory, in no order, as many as it holds; their number, or
+    a larger one than it holds, and the next turn. This thread has elements up to column `own`."""
+    step, found, begin, bound = how.per_row * how.vec, Int32(0), Int32(0), value_of(bound_key, src.element_type)[0]
     meet(how.per_row)
-    for begin in cutlass.range(0, columns, step * how.vectors):
+    while (begin < columns) & (found <= how.few):
         raw, first = _piece(src, row, columns, own, begin, how), begin + own_of(how) * how.vec
-        reaching, tied = Uint32(0), Uint32(0)
+        reaching = Uint32(0)
         for v in cutlass.range_constexpr(how.vectors):
             values = numbers(raw[None, v])
             for i in cutlass.range_constexpr(how.vec):
                 # Also of NaN, which reaches every bound, while a bound of NaN excludes none
-                value, bit = values[i], Uint32(1 << (v * how.vec + i))
-                reaching |= cutlass.select_(value < bound, Uint32(0), bit)
-                if cutlass.const_expr(first_ties):  # zeros of both signs equal each other, but have different keys
-                    tied |= cutlass.select_((value == bound) & (value != 0), bit, Uint32(0))
+                bit = Uint32(1 << (v * how.vec + i))
+                reaching |= cutlass.select_(values[i] < bound, Uint32(0), bit)
         reaching &= _in_row(own - first, step, how)
-        if cutlass.const_expr(first_ties):
-            tied &= reaching
-            reaching = Uint32(cutlass.select_(ties < how.count, reaching, Uint32(reaching ^ tied)))
-            ties += summed(Int32(cute.arch.popc(tied)), counts, turn, how.per_row)
-            turn += 1
-        slot, every = before(Int32(cute.arch.popc(reaching)), counts, turn, how.per_row)
-        turn += 1
-        slot += found
-        found += every
-        while (reaching != Uint32(0)) & (slot < how.few):
-            i = Int32(cute.arch.popc(~reaching & (reaching - Uint32(1))))
-            few_places[slot] = first + (i // how.vec * step + i % how.vec)
-            reaching = Uint32(reaching & (reaching - Uint32(1)))
-            slot += 1
+        found = _write(reaching, found, first, how, shared, turn)
+        turn, begin = turn + 1, begin + step * how.vectors
     return found, turn
+
+
+@cute.jit
+def _first_ties(
+    src: cute.Tensor, row: Int32, columns: Int32, own: Int32, bound_key: Uint32, above: Int32,
+    how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor], turn: Int32,
+) -> Int32:  # fmt: skip
+    """As `_reaching`, with only the first `count` elements that equal the bound. A thread has a vector at a time: threads are in the
+    order of positions. None is larger where no group has an element `above` the bound."""
+    one_vector, found, ties, begin = replace(how, vectors=1), Int32(0), Int32(0), Int32(0)
+    meet(how.per_row)
+    while (begin < columns) & ((above > 0) | (ties < how.count)) & (found <= how.few):
+        raw, first = _piece(src, row, columns, own, begin, one_vector), begin + own_of(how) * how.vec
+        keys = keys_of(numbers(raw[None, 0]), SPARE.get(src.element_type, 0))
+        larger, tied = Uint32(0), Uint32(0)
+        for i in cutlass.range_constexpr(how.vec):
+            larger |= cutlass.select_(keys[i] > bound_key, Uint32(1 << i), Uint32(0))
+            tied |= cutlass.select_(keys[i] == bound_key, Uint32(1 << i), Uint32(0))
+        inside = _in_row(own - first, how.per_row * how.vec, one_vector)
+        larger, tied = Uint32(larger & inside), Uint32(tied & inside)
+        earlier, every = before(Int32(cute.arch.popc(tied)), shared[2], turn, how.per_row)
+        left = how.count - ties - earlier
+        while (tied != Uint32(0)) & (left > 0):
+            rest = Uint32(tied & (tied - Uint32(1)))
+            larger, tied, left = Uint32(larger | (tied ^ rest)), rest, left - 1
+        ties += every
+        found = _write(larger, found, first, one_vector, shared, turn + 1)
+        turn, begin = turn + 2, begin + how.per_row * how.vec
+    return found
+
+
+@cute.jit
+def _write(
+    chosen: Uint32,
+    found: Int32,
+    first: Int32,
+    how: cutlass.Constexpr[SelectLaunch],
+    shared: list[cute.Tensor],
+    turn: Int32,
+) -> Int32:
+    """Write the positions of a thread's chosen elements of a piece, which begin at a column, after `found` ones; their number then."""
+    slot, every = before(Int32(cute.arch.popc(chosen)), shared[2], turn, how.per_row)
+    slot, step = slot + found, how.per_row * how.vec
+    while (chosen != Uint32(0)) & (slot < how.few):
+        i = Int32(cute.arch.popc(~chosen & (chosen - Uint32(1))))
+        shared[3][slot] = first + (i // how.vec * step + i % how.vec)
+        chosen = Uint32(chosen & (chosen - Uint32(1)))
+        slot += 1
+    return found + every
 
 
 def _in_row(left: Int32, step: int, how: SelectLaunch) -> Uint32:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from codegen.device.select import largest
 from codegen.plan.launches import Extents
 from codegen.plan.rows import selecting
 from tests.making import make_op, spec_text
@@ -311,5 +312,27 @@ def test_elements_that_reach_a_bound(tmp_path, kind):
     x = jnp.asarray(np.clip(np.nan_to_num(x), -128, 127) if kind == "int8" else x).astype(kind)
     expected = jax.lax.top_k(x, 40)
     y, place = op(x, implementation="interpret")
+    np.testing.assert_array_equal(place, expected[1])
+    np.testing.assert_array_equal(np.asarray(y, "float32"), np.asarray(expected[0], "float32"))
+
+
+@pytest.mark.parametrize(("kind", "size"), [("bfloat16", 2048), ("float32", 1100)])
+def test_equal_elements_need_no_pieces(tmp_path, monkeypatch, kind, size):
+    """A bound and the first elements that equal it are enough, however many do."""
+    monkeypatch.setattr(largest, "by_pieces", lambda *_: None)
+    monkeypatch.setenv("CODEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    op = make_op(
+        tmp_path,
+        spec_text(
+            f"x: {kind}[..., N]", f"y: {kind}[..., K=41]; place: int32[..., K=41]",
+            "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)", "y, place = jax.lax.top_k(x, 41)",
+        ),
+    )  # fmt: skip
+    generator = np.random.default_rng(6)
+    some = generator.standard_normal((3, size))
+    x = np.stack([np.maximum(some[0] - 2, 0), np.where(some[1] < 0, 0.0, -0.0), np.round(some[2]), np.ones(size)])
+    x = jnp.asarray(x, kind)
+    y, place = op(x, implementation="interpret")
+    expected = jax.lax.top_k(x, 41)
     np.testing.assert_array_equal(place, expected[1])
     np.testing.assert_array_equal(np.asarray(y, "float32"), np.asarray(expected[0], "float32"))

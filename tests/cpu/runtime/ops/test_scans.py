@@ -132,3 +132,28 @@ def test_states_are_reduced_in_the_kernel_that_scans(tmp_path, axes):
         for value, wanted in zip(got, np.moveaxis(expected, 0, 2), strict=True):  # (R, S, D)
             value = value if axes == "R, S, D" else value.transpose(0, 2, 1)
             np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-4, err_msg=implementation)
+
+
+LINEAR_ATTENTION = spec_text(
+    "q: float32[B, S, K=4]; k: float32[B, S, K=4]; v: float32[B, S, D]",
+    "y: float32[B, S, D]",
+    "state = cumsum(k * v, axis=S); total = cumsum(k, axis=S); y = sum(q * state, axis=K) / (sum(q * total, axis=K) + 8)",
+)
+
+
+def test_gradients_of_states_alone(tmp_path):
+    """In a kernel of the gradients, every array has an element for each state."""
+    op = make_op(tmp_path, LINEAR_ATTENTION)
+    q, k, v, dy = (jnp.asarray(values(2, 9, n, seed=n + i), "float32") for i, n in enumerate((4, 4, 3, 3)))
+    q, k = jnp.abs(q), jnp.abs(k)
+
+    def wanted(q, k, v):
+        state = jnp.cumsum(jnp.einsum("bsk,bsd->bskd", k, v), axis=1)
+        total = jnp.sum(q * jnp.cumsum(k, axis=1), axis=-1)
+        return jnp.einsum("bsk,bskd->bsd", q, state) / (total[..., None] + 8)
+
+    found = jax.vjp(lambda *arrays: op(*arrays, implementation="interpret"), q, k, v)
+    expected = jax.vjp(wanted, q, k, v)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    for own, other in zip(found[1](dy), expected[1](dy), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-5)

@@ -20,43 +20,59 @@ from codegen.plan.rows import cost
 from codegen.shared import WARP, WalkLaunch
 from codegen.targets import REGISTERS_OF_SM, clusters, features, processors, shared_memory
 
-WALKED_THREAD_BYTES = 96  # bytes of a row that a thread holds before the row gets more threads
-COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of them, and registers suffice
-# Of a thread, by `cost.registers`: up to which it has more of a row's vectors, and from which on larger clusters share the row
-COSTLY_REGISTERS, CROWDED_REGISTERS = 118, 150
-WALKING = 1.5  # times as many as that estimate, where threads walk down rows and hold the columns' results
-# Beyond that many, by estimate, a thread gets all that it asks for: an H100 took 1058 us with 128 of 164, and 706 with all
-TAKEN_FREELY = 190
-MOST_THREADS = 512  # of a row, in a block
+# The threads of a row, where a block has whole rows. A row has more of them rather than that a thread holds more bytes of it
+WALKED_THREAD_BYTES = 96
+COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of each column
+MOST_FOLDED = 256  # bytes of a row and of its columns' results, together
+MOST_THREADS = 512  # of a row in a block
 LEAST_THREADS = 256  # of a block of several rows
-LEAST_MEETING = 64  # where rows meet at places: few may meet at each, and more threads would wait for nothing
-RESIDENT = 512  # threads for which an SM has registers
-# That many instead, the most whose registers suffice, where instructions take the time: an expensive value, or masks
-BUSY_RESIDENT = (1024, 768, RESIDENT)
+LEAST_MEETING = (
+    64  # of a block where rows meet at places: few may meet at each, and more threads would wait for nothing
+)
+
+# The registers of a thread that computes expensive values, by the estimate of `cost.registers`
+COSTLY_REGISTERS = 118  # a thread has no more of a row's vectors than need so many
+CROWDED_REGISTERS = 150  # a larger cluster shares the row if more would be needed
+WALKING = 1.5  # a kernel that holds the columns' results takes so many times the estimate
+# A thread that wants more gets all that it asks for: an H100 took 1058 us with 128 of 164 registers, and 706 with all
+TAKEN_FREELY = 190
+
+# The threads for which an SM has registers
+RESIDENT = 512
+BUSY_RESIDENT = (1024, 768, RESIDENT)  # where instructions take the time (expensive values, masks): the most that fit
 SPILLED = 0.3  # part of a masked row's registers that may be spilled for more threads
-MOST_FOLDED = 256  # bytes of a thread's registers for a row and its columns' results, if threads are added
-ROOM = 160  # bytes of its data, up to which these results are in registers as well
-WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
-PACED_ROOM = 192  # and blocks may keep pace, for which registers lacked: an H100's LayerNorm took 7% longer with 224
-CROWDED = 192  # from which on the compiler must hold nothing else from one reduction to the next
-AHEAD = 128  # bytes of a row that a thread holds while another one is prefetched
+
+# The bytes of a row that a thread holds
+AHEAD = 128  # while another row is prefetched
 FAR_AHEAD = 64  # while two are
-PLAIN_ROOM = 320  # while none is
-LONG_ROOM = 384  # and the columns' results are in shared memory
-MASKED_ROOM = 160  # if vectors need masks, or the values computed of them need registers
-ROW_BYTES_UNSHARED = 24 * 1024  # bytes of a row, up to which one block holds it
-# Blocks of a cluster that may share a row: the fewest that can hold it with prefetched rows, since meeting costs time
-CLUSTERS = (2, 4, 8)
-THREADS = 256  # threads of a block in which no row is whole
-MOST_ROWS_HELD = 8  # that a thread then holds, at most
+PLAIN_ROOM = 320  # while none is, with the columns' results
+LONG_ROOM = 384  # while none is, and the columns' results are in shared memory
+MASKED_ROOM = 160  # if vectors need masks, or expensive values need registers
+# The columns' results are in registers too, up to so many bytes of all that a thread holds
+ROOM = 160
+WIDE_ROOM = 224  # if no vector needs a mask, on GPUs with clusters
+PACED_ROOM = 192  # if blocks also keep pace, which takes registers: an H100's LayerNorm took 7 % longer with 224
+CROWDED = 192  # with more bytes than that, the compiler must hold nothing else from one reduction to the next
+
+# Clusters
+ROW_BYTES_UNSHARED = 24 * 1024  # one block holds a row of up to so many bytes
+CLUSTERS = (
+    2,
+    4,
+    8,
+)  # blocks that may share a row: the fewest that can hold it with prefetched rows, since meeting takes time
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
-# Bytes of a block's rows, from which on blocks may keep pace: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
+# Blocks may keep pace if each has rows of so many bytes: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
 PACED_BYTES = 8 * 1024
-LONG = 8  # rows of a thread, from which on a call is long
-# Rows that meet at a place, where threads reduce all of them: however many places there are, and at most
-FEW_ROWS, MOST_ROWS = 8, 64
+LONG = 8  # a call is long if each thread has so many rows
+
+# Where no row is whole in a block, and where rows meet at places
+THREADS = 256  # of a block
+MOST_ROWS_HELD = 8  # rows that a thread holds
+FEW_ROWS = 8  # rows that meet at a place: threads reduce all of them, however many places there are
+MOST_ROWS = 64  # as many, if there are places for all SMs
 PLACE_BYTES = 32  # bytes of rows that such a thread reads at a time: others load meanwhile
-OWN_STEPS = 2.0  # of a part, besides its rows: to begin, and to add up its results
+OWN_STEPS = 2.0  # steps of a part, besides its rows: to begin, and to add up its results
 
 
 @dataclass(frozen=True)
@@ -196,8 +212,8 @@ class _WholeRows:
         per_row = max(per_row, 32 if cluster > 1 else self.lanes)
         least = LEAST_MEETING if self.apart > 1 and not self.ragged else LEAST_THREADS
         least = least if per_row <= WARP else per_row  # rows of several warps would wait for each other
-        beside = max(1, self.schedule.get("threads", least) // per_row)  # rows of a block, side by side
-        return (max(1, WARP // per_row) if self.single else beside) * per_row, per_row
+        rows = max(1, WARP // per_row) if self.single else max(1, self.schedule.get("threads", least) // per_row)
+        return rows * per_row, per_row
 
     def launch(self, cluster: int) -> tuple[WalkLaunch, float] | None:
         """The launch with clusters of so many blocks, and the share of the resident blocks that it uses; None without room."""
@@ -213,13 +229,13 @@ class _WholeRows:
         at_once, staged, shared_sums, only_row = how or (1, False, False, True)
         slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
         full = shares(apart, slots, 1)
-        handfuls = -(-(rows or 2**31) // (threads // per_row))
-        parts = max(1, min(full, handfuls))
+        steps = -(-(rows or 2**31) // (threads // per_row))  # of one block that has all rows
+        parts = max(1, min(full, steps))
         # All are resident, no others wait for one that pauses, and it has prefetched only its next row
         paced = may_pace and staged and at_once == 2 and full * apart <= slots
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
         if apart > 1 and rows is not None and not paced:  # only this may depend on the number of rows
-            parts = least_steps(apart, slots, handfuls)
+            parts = least_steps(apart, slots, steps)
         parts = min(parts, _most_parts.get())
         resident = 0 if self.takes_freely(vectors, cluster, paced) else resident
         launch = WalkLaunch(
@@ -268,10 +284,10 @@ def in_runs(
 ) -> WalkLaunch:
     """The launch of blocks whose rows are loaded and stored through shared memory: threads have single columns."""
     slots = resident * processors(arch)
-    handfuls = -(-(rows or 2**31) // (threads // per_row))
-    parts = max(1, min(shares(apart, slots, 1), handfuls))
+    steps = -(-(rows or 2**31) // (threads // per_row))  # of one block that has all rows
+    parts = max(1, min(shares(apart, slots, 1), steps))
     if apart > 1 and rows is not None:
-        parts = least_steps(apart, slots, handfuls)
+        parts = least_steps(apart, slots, steps)
     return WalkLaunch(
         1, False, threads, per_row, vectors, 1, 2, exact=False, whole=True, resident=max(1, min(resident, RESIDENT // threads)),
         staged=True, parts=min(parts, _most_parts.get()), by_runs=True,

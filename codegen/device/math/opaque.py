@@ -19,12 +19,14 @@ def unseen(word: cutlass.Int32) -> cutlass.Int32:
 
 def unmerged(extreme: Any) -> Any:
     """The larger or the smaller of two numbers; if they are words, the assembler shall not merge it with a third one. There ptxas
-    (13.0 and 13.4, sm_90a and sm_100a) loses a sign: it computes max(a, b, c) for max(max(a, -b), c). The sum becomes no
-    instruction."""
+    (13.0 and 13.4, sm_90a and sm_100a) loses a sign: it computes max(a, b, c) for max(max(a, -b), c). It takes the halves of a word apart,
+    and puts them together again. (A saturating sum of 0 would cost nothing, but ptxas takes the smallest number's -x for the largest
+    number in it.)"""
     word = extreme.ir_value()
     if word.type != Int32.mlir_type:
         return extreme
-    return llvm.inline_asm(word.type, [word], "add.sat.s32 $0, $1, 0;", "=r,r")
+    text = "{ .reg .b16 low, high; mov.b32 {low, high}, $1; mov.b32 $0, {low, high}; }"
+    return llvm.inline_asm(word.type, [word], text, "=r,r")
 
 
 def orders(condition: Any, *values: Any) -> bool:

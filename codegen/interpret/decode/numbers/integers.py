@@ -55,9 +55,7 @@ def integer_arithmetic(
     scalar: Callable[..., np.ndarray], words: tuple[str, ...], operands: tuple[Operand, ...]
 ) -> Execute:
     kind = words[-1]
-    saturates = "sat" in only(words[:-1], ("sat",))
-    if saturates and (kind != "s32" or scalar is not np.add):
-        raise Unknown(".sat")
+    only(words[:-1], ())
     target, *sources = operands
     pairs = kind in ("s16x2", "u16x2") and scalar in (np.add, np.minimum, np.maximum)
     if not pairs and kind not in PTX_TYPES:
@@ -69,9 +67,6 @@ def integer_arithmetic(
             words = np.broadcast_arrays(*(m.read(s, "u32") for s in sources))
             halves = scalar(*(np.ascontiguousarray(w).view(dtype) for w in words))
             m.write(target, halves.view(np.uint32))
-        elif saturates:
-            exact = scalar(*(m.read(s, kind).astype(np.int64) for s in sources))
-            m.write(target, np.clip(exact, -(2**31), 2**31 - 1).astype(dtype))
         else:
             m.write(target, scalar(*(m.read(s, kind) for s in sources)).astype(dtype))
 

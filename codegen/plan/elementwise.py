@@ -32,23 +32,31 @@ from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
-# Where arrays are turned: threads of a block, at most so many rows, threads along the last axis
-TILE_THREADS, TILE, ACROSS = 256, 8, 16
-# Threads of a block along an axis that vectors do not fill: at most, and a divisor of their number
-STRETCH, SHORT_LANES = 64, 8
-LANES = 4  # threads along the other axis, at least; neighbouring ones, which fill whole sectors
-BOTH_LANES = 2  # such neighbours where outputs lie along both axes; one where they lie along the other axis only
-# Elements from which on a call with tiles should have blocks for all SMs; a symbolic total, a divisor, is smaller
-SMALL = 2**11
-LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
-BLOCKS, NARROW = 128, 4  # blocks that a call of whole vectors should have; with fewer, vectors are a quarter as wide
-FEW_BLOCKS, FEW_THREADS = 256, 64  # with fewer blocks, tiles are smaller, in blocks of so many threads
-TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
-FEW = 8
-ROWS_AT_ONCE, ROWS_OF_THREAD, SEVERAL = 8, 4, 3  # rows of a block, and of a thread, where a row reads so many others
+THREADS = (
+    256  # of a block: 128 to 1024 differ by 1 % in bandwidth where little is computed; where more is, fewer are faster
+)
 BUSY = 132 * 2048  # threads that keep a large GPU busy, whatever they wait for
-LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of tables in a block's shared memory
-THREADS = 256  # threads of a block: 128 to 1024 differ by 1% in bandwidth where little is computed; where more is, fewer are faster
+# A call has about one block for each SM. Where it has fewer elements than that takes, vectors are a quarter as wide
+BLOCKS, NARROW = 128, 4
+SMALL = (
+    2**11
+)  # elements of a call, from which on it should have blocks for all SMs; a symbolic total, a divisor, is smaller
+
+# Tiles, where arrays have their axes in different orders
+TILE_THREADS, TILE, ACROSS = 256, 8, 16  # of a block; rows of a tile at most; threads along the last axis
+FEW_BLOCKS, FEW_THREADS = 256, 64  # a call of fewer blocks has smaller tiles, in blocks of so many threads
+TILE_REGISTERS = 96  # of a thread, for what it loads: tiles of more have fewer rows, of narrower vectors
+# An axis that vectors do not fill is read one by one
+STRETCH, SHORT_LANES = 64, 8  # threads of a block along it: at most, and a divisor of their number
+LANES = 4  # threads along the other axis, at least: neighbouring ones, which fill whole sectors
+BOTH_LANES = 2  # such neighbours where outputs lie along both axes; one where they lie along the other axis only
+FEW = 8  # elements of an axis: arrays are not turned along one with fewer
+
+# Rows
+LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
+SEVERAL = 3  # a block has several rows if each of them reads so many others
+ROWS_AT_ONCE, ROWS_OF_THREAD = 8, 4  # the rows of such a block, and of each of its threads
+LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of the tables that a block copies to shared memory
 
 
 @dataclass(frozen=True)
@@ -242,9 +250,9 @@ def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int], writte
             return Launch(fitting[0], False, math.prod(found), found[0], fitting[1], lanes=lanes)
     ragged = any(short)
     own, down = sizes if ragged else fitting
-    along, beside = (_power_of_two(-(-n // size)) for n, size in ((inner, own), (turned, down)))
+    along, lines = (_power_of_two(-(-n // size)) for n, size in ((inner, own), (turned, down)))
     across = min(ACROSS, threads // 2, along)
-    return Launch(own, ragged, threads, min(along, max(across, threads // beside, 1), threads), down)
+    return Launch(own, ragged, threads, min(along, max(across, threads // lines, 1), threads), down)
 
 
 def _threads_beside(inner: int, turned: int, place: int, threads: int) -> tuple[int, int] | None:
@@ -255,8 +263,8 @@ def _threads_beside(inner: int, turned: int, place: int, threads: int) -> tuple[
     if short < SHORT_LANES or other < LANES or threads < STRETCH * LANES:
         return None
     own = min(STRETCH, -(-short // SHORT_LANES) * SHORT_LANES)
-    beside = max(LANES, 1 << (min(other, threads // own).bit_length() - 1))
-    return (own, beside) if place == 0 else (beside, own)
+    others = max(LANES, 1 << (min(other, threads // own).bit_length() - 1))
+    return (own, others) if place == 0 else (others, own)
 
 
 def _power_of_two(least: int) -> int:

@@ -32,13 +32,14 @@ PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of e
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
 LEAST_VECTOR = 4  # bytes
 MOST_FIXED = 16  # elements of a row that threads always hold
-LIGHT = 96  # bytes of elements that a thread holds before a block gets more threads
-HEAVY = 192  # and at most, if the values computed of them leave room
+LIGHT = 96  # a block gets more threads rather than that a thread holds more bytes of elements
+HEAVY = 192  # bytes of elements that a thread holds at most, if the values computed of them leave room
 _allowed: ContextVar[bool] = ContextVar("whether calls of several stages may run as one kernel", default=True)
-STAGED_THREADS = 512  # of a block whose shared memory holds its rows
-NARROW = 64  # bytes of neighbouring elements: with fewer, two blocks are resident then
-AT_A_TIME = (4, 3)  # the elements of a thread in registers then: as many as leave the fewest idle
-PLACE, PLACES = 2, 20  # registers for the place of each element that a thread has at once; at least for all
+# Where shared memory holds the rows of a block
+STAGED_THREADS = 512  # of the block
+NARROW = 64  # with fewer bytes of neighbouring elements, two blocks are resident
+AT_A_TIME = (4, 3)  # the elements of a thread in registers: as many as leave the fewest idle
+PLACE, PLACES = 2, 20  # registers for the place of an element that a thread has at once; at least for all of them
 MOST_ROWS = INT_MAX - 2**16  # the last block may count past the last row
 
 

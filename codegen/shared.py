@@ -159,6 +159,7 @@ class Walk:
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
     holds_expensive: bool = False  # whether registers hold expensive values; else each reduction recomputes them
     settles: bool = False  # whether a block reduces all rows that meet, and writes the columns' results itself
+    meets: int = 0  # blocks of a cluster that have some of all rows each, of which the first does so; 0: others finish, or rows are alone
 
     @property
     def width_of_piece(self) -> int:

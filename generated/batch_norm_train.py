@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.device import access, flat, middle, partials, reduce, rowwise, walking
 from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
@@ -86,7 +86,7 @@ def batch_norm_train_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mT0Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -96,6 +96,7 @@ def batch_norm_train_stage1_kernel(
         sX = rowwise.staging(how, mX)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -105,6 +106,7 @@ def batch_norm_train_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -126,7 +128,18 @@ def batch_norm_train_stage1_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT0], ("mean",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t0 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT0).load()), device.full(vec, cutlass.Float32(rows)), False,
+            )
+            centre_of_n = batch_norm_train_stage1_columns(t0)
+            at.store(centre_of_n.to(mCentreOfN.element_type), mCentreOfN, (0,))
+    else:
+        partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
 
 
 @cute.kernel
@@ -156,7 +169,7 @@ def batch_norm_train_stage1_launch(
         batch_norm_train_stage1_kernel(mX, mCentreOfN, mT0Parts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mT0Parts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT0Parts, N)
     if blocks > 0:
         batch_norm_train_stage1_finish(mCentreOfN, mT0Parts, cutlass.Int64(rows)).launch(
             **partials.finishing_grid(blocks, stream)
@@ -201,7 +214,7 @@ def batch_norm_train_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mT1Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -213,6 +226,7 @@ def batch_norm_train_stage2_kernel(
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, N, first)
     all_rows.load_shared(mCentreOfN, (0,), rCentreOfN)
 
@@ -224,6 +238,7 @@ def batch_norm_train_stage2_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -249,10 +264,26 @@ def batch_norm_train_stage2_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, N, per_row,
-        how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT1, fColumnMean], ("mean", "mean"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t1 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT1).load()), device.full(vec, cutlass.Float32(rows)), False,
+            )
+            column_mean = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(rows)),
+                False,
+            )
+            mean, var = batch_norm_train_stage2_columns(device.floats(rCentreOfN[None, v]), t1, column_mean)
+            at.store(mean.to(mMean.element_type), mMean, (0,))
+            at.store(var.to(mVar.element_type), mVar, (0,))
+    else:
+        partials.store_parts(
+            [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, N, per_row,
+            how.ragged,
+        )
 
 
 @cute.kernel
@@ -292,7 +323,7 @@ def batch_norm_train_stage2_launch(
         batch_norm_train_stage2_kernel(
             mX, mCentreOfN, mMean, mVar, mT1Parts, mColumnMeanParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT1Parts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT1Parts, N)
     if blocks > 0:
         batch_norm_train_stage2_finish(
             mCentreOfN, mMean, mVar, mT1Parts, mColumnMeanParts, cutlass.Int64(rows),
@@ -506,7 +537,7 @@ def batch_norm_train_backward_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mT5Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -521,6 +552,7 @@ def batch_norm_train_backward_stage1_kernel(
     fT5 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fT6 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, N, first)
     all_rows.load_shared(mMean, (0,), rMean)
     all_rows.load_shared(mVar, (0,), rVar)
@@ -535,6 +567,7 @@ def batch_norm_train_backward_stage1_kernel(
         else:
             early.load(mDy, (row, 0), rDy[None, None, u])
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -561,9 +594,25 @@ def batch_norm_train_backward_stage1_kernel(
                 later.load(mDy, (row, 0), rDy[None, None, u])
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT5, fT6], ("sum", "sum"), [mT5Parts, mT6Parts], sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT5, fT6], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        approx = device.narrow(mDweight)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t5 = reduce.result("sum", reduce.values_at(v, fT5).load())
+            t6 = reduce.result("sum", reduce.values_at(v, fT6).load())
+            t3, t4, dweight, dbias = batch_norm_train_backward_stage1_columns(
+                device.floats(rVar[None, v]), device.full(vec, eps), t5, t6, approx,
+            )
+            at.store(t3.to(mT3.element_type), mT3, (0,))
+            at.store(t4.to(mT4.element_type), mT4, (0,))
+            at.store(dweight.to(mDweight.element_type), mDweight, (0,))
+            at.store(dbias.to(mDbias.element_type), mDbias, (0,))
+    else:
+        partials.store_parts(
+            [fT5, fT6], ("sum", "sum"), [mT5Parts, mT6Parts], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -607,7 +656,7 @@ def batch_norm_train_backward_stage1_launch(
         batch_norm_train_backward_stage1_kernel(
             mDy, mMean, mVar, mX, mT3, mT4, mDweight, mDbias, mT5Parts, mT6Parts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT5Parts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT5Parts, N)
     if blocks > 0:
         batch_norm_train_backward_stage1_finish(
             mVar, mT3, mT4, mDweight, mDbias, mT5Parts, mT6Parts, eps,

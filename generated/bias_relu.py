@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -141,7 +141,7 @@ def bias_relu_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -155,6 +155,7 @@ def bias_relu_backward_kernel(
     sDxRun = rowwise.slots(how, mDx, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, N, first)
     all_rows.load_shared(mBias, (0,), rBias)
 
@@ -168,6 +169,7 @@ def bias_relu_backward_kernel(
         else:
             early.load(mDy, (row, 0), rDy[None, None, u])
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -196,7 +198,18 @@ def bias_relu_backward_kernel(
                 later.load(mDy, (row, 0), rDy[None, None, u])
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dbias = bias_relu_backward_columns(column_sum)
+            at.store(dbias.to(mDbias.element_type), mDbias, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -224,7 +237,7 @@ def bias_relu_backward_launch(
         bias_relu_backward_kernel(
             mDy, mX, mBias, mDx, mDbias, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         bias_relu_backward_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

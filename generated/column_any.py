@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, partials, reduce, rowwise, walking
 from codegen.shared import Walk
 
 SPEC = {
@@ -57,7 +57,7 @@ def column_any_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnAnyParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -67,6 +67,7 @@ def column_any_kernel(
         sX = rowwise.staging(how, mX)
     fColumnAny = reduce.accumulators(vec, vectors, "any", cutlass.Boolean)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Boolean,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Boolean,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -76,6 +77,7 @@ def column_any_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -97,7 +99,18 @@ def column_any_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnAny], ("any",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_any = reduce.result("any", reduce.values_at(v, fColumnAny).load())
+            y = column_any_columns(column_any != 0)
+            at.store(y.to(mY.element_type), mY, (0,))
+    else:
+        partials.store_parts(
+            [fColumnAny], ("any",), [mColumnAnyParts], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -124,7 +137,7 @@ def column_any_launch(
     blocks = mColumnAnyParts.shape[0] * pieces
     if blocks > 0:
         column_any_kernel(mX, mY, mColumnAnyParts, how).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnAnyParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnAnyParts, N)
     if blocks > 0:
         column_any_finish(mY, mColumnAnyParts).launch(**partials.finishing_grid(blocks, stream))
 

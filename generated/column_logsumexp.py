@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -58,7 +58,7 @@ def column_logsumexp_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnMaxParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mX)
@@ -70,6 +70,7 @@ def column_logsumexp_kernel(
     fColumnMax = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -79,6 +80,7 @@ def column_logsumexp_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -103,10 +105,24 @@ def column_logsumexp_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMax, fColumnSum], ("max", "sum"), [mColumnMaxParts, mColumnSumParts], sColumns, part, first, step, N,
-        per_row, how.ragged, rescaled=((1, 0, "exp", 1.0),),
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather(
+            [fColumnMax, fColumnSum], ("max", "sum"), sColumns, sMeeting, how, rescaled=((1, 0, "exp", 1.0),),
+        )
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_max = reduce.result("max", reduce.values_at(v, fColumnMax).load())
+            column_sum = reduce.settled(
+                reduce.values_at(v, fColumnSum).load(), reduce.values_at(v, fColumnMax).load(), True,
+            )
+            y = column_logsumexp_columns(column_max, column_sum)
+            at.store(y.to(mY.element_type), mY, (0,))
+    else:
+        partials.store_parts(
+            [fColumnMax, fColumnSum], ("max", "sum"), [mColumnMaxParts, mColumnSumParts], sColumns, part, first, step,
+            N, per_row, how.ragged, rescaled=((1, 0, "exp", 1.0),),
+        )
 
 
 @cute.kernel
@@ -138,7 +154,7 @@ def column_logsumexp_launch(
         column_logsumexp_kernel(
             mX, mY, mColumnMaxParts, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnMaxParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMaxParts, N)
     if blocks > 0:
         column_logsumexp_finish(mY, mColumnMaxParts, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

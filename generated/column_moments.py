@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -67,7 +67,7 @@ def column_moments_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnMeanParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -78,6 +78,7 @@ def column_moments_kernel(
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean2 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -87,6 +88,7 @@ def column_moments_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -111,10 +113,27 @@ def column_moments_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first,
-        step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnMean, fColumnMean2], ("mean", "mean"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_mean = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(rows)),
+                False,
+            )
+            column_mean2 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean2).load()),
+                device.full(vec, cutlass.Float32(rows)), False,
+            )
+            mean, mean_square = column_moments_columns(column_mean, column_mean2)
+            at.store(mean.to(mMean.element_type), mMean, (0,))
+            at.store(mean_square.to(mMeanSquare.element_type), mMeanSquare, (0,))
+    else:
+        partials.store_parts(
+            [fColumnMean, fColumnMean2], ("mean", "mean"), [mColumnMeanParts, mColumnMean2Parts], sColumns, part, first,
+            step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -148,7 +167,7 @@ def column_moments_launch(
         column_moments_kernel(
             mX, mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnMeanParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMeanParts, N)
     if blocks > 0:
         column_moments_finish(
             mMean, mMeanSquare, mColumnMeanParts, mColumnMean2Parts, cutlass.Int64(rows),

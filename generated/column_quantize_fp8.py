@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.device import access, flat, middle, partials, reduce, rowwise, walking
 from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
@@ -100,7 +100,7 @@ def column_quantize_fp8_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mT0Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -110,6 +110,7 @@ def column_quantize_fp8_stage1_kernel(
         sX = rowwise.staging(how, mX)
     fT0 = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -119,6 +120,7 @@ def column_quantize_fp8_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -140,7 +142,19 @@ def column_quantize_fp8_stage1_kernel(
             else:
                 later.load(mX, (row, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts([fT0], ("max",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT0], ("max",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t0 = reduce.result("max", reduce.values_at(v, fT0).load())
+            max_of_n, scale = column_quantize_fp8_stage1_columns(
+                device.full(vec, largest), device.full(vec, amax_min), t0,
+            )
+            at.store(max_of_n.to(mMaxOfN.element_type), mMaxOfN, (0,))
+            at.store(scale.to(mScale.element_type), mScale, (0,))
+    else:
+        partials.store_parts([fT0], ("max",), [mT0Parts], sColumns, part, first, step, N, per_row, how.ragged)
 
 
 @cute.kernel
@@ -174,7 +188,7 @@ def column_quantize_fp8_stage1_launch(
         column_quantize_fp8_stage1_kernel(
             mX, mMaxOfN, mScale, mT0Parts, largest, amax_min, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT0Parts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT0Parts, N)
     if blocks > 0:
         column_quantize_fp8_stage1_finish(
             mMaxOfN, mScale, mT0Parts, largest, amax_min,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, walking
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -293,7 +293,7 @@ def dense_scaled_columns_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -316,6 +316,7 @@ def dense_scaled_columns_backward_kernel(
     sColumns = partials.shared_columns(
         threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32),
     )
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, N, first)
     all_rows.load_shared(mAlpha, (0,), rAlpha)
     all_rows.load_shared(mBeta, (0,), rBeta)
@@ -333,6 +334,7 @@ def dense_scaled_columns_backward_kernel(
             early.load(mDy, (row, 0), rDy[None, None, u])
             early.load(mAcc, (row, 0), rAcc[None, None, u])
             early.load(mC, (row, 0), rC[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -370,10 +372,23 @@ def dense_scaled_columns_backward_kernel(
                 later.load(mAcc, (row, 0), rAcc[None, None, u])
                 later.load(mC, (row, 0), rC[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
-        [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            column_sum3 = reduce.result("sum", reduce.values_at(v, fColumnSum3).load())
+            dalpha, dbeta, dbias = dense_scaled_columns_backward_columns(column_sum, column_sum2, column_sum3)
+            at.store(dalpha.to(mDalpha.element_type), mDalpha, (0,))
+            at.store(dbeta.to(mDbeta.element_type), mDbeta, (0,))
+            at.store(dbias.to(mDbias.element_type), mDbias, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2, fColumnSum3], ("sum", "sum", "sum"),
+            [mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -414,7 +429,7 @@ def dense_scaled_columns_backward_launch(
             mDy, mAcc, mC, mAlpha, mBeta, mBias, mDacc, mDc, mDalpha, mDbeta, mDbias, mColumnSumParts, mColumnSum2Parts,
             mColumnSum3Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         dense_scaled_columns_backward_finish(
             mDalpha, mDbeta, mDbias, mColumnSumParts, mColumnSum2Parts, mColumnSum3Parts,

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, partials, reduce, rowwise
+from codegen.device import access, partials, reduce, rowwise, walking
 from codegen.shared import RowLaunch, Walk
 
 SPEC = {
@@ -549,7 +549,7 @@ def instance_norm_backward_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -562,6 +562,7 @@ def instance_norm_backward_stage2_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -574,6 +575,7 @@ def instance_norm_backward_stage2_kernel(
         else:
             early.load(mSumOfBC2, (iB, 0), rSumOfBC2[None, None, u])
             early.load(mSumOfBC3, (iB, 0), rSumOfBC3[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -605,10 +607,21 @@ def instance_norm_backward_stage2_kernel(
                 later.load(mSumOfBC2, (iB, 0), rSumOfBC2[None, None, u])
                 later.load(mSumOfBC3, (iB, 0), rSumOfBC3[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step, C,
-        per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum, fColumnSum2], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, C, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
+            dweight, dbias = instance_norm_backward_stage2_columns(column_sum, column_sum2)
+            at.store(dweight.to(mDweight.element_type), mDweight, (0,))
+            at.store(dbias.to(mDbias.element_type), mDbias, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum, fColumnSum2], ("sum", "sum"), [mColumnSumParts, mColumnSum2Parts], sColumns, part, first, step,
+            C, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -639,7 +652,7 @@ def instance_norm_backward_stage2_launch(
         instance_norm_backward_stage2_kernel(
             mSumOfBC2, mSumOfBC3, mDweight, mDbias, mColumnSumParts, mColumnSum2Parts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, C)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, C)
     if blocks > 0:
         instance_norm_backward_stage2_finish(
             mDweight, mDbias, mColumnSumParts, mColumnSum2Parts,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, gemm, partials, reduce, rowwise
+from codegen.device import access, gemm, partials, reduce, rowwise, walking
 from codegen.shared import Contraction, Walk
 
 SPEC = {
@@ -131,7 +131,7 @@ def matmul_dgelu_dbias_epilogue_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDz)
@@ -145,6 +145,7 @@ def matmul_dgelu_dbias_epilogue_kernel(
     sDzRun = rowwise.slots(how, mDz, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -156,6 +157,7 @@ def matmul_dgelu_dbias_epilogue_kernel(
         else:
             early.load(mAcc, (row, 0), rAcc[None, None, u])
             early.load(mZ, (row, 0), rZ[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -184,7 +186,18 @@ def matmul_dgelu_dbias_epilogue_kernel(
                 later.load(mAcc, (row, 0), rAcc[None, None, u])
                 later.load(mZ, (row, 0), rZ[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dbias = matmul_dgelu_dbias_epilogue_columns(column_sum)
+            at.store(dbias.to(mDbias.element_type), mDbias, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -212,7 +225,7 @@ def matmul_dgelu_dbias_epilogue_launch(
         matmul_dgelu_dbias_epilogue_kernel(mAcc, mZ, mDz, mDbias, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mColumnSumParts, N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, N)
     if blocks > 0:
         matmul_dgelu_dbias_epilogue_finish(mDbias, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

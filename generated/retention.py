@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, attention as attend, partials, reduce, rowwise
+from codegen.device import access, attention as attend, partials, reduce, rowwise, walking
 from codegen.shared import AttentionLaunch, Walk
 
 SPEC = {
@@ -222,7 +222,7 @@ def retention_backward_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, H)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -232,6 +232,7 @@ def retention_backward_stage2_kernel(
         sSum1 = rowwise.staging(how, mSum1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -242,6 +243,7 @@ def retention_backward_stage2_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mSum1, (iBS, 0), rSum1[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -265,7 +267,18 @@ def retention_backward_stage2_kernel(
             else:
                 later.load(mSum1, (iBS, 0), rSum1[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, H, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, H, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dlog_decay = retention_backward_stage2_columns(device.full(vec, scale), column_sum)
+            at.store(dlog_decay.to(mDlogDecay.element_type), mDlogDecay, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, H, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -294,7 +307,7 @@ def retention_backward_stage2_launch(
         retention_backward_stage2_kernel(
             mSum1, mDlogDecay, mColumnSumParts, scale, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, H)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, H)
     if blocks > 0:
         retention_backward_stage2_finish(mDlogDecay, mColumnSumParts, scale).launch(
             **partials.finishing_grid(blocks, stream)

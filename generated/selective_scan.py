@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise, scan
+from codegen.device import access, flat, partials, reduce, rowwise, scan, walking
 from codegen.shared import RowLaunch, ScanLaunch, Walk
 
 SPEC = {
@@ -842,7 +842,7 @@ def selective_scan_backward_stage4_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D * N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -858,6 +858,7 @@ def selective_scan_backward_stage4_kernel(
         sT6 = rowwise.staging(how, mT6)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D * N, first)
     all_rows.load_shared(mA, (0, 0), rA)
 
@@ -875,6 +876,7 @@ def selective_scan_backward_stage4_kernel(
         else:
             early.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
             early.load(mT6, (iBS, 0, 0), rT6[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -908,9 +910,18 @@ def selective_scan_backward_stage4_kernel(
                 later.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
                 later.load(mT6, (iBS, 0, 0), rT6[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D * N, per_row, how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D * N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            da = selective_scan_backward_stage4_columns(column_sum)
+            at.store(da.to(mDa.element_type), mDa, (0, 0))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D * N, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -942,7 +953,7 @@ def selective_scan_backward_stage4_launch(
         selective_scan_backward_stage4_kernel(
             mDy, mDt, mA, mC, mScanOfBSDN, mT6, mDa, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, D * N)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D * N)
     if blocks > 0:
         selective_scan_backward_stage4_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
 
@@ -983,7 +994,7 @@ def selective_scan_backward_stage5_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -995,6 +1006,7 @@ def selective_scan_backward_stage5_kernel(
         sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -1007,6 +1019,7 @@ def selective_scan_backward_stage5_kernel(
         else:
             early.load(mDy, (iBS, 0), rDy[None, None, u])
             early.load(mX, (iBS, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -1035,7 +1048,18 @@ def selective_scan_backward_stage5_kernel(
                 later.load(mDy, (iBS, 0), rDy[None, None, u])
                 later.load(mX, (iBS, 0), rX[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dskip = selective_scan_backward_stage5_columns(column_sum)
+            at.store(dskip.to(mDskip.element_type), mDskip, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -1063,7 +1087,7 @@ def selective_scan_backward_stage5_launch(
         selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mColumnSumParts, D)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
         selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

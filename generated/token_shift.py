@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -149,7 +149,7 @@ def token_shift_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -160,6 +160,7 @@ def token_shift_backward_kernel(
     rMix = access.registers(mMix, (vec, vectors))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D, first)
     all_rows.load_shared(mMix, (0,), rMix)
 
@@ -172,6 +173,7 @@ def token_shift_backward_kernel(
         early.load(mDy, (iB, device.clip_index(iS + 1, mDy.shape[1]), 0), rDyAfter1S[None, None, u])
         early.load(mX, (iB, iS, 0), rX[None, None, u])
         early.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, B * S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -198,7 +200,18 @@ def token_shift_backward_kernel(
             later.load(mX, (iB, iS, 0), rX[None, None, u])
             later.load(mX, (iB, device.clip_index(iS - 1, mX.shape[1]), 0), rXBefore1S[None, None, u])
     partials.begin_next()
-    partials.store_parts([fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            dmix = token_shift_backward_columns(column_sum)
+            at.store(dmix.to(mDmix.element_type), mDmix, (0,))
+    else:
+        partials.store_parts(
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged,
+        )
 
 
 @cute.kernel
@@ -226,7 +239,7 @@ def token_shift_backward_launch(
         token_shift_backward_kernel(
             mDy, mX, mMix, mDx, mDmix, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mColumnSumParts, D)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
         token_shift_backward_finish(mDmix, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.device import access, flat, middle, partials, reduce, rowwise, walking
 from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
@@ -70,7 +70,7 @@ def weight_standardize_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
     parts = mT0Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -80,6 +80,7 @@ def weight_standardize_stage1_kernel(
         sW = rowwise.staging(how, mW)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -90,6 +91,7 @@ def weight_standardize_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mW, (iKI, 0), rW[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -113,7 +115,18 @@ def weight_standardize_stage1_kernel(
             else:
                 later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
-    partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, O, per_row, how.ragged)
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT0], ("mean",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, O, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t0 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT0).load()), device.full(vec, cutlass.Float32(KI)), False,
+            )
+            centre_of_o = weight_standardize_stage1_columns(t0)
+            at.store(centre_of_o.to(mCentreOfO.element_type), mCentreOfO, (0,))
+    else:
+        partials.store_parts([fT0], ("mean",), [mT0Parts], sColumns, part, first, step, O, per_row, how.ragged)
 
 
 @cute.kernel
@@ -143,7 +156,7 @@ def weight_standardize_stage1_launch(
         weight_standardize_stage1_kernel(mW, mCentreOfO, mT0Parts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
-    blocks = partials.blocks_to_finish(mT0Parts, O)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT0Parts, O)
     if blocks > 0:
         weight_standardize_stage1_finish(mCentreOfO, mT0Parts, cutlass.Int64(KI)).launch(
             **partials.finishing_grid(blocks, stream)
@@ -188,7 +201,7 @@ def weight_standardize_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
     parts = mT1Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -200,6 +213,7 @@ def weight_standardize_stage2_kernel(
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, O, first)
     all_rows.load_shared(mCentreOfO, (0,), rCentreOfO)
 
@@ -212,6 +226,7 @@ def weight_standardize_stage2_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mW, (iKI, 0), rW[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -239,10 +254,28 @@ def weight_standardize_stage2_kernel(
             else:
                 later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, O, per_row,
-        how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT1, fColumnMean], ("mean", "mean"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, O, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t1 = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fT1).load()), device.full(vec, cutlass.Float32(KI)), False,
+            )
+            column_mean = device.divide_by_row(
+                reduce.result("mean", reduce.values_at(v, fColumnMean).load()), device.full(vec, cutlass.Float32(KI)),
+                False,
+            )
+            mean_of_o4, var_of_o = weight_standardize_stage2_columns(
+                device.floats(rCentreOfO[None, v]), t1, column_mean,
+            )
+            at.store(mean_of_o4.to(mMeanOfO4.element_type), mMeanOfO4, (0,))
+            at.store(var_of_o.to(mVarOfO.element_type), mVarOfO, (0,))
+    else:
+        partials.store_parts(
+            [fT1, fColumnMean], ("mean", "mean"), [mT1Parts, mColumnMeanParts], sColumns, part, first, step, O, per_row,
+            how.ragged,
+        )
 
 
 @cute.kernel
@@ -282,7 +315,7 @@ def weight_standardize_stage2_launch(
         weight_standardize_stage2_kernel(
             mW, mCentreOfO, mMeanOfO4, mVarOfO, mT1Parts, mColumnMeanParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT1Parts, O)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT1Parts, O)
     if blocks > 0:
         weight_standardize_stage2_finish(
             mCentreOfO, mMeanOfO4, mVarOfO, mT1Parts, mColumnMeanParts, cutlass.Int64(KI),
@@ -578,7 +611,7 @@ def weight_standardize_backward_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, O)
     parts = mT4Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
@@ -593,6 +626,7 @@ def weight_standardize_backward_stage1_kernel(
     fT4 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, O, first)
     all_rows.load_shared(mMeanOfO4, (0,), rMeanOfO4)
     all_rows.load_shared(mVarOfO, (0,), rVarOfO)
@@ -608,6 +642,7 @@ def weight_standardize_backward_stage1_kernel(
         else:
             early.load(mDy, (iKI, 0), rDy[None, None, u])
             early.load(mW, (iKI, 0), rW[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, KI, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -639,10 +674,25 @@ def weight_standardize_backward_stage1_kernel(
                 later.load(mDy, (iKI, 0), rDy[None, None, u])
                 later.load(mW, (iKI, 0), rW[None, None, u])
     partials.begin_next()
-    partials.store_parts(
-        [fT4, fColumnSum], ("sum", "sum"), [mT4Parts, mColumnSumParts], sColumns, part, first, step, O, per_row,
-        how.ragged,
-    )
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT4, fColumnSum], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, O, first)
+        approx = device.narrow(mDgain)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            t4 = reduce.result("sum", reduce.values_at(v, fT4).load())
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            t3, sum_of_o, dgain = weight_standardize_backward_stage1_columns(
+                device.floats(rVarOfO[None, v]), device.full(vec, eps), t4, column_sum, approx,
+            )
+            at.store(t3.to(mT3.element_type), mT3, (0,))
+            at.store(sum_of_o.to(mSumOfO.element_type), mSumOfO, (0,))
+            at.store(dgain.to(mDgain.element_type), mDgain, (0,))
+    else:
+        partials.store_parts(
+            [fT4, fColumnSum], ("sum", "sum"), [mT4Parts, mColumnSumParts], sColumns, part, first, step, O, per_row,
+            how.ragged,
+        )
 
 
 @cute.kernel
@@ -684,7 +734,7 @@ def weight_standardize_backward_stage1_launch(
         weight_standardize_backward_stage1_kernel(
             mDy, mMeanOfO4, mVarOfO, mW, mT3, mSumOfO, mDgain, mT4Parts, mColumnSumParts, eps, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_to_finish(mT4Parts, O)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mT4Parts, O)
     if blocks > 0:
         weight_standardize_backward_stage1_finish(
             mVarOfO, mT3, mSumOfO, mDgain, mT4Parts, mColumnSumParts, eps,

@@ -109,7 +109,7 @@ def _over_rows_below(
     for row in cutlass.range(cute.size(buffer, mode=[0])):
         for i in cutlass.range_constexpr(vec):
             place = row, lane, v * vec + i
-            term = rescale(_one(buffer, place), _one(maxima, place)[0], largest[i], *way)
+            term = rescale(one(buffer, place), one(maxima, place)[0], largest[i], *way)
             found[i] = combine("sum", cute.full((1,), found[i], dtype), term)[0]
     return found
 
@@ -238,7 +238,7 @@ def fold_every(
                 place = start + i * step
                 several[k][i] = cutlass.select_(place < end, read(k, cutlass.min(place, end - 1)), nothing)
         for i in cutlass.range_constexpr(AT_ONCE):
-            combine_all(held, ops, [_one(s, i) for s in several], rescaled)
+            combine_all(held, ops, [one(s, i) for s in several], rescaled)
 
 
 def combine_all(
@@ -306,12 +306,12 @@ def over_parts(
     """Reduce all partial results of a column, for each statistic, in a fixed order. One thread does so, or some of a block, whose first
     ones get the results (`columns_beside`). Each of `parts` is (parts, columns)."""
     tidx, _, _ = cute.arch.thread_idx()
-    beside, held, buffers = columns_beside(parts[0]), _nothing(parts, ops), _for_threads(parts)
+    beside, held, buffers = columns_beside(parts[0]), nothing(parts, ops), _for_threads(parts)
     count = parts[0].shape[0]
     if count <= FEW:
         if column < parts[0].shape[1]:
             for part in cutlass.range(count):
-                combine_all(held, ops, [_one(p, (part, column)) for p in parts], rescaled)
+                combine_all(held, ops, [one(p, (part, column)) for p in parts], rescaled)
     else:
         if column < parts[0].shape[1]:
             step = FINISHING // beside
@@ -340,12 +340,12 @@ def _over_threads(
         buffers[k][tidx] = held[k][0]
     cute.arch.sync_threads()
     for k in cutlass.range_constexpr(len(ops)):
-        held[k].store(_one(buffers[k], tidx % beside))
+        held[k].store(one(buffers[k], tidx % beside))
     for other in cutlass.range(tidx % beside + beside, FINISHING, beside, unroll=7):
-        combine_all(held, ops, [_one(b, other) for b in buffers], rescaled)
+        combine_all(held, ops, [one(b, other) for b in buffers], rescaled)
 
 
-def _one(values: cute.Tensor, place: Any) -> Vector:
+def one(values: cute.Tensor, place: Any) -> Vector:
     """One of the values, as a vector."""
     return cute.full((1,), values[place], values.element_type)
 
@@ -404,7 +404,7 @@ def over_parts_of(
     the threads of a block for neighbouring places, or a block of 256 threads for one (`_ways`). Each of `parts` is (parts, columns),
     `extents` are the sizes of the axes of a column, and `kept` says which of them make a place."""
     tidx, _, _ = cute.arch.thread_idx()
-    held, threads = _nothing(parts, ops), 256
+    held, threads = nothing(parts, ops), 256
     count, results = _product(extents, kept), _results(extents, kept)
     total = parts[0].shape[0] * count
     alone, beside = _ways(parts[0], extents, kept)
@@ -437,13 +437,13 @@ def over_all_parts(
 ) -> list[Numeric]:
     """Reduce all partial results, for each statistic, by a block of 256 threads. Each of `parts` is (parts,)."""
     tidx, _, _ = cute.arch.thread_idx()
-    held, threads = _nothing(parts, ops), 256
+    held, threads = nothing(parts, ops), 256
     fold_every(held, ops, lambda k, part: parts[k][part], tidx, parts[0].shape[0], threads, rescaled)
     buffers = shared(threads, threads, 1, tuple(p.element_type for p in parts))
     return over_row(held, ops, buffers, threads, 1, rescaled=rescaled)
 
 
-def _nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor]:
+def nothing(parts: list[cute.Tensor], ops: tuple[str, ...]) -> list[cute.Tensor]:
     """Registers for a thread's values, one for each statistic, with the identity."""
     held = [cute.make_rmem_tensor((1,), p.element_type) for p in parts]
     for h, op in zip(held, ops, strict=True):

@@ -34,8 +34,8 @@ def walking_grid(how: Walk, blocks: Int32, stream: Any) -> dict[str, Any]:
     """The grid and block of a launch, in so many blocks, of a kernel that loops over rows."""
     paced = {} if how.first is None else {"use_pdl": how.paced}
     return {
-        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
-        "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1, **paced,
+        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (max(how.cluster, how.meets), 1, 1),
+        "stream": stream, "min_blocks_per_mp": how.resident, "preferred_smem_carveout": -1, **paced,
     }  # fmt: skip
 
 

@@ -20,13 +20,13 @@ KERNEL_NAMES = frozenset("""
 """.split())  # fmt: skip
 # Variables of the kernels that reduce: values of a chain with such a name are renamed.
 REDUCING_NAMES = frozenset("""
-    functools gemm middle config how index at acc batch own early later all_rows tensors operands turn paced
+    functools gemm middle walking config how index at acc batch own early later all_rows tensors operands turn paced
     tidx bidx row rows cols columns column count first first_row first_of_row step passes p v c u values certain inside vec ragged threads
     per_row vectors cluster holds_row exact holds_expensive only_row resident at_once staged shared_sums held whole k base part parts piece pieces pace rows_a_block total width row_count
-    found there element_count once place some begin seen beside block chunk
+    found there element_count once place some begin seen beside block chunk leads
 """.split())  # fmt: skip
 # Modules that only some generated files import.
-IMPORTED_NAMES = frozenset("attend flat functools gemm middle turned".split())
+IMPORTED_NAMES = frozenset("attend flat functools gemm middle turned walking".split())
 # Names that no kernel gives to what it stores: an output with such a name has another one there.
 LOCAL_NAMES = KERNEL_NAMES | IMPORTED_NAMES
 # The endings, after the op's name, of the other functions in its module.

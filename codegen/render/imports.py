@@ -25,6 +25,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "select",
             "sorting",
             "thresholds",
+            "walking",
         ),
         "codegen.shared": (
             "AttentionLaunch",

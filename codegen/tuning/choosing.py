@@ -106,8 +106,11 @@ def changed(
         # Blocks that wait for others must all run at once, as planned
         paced = bool(alone.pop("paced", True)) and how.paced and not alone.keys() & {"resident", "parts"}
         parts = max(min(1, how.parts), round(how.parts * alone.pop("parts", 1)))  # a multiple of the planned ones
-        settles = how.settles and parts == 1
-        how = replace(how, **alone, parts=parts, paced=paced, long=how.long and paced, settles=settles)  # type: ignore[arg-type]
+        settles = how.settles and parts == (how.meets or 1)
+        how = replace(
+            how, parts=parts, paced=paced, long=how.long and paced, settles=settles, meets=how.meets * settles
+        )
+        how = replace(how, **alone)  # type: ignore[arg-type]
     if isinstance(how, AttentionLaunch) and alone:
         how = replace(how, **alone)  # type: ignore[arg-type]
     return None if unfit(plan, how, dtypes, arch) else how

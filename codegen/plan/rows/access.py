@@ -288,13 +288,18 @@ class Reads:
 
     @functools.cached_property
     def settled(self) -> tuple[Statistic, ...]:
-        """The statistics of columns whose results a block writes itself if it reduces all rows at a place: the ones that keep the axes
-        of columns and of places."""
+        """The statistics of columns whose results a block writes itself if it reduces all rows at a place, or gets what other blocks of a
+        cluster have of them: the ones that keep the axes of columns and of places."""
         own = tuple(s for s in self.columns if s.over == "column" and s.keeps == self.spread)
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         kept = {a.tokens for a in late if tuple(sorted(t for t in a.tokens if t != "parts")) == self.spread}
-        fits = bool(self.apart) and not (self.collapsed or self.inner or self.mixes)
-        return own if fits and len(kept) == 1 else ()
+        fits = bool(self.apart) or (not self.rows and own == self.columns)
+        return own if fits and len(kept) == 1 and not (self.collapsed or self.inner or self.mixes) else ()
+
+    @property
+    def meets(self) -> bool:
+        """Whether blocks of a cluster may have some of all rows each, and the first one writes all results of columns."""
+        return bool(self.settled) and not self.apart
 
     @functools.cached_property
     def shifts(self) -> bool:
@@ -404,6 +409,11 @@ class Reads:
         """How often a row is read if it is not held: once for each sweep, and once more for outputs along it."""
         written = any(a.mode != "row" for a in self.stores) or self.columns
         return len(self.sweeps) + bool(written and not self.joins)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether one sweep computes all that a kernel writes, one vector after the other."""
+        return self.passes == 1 and len(self.stages) == 1
 
     def rows_read(self, how: RowLaunch | WalkLaunch) -> int:
         """How often a launch reads a row; once more if an earlier kernel computes its statistics."""

@@ -45,6 +45,7 @@ class Row:
     statistics: int
     meetings: int  # statistics that need others before them
     rows: int | None = None  # of the call
+    in_turn: bool = False  # whether one sweep computes all that is written, one vector after the other
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def _instructions_of_row(row: Row, how: RowLaunch, resident: float) -> float:
     cycles *= MASKED if how.ragged else 1 if exact else INEXACT
     cycles *= max(1, CROWDED / resident) ** SLOWED * max(1, FEW_BLOCKS * how.threads / resident) ** ALONE
     available = min(MOST_REGISTERS, REGISTERS_OF_SM / how.threads)
-    return float(cycles * max(1, registers(how.vec * how.vectors, row.alive) / available) ** SPILLED)
+    return float(cycles * max(1, registers_of(row, how) / available) ** SPILLED)
 
 
 BYTES = 16.0  # that memory moves for an SM in a cycle
@@ -253,10 +254,23 @@ def registers(columns: int, alive: int) -> float:
     return OWN_REGISTERS + columns * alive * (0.37 + 0.029 * alive)
 
 
+# Values of a column, from which on each takes registers of its own where one vector after the other is computed
+IN_TURN, OF_MORE = 5, 4.0
+
+
+def registers_of(row: Row, how: RowLaunch) -> float:
+    """As `registers`, for a launch. Where one vector after the other is computed, a thread holds what it has loaded, and the values of
+    few columns. The error is then a tenth, of 90 kernels without a limit."""
+    columns = how.vec * how.vectors
+    if not row.in_turn:
+        return registers(columns, row.alive)
+    return OWN_REGISTERS + columns * row.read / 4 + OF_MORE * max(0, row.alive - IN_TURN)
+
+
 def resident_threads(row: Row, how: RowLaunch) -> float:
     """The threads that run on an SM at a time: between those of whole blocks and those for which there are registers."""
     threads = how.threads
-    own = min(registers(how.vec * how.vectors, row.alive), MOST_REGISTERS, REGISTERS_OF_SM / threads)
+    own = min(registers_of(row, how), MOST_REGISTERS, REGISTERS_OF_SM / threads)
     most = min(THREADS_OF_SM // threads, BLOCKS_OF_SM) or 1
     blocks = min(most, REGISTERS_OF_SM / (-(-own // 8) * 8 * threads))
     return threads * (max(0.7, blocks) + max(1, int(blocks))) / 2

@@ -153,7 +153,7 @@ class Reduction(Reads):
         elif cluster > 1 and not self.costly and own <= cost.THREAD_BYTES:
             only_row, resident = True, MANY_RESIDENT // threads
         else:
-            resident = cost.resident_blocks(vec * vectors, self.alive, threads)
+            resident = 0 if self.in_turn else cost.resident_blocks(vec * vectors, self.alive, threads)
         return RowLaunch(
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident
         )  # fmt: skip
@@ -235,6 +235,7 @@ class Reduction(Reads):
             statistics=len(self.rows),
             meetings=len(self.stages),
             rows=rows,
+            in_turn=self.in_turn,
         )
         narrow = not fixed and columns > 0 and "vector_bytes" not in schedule
         narrowest = min(vec, -(-LEAST_VECTOR // self.widest(dtypes))) if narrow else vec
@@ -318,13 +319,17 @@ class Reduction(Reads):
         how = tiling.tiles(
             vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
         )
-        return replace(how, each=each, first=first, crossing=crossing)
+        how = replace(how, each=each, first=first, crossing=crossing)
+        if not (self.meets and rows and columns):
+            return how
+        row, narrowest = columns * self.moved_bytes(dtypes), min(self.vector_bytes(dtypes), default=4)
+        return tiling.meeting(how, row, narrowest, columns, rows, own, arch) or how
 
     def _settles(self, how: WalkLaunch, extents: Extents) -> bool:
         """Whether blocks write the results of columns: each reduces all rows at a place, one at a time. On several devices, rows that meet
         may be elsewhere, and their number is not known."""
         alone = how.parts == 1 and how.threads == how.per_row and not (how.by_place or how.by_runs)
-        return bool(self.settled) and extents.rows is not None and alone
+        return bool(how.meets) or (alone and bool(self.settled and self.apart) and extents.rows is not None)
 
     def _holding(self, how: WalkLaunch, dtypes: Mapping[str, str]) -> WalkLaunch:
         """The launch, of which threads hold expensive values from one reduction to the next. Where rows come to shared memory, registers

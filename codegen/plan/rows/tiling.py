@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from codegen.plan.rows import cost
 from codegen.plan.rows.walking import (
+    ANY,
     MOST_ROWS_HELD,
     RESIDENT,
     ROOM,
@@ -36,6 +38,10 @@ FEW_AT_ONCE = 2  # where values crowd registers; and at least where they do not,
 MOST_MEETING = 4  # if rows meet at places, and more blocks are resident instead: gradients of a bias took 25 us for 34
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
 # Where ragged rows come by way of shared memory: a thread's vectors and rows in flight, at most, and bytes in flight of an SM
+# Blocks of a cluster that have some of all rows each, and bytes that each reads at most: with more, other blocks would be missed longer
+# than the launch takes of a kernel that finishes their partial results
+MEETING, MET_BYTES = (1, 2, 4, 8), 48 * 1024
+MET_PIECE = 64  # neighbouring bytes of an array that such a block reads, at least
 MOST_IN_TILE, MOST_IN_FLIGHT, IN_FLIGHT = 4, 8, 48 * 1024
 
 
@@ -97,6 +103,28 @@ def tiles(
     return WalkLaunch(
         vec, ragged, threads, per_row, 1, 1, at_once, exact=False, whole=False, resident=resident, parts=parts
     )
+
+
+def meeting(
+    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, schedule: Mapping[str, int], arch: str | None
+) -> WalkLaunch | None:
+    """The launch with the vectors of `how` if one block of each cluster writes the results of a few bytes: no other kernel is launched.
+    `row` are the bytes of a row, and `narrowest` those of an element of one of the arrays. It has as many blocks as run at once on an
+    SM each, or fewer; None if they would read much more than if other blocks shared the rows."""
+    found, most = [], processors(arch)
+    for per_row in (WARP >> n for n in range(5) if (WARP >> n) * how.vec * narrowest >= MET_PIECE):
+        pieces, beside = -(-columns // (per_row * how.vec)), THREADS // per_row
+        for meets in MEETING if clusters(arch) else MEETING[:1]:
+            if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2):
+                found.append((pieces * meets, meets == 1, per_row, meets))
+    if not found or schedule or most_parts() < ANY:
+        return None
+    blocks, _, per_row, meets = max(found)  # with wide pieces, a block reduces few rows before it meets others
+    if row * rows > MET_BYTES * blocks:
+        return None
+    steps = -(-rows // (THREADS // per_row * meets))
+    at_once = -(-steps // -(-steps // how.at_once))  # what is computed of rows past the last one is lost
+    return replace(how, threads=THREADS, per_row=per_row, at_once=at_once, resident=1, parts=meets, meets=meets)
 
 
 def tiles_in_runs(

@@ -282,6 +282,7 @@ class Walk:
     once: bool
     folds: list[str]
     store_parts: str
+    gathered: str  # the running values, and how they are reduced
     rescaled: str  # the argument that says which statistics of columns follow which maxima; "" where none does
     over_row: str
     totals_rescaled: str
@@ -344,6 +345,7 @@ class WalkKernel(RowsKernel):
     finishes: list[FinishKernel]
     places: Places | None
     settled: Settled | None
+    meets: bool
     launch_extents: list[str]
     apart: str
     place_lines: list[str]

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.autodiff.exponentials import factored, inside, term_of, together, unguarded
+from codegen.autodiff.exponentials import factored, in_one_sum, inside, term_of, together, unguarded
 from codegen.autodiff.reverse import Backward, Reverse
 from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
@@ -372,8 +372,8 @@ class _Cut:
         """The gradient of another array; None where no kernel computes it."""
         before = dict(self.sums), dict(self.known), self.delta
         try:
-            value = self.rebuilt(self.gradient(output))
             both = {self.plan.row, self.plan.column}
+            value = self.rebuilt(in_one_sum(self.graph, self.gradient(output), both, lambda n: id(n) in self.base))
             _demand(not any(both <= {*n.dims} or n.op == "contract" for n in topological([value])))
             return value
         except UserError:

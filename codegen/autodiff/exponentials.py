@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from codegen.graph.nodes import Graph, Node, topological
+from codegen.graph.nodes import Graph, Node, lost_axes, topological
 from codegen.plan.chain_parts import is_zero
 
 
@@ -97,3 +97,38 @@ def inside(graph: Graph, terms: Sequence[Node], column: str) -> list[Node]:
 def _factors(value: Node) -> list[Node]:
     """The factors of a product; another value alone."""
     return [n for a in value.args for n in _factors(a)] if value.op == "mul" else [value]
+
+
+def in_one_sum(graph: Graph, value: Node, axes: Collection[str], is_leaf: Callable[[Node], bool]) -> Node:
+    """A value whose sums over some of these axes are also over the others that a factor of their terms is summed over:
+    sum_q(a * sum_b(c)) is sum_qb(a * c)."""
+    known: dict[int, Node] = {}
+    for node in topological([value], is_leaf):
+        args = tuple(node.args if is_leaf(node) else (known[id(a)] for a in node.args))
+        sums = node.op == "sum" and not is_leaf(node) and not {*axes}.isdisjoint(lost_axes(node))
+        term, more = _outside(graph, args[0], axes) if sums else (None, ())
+        if term is not None and more:
+            lost = (*lost_axes(node), *more)
+            args, dims = (term,), [a for a in term.dims if a not in lost]
+            known[id(node)] = graph.node("sum", args, lost, kind=node.kind, dims=dims)
+        elif all(a is b for a, b in zip(args, node.args, strict=True)):
+            known[id(node)] = node
+        else:
+            known[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+    return known[id(value)]
+
+
+def _outside(graph: Graph, value: Node, axes: Collection[str]) -> tuple[Node, tuple[str, ...]]:
+    """A product without the sum that one of its factors is, over other axes than these, and that sum's axes."""
+    if value.op == "sum" and {*axes}.isdisjoint(lost_axes(value)):
+        return value.args[0], lost_axes(value)
+    places = {"mul": (0, 1), "div": (0,), "neg": (0,)}.get(value.op, ())
+    if value.op == "where" and is_zero(value.args[2]):
+        places = (1,)
+    for place in places:
+        term, more = _outside(graph, value.args[place], axes)
+        args = (*value.args[:place], term, *value.args[place + 1 :])
+        if more and not any({*more} & {*a.dims} for a in (*args[:place], *args[place + 1 :])):
+            dims = [axis for a in args for axis in a.dims]
+            return graph.node(value.op, args, value.attr, kind=value.kind, dims=dims), more
+    return value, ()

@@ -417,3 +417,20 @@ def test_exponentials_of_the_scores_themselves(tmp_path, mask):
     assert isinstance(op.backward, Derived) and not op.backward.lacking
     check_op(op, "interpret")
     check_gradient(op, "interpret")
+
+
+def test_a_decay_in_a_factor_that_the_batch_shares(tmp_path):
+    """As in retention. The factor's gradient is a sum over the batch; the decay's is a sum of it, times what batches share, over rows
+    and columns: one sum, since no kernel writes an array of both."""
+    text = attention(
+        "d = where(index(S) <= index(Q), exp(decay * maximum(index(Q) - index(S), 0)), 0); o = ((q @ k) * d) @ v",
+        "i, j = jnp.arange(q.shape[2])[:, None], jnp.arange(k.shape[2]); "
+        "p = x * jnp.where(j <= i, jnp.exp(decay[:, None, None] * jnp.maximum(i - j, 0)), 0)",
+        "decay: float32[H]",
+    )
+    for axis in "QS":
+        text = text.replace(f"[..., {axis}", f"[B, H, {axis}")
+    op = make_op(tmp_path, text.replace("...", "bh") + "\ndomain: {decay: [-0.5, 0]}")
+    assert isinstance(op.backward, Derived) and not op.backward.lacking
+    sizes = (("B", 2), ("H", 2), ("Q", 20), ("S", 40), ("D", 16), ("E", 16))
+    check_gradient_case(op, "interpret", Case(Types((("T", "bfloat16"),)), (), sizes, (), (), False, 1.0, 0))

@@ -145,7 +145,8 @@ def _grouped(program: Program, arguments: Mapping[Value, str]) -> list[Suggestio
     taken: set[str] = set()
     for group in sorted(groups.values(), key=lambda g: -sum(c.cost.saved * t for _, c, t in g)):
         owner, chain, _ = group[0]
-        (name,) = unique([proper(_function(owner, chain), "chain")], taken)
+        # A function's own name would hide the op's, where the op is called within the function
+        (name,) = unique([proper(f"fused_{_function(owner, chain)}", "fused_chain")], taken)
         taken.add(name)
         made = _written(owner, chain, name, arguments)
         spots = tuple(dict.fromkeys(place_of(o, c) for o, c, _ in group))

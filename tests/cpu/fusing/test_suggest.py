@@ -69,15 +69,17 @@ def model(tmp_path, monkeypatch):
 def test_suggest_finds_what_is_fused_by_hand_and_writes_it(model):
     command = ["suggest", "block_model:block", "--arguments", "block_model:arguments", "--write"]
     written = CliRunner().invoke(app, command).stdout
-    for name in ("block2", "rotated"):
+    for name in ("fused_block2", "fused_rotated"):
         assert f"wrote specs/{name}.yaml" in written.replace("\\", "/")
-    text = Path("specs/block2.yaml").read_text() + Path("specs/rotated.yaml").read_text()
+    text = Path("specs/fused_block2.yaml").read_text() + Path("specs/fused_rotated.yaml").read_text()
     for line in ("logits = 30 * tanh(x / 30)", "y = logsumexp(logits, axis=N) - at_label", "y[1] = p2 * cos + p * sin"):
         assert line in text
     # what the library has is called: the op gives the norm first
     assert "y, residual_out = add_rmsnorm(residual, x, w, eps=1e-06)" in written
     assert "-    h = jax.nn.gelu(n @ gate" in written and "+    h = dense_geglu_weights(x, gate, up)" in written
-    assert "+    y = rotated(" in written and "-    a, b" not in written  # the norm before it is not in these lines
+    assert (
+        "+    y = fused_rotated(" in written and "-    a, b" not in written
+    )  # the norm before it is not in these lines
 
 
 def test_suggest_prints_data(model):

@@ -97,14 +97,13 @@ def test_the_way_of_a_user(wheel, tmp_path):
     version, place = run("python", "use.py").split()
     assert version == __version__
     assert str(bin.parent) in place
-    assert "1 of 1 ops agree" in run("codegen", "verify", "scaled", "--implementation", "xla", "--examples", "1")
     assert "elementwise" in run("codegen", "explain", "scaled")
     if EVERY:
+        assert "1 of 1 ops agree" in run("codegen", "verify", "scaled", "--implementation", "xla", "--examples", "1")
         assert ".target sm_90a" in run("codegen", "compile", "scaled", "--arch", "sm_90a", "--ptx", "--jobs", "1")
-    shape = ("--shape", "...=rows,N=64")
-    run("codegen", "export", "scaled", "--arch", "sm_90a", *shape, "--types", "T=float32", "--out", "scaled.jax")
-    assert (home / "scaled.jax").stat().st_size > 1000
-    if EVERY:
+        shape = ("--shape", "...=rows,N=64")
+        run("codegen", "export", "scaled", "--arch", "sm_90a", *shape, "--types", "T=float32", "--out", "scaled.jax")
+        assert (home / "scaled.jax").stat().st_size > 1000
         assert "2 passed" in run("python", "-m", "pytest", "tests/generated")
     run("codegen", "init")
     assert "2 passed" in run("python", "-P", "-m", "pytest", "tests/generated")  # as `pytest`
@@ -114,8 +113,10 @@ def test_the_way_of_a_user(wheel, tmp_path):
     assert "All checks passed" in run("python", "-m", "ruff", "check")
 
 
+@pytest.mark.whole
 def test_an_editable_install(tmp_path):
-    """Outside the checkout there is no `generated`: that name is a user's own package."""
+    """Outside the checkout there is no `generated`: that name is a user's own package. A checkout's own
+    environment is such an install, which each run of the tests makes or uses."""
     checkout = installing.sources(tmp_path / "checkout")
     bin = installing.environment(tmp_path / "environment")
     installing.install(bin, "--editable", checkout)

@@ -16,7 +16,7 @@ from codegen.plan.attention import Bend, Scale
 from codegen.plan.launches import Extents
 from codegen.runtime.compiled import interpreted, kernels
 from codegen.shared import AttentionLaunch
-from tests.turns import some
+from tests.turns import EVERY, some
 
 WIDTH = 70  # of the window
 
@@ -274,7 +274,7 @@ reference: |
 """
 
 
-@pytest.mark.parametrize(("d", "e"), some([(192, 16), (16, 16), (192, 192)], 3), ids=str)
+@pytest.mark.parametrize(("d", "e"), some([(16, 16), (192, 16), (192, 192)], 3), ids=str)
 def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
     192 are two kernels, of tiles of two sizes. With values of 192, both consumers have the same rows of k."""
@@ -336,8 +336,9 @@ def test_a_soft_cap(cap, spread, tmp_path, monkeypatch):
     np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=2.0**-16, atol=3e-4)
     wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2 * spread)
-    other(q, k, v, cap=50.0, implementation="interpret")  # as many for every cap
-    assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)
+    if EVERY:  # it is another kernel to compile, which has as many for every cap
+        other(q, k, v, cap=50.0, implementation="interpret")
+        assert issued < interpreted.last_reports()[0].instructions * (0.97 if spread < 3 else 1.1)
 
 
 @pytest.mark.parametrize("d", some([16, 192], 2))

@@ -34,7 +34,7 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 # Tests of generated ops, of which those of each n-th op run by default: of gradients, interpreted; of values of the jnp form
 OF_OPS = {
     re.compile(r"test_gradient_of_.*\[interpret\]"): 10,
-    re.compile(r"test_(?!gradient_of_).*_agrees_with_its_reference\[xla\]"): 3,
+    re.compile(r"test_(?!gradient_of_).*_agrees_with_its_reference\[xla\]"): 10,
 }
 
 hypothesis.settings.register_profile(

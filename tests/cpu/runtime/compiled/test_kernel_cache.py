@@ -54,8 +54,7 @@ def export(op, *shapes):
 SOME = """
 y = interpret(generated.bias_relu, (3, 64), (64,))
 assert jnp.array_equal(y, interpret(generated.bias_relu, (3, 64), (64,)))
-interpret(generated.bias_grad, (7, 256))
-found = [export(generated.rmsnorm, (5, 256), (256,))]
+found = [export(generated.bias_relu, (5, 256), (256,))]
 print(json.dumps([len(counted), float(y.astype(jnp.float32).sum()), found]))
 """
 
@@ -100,7 +99,7 @@ def exported(op, *shapes, dtype=jnp.bfloat16, **static):
 def test_processes_that_start_together_agree_and_the_next_compiles_nothing(tmp_path):
     with ThreadPoolExecutor(2) as pool:
         one, other = pool.map(lambda _: process(SOME, tmp_path / "cache"), range(2))
-    assert max(one[0], other[0]) <= 3 <= one[0] + other[0]
+    assert max(one[0], other[0]) <= 2 <= one[0] + other[0]
     assert one[1:] == other[1:]
     assert process(SOME, tmp_path / "cache") == [0, *one[1:]]  # to the byte: JAX's own cache finds them again
 

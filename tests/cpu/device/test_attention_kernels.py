@@ -279,7 +279,7 @@ def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
     192 are two kernels, of tiles of two sizes. With values of 192, both consumers have the same rows of k."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
-    op, (rows, columns) = make_op(tmp_path, DOCUMENTS), (150, 500)
+    op, (rows, columns) = make_op(tmp_path, DOCUMENTS), (150, 520)
     q, k, v, do = (jnp.asarray(x[:, :, 0] / 4) for x in draw(rows, columns, 1, d, e, "bfloat16"))
     q, do, k, v = (x.reshape(2, -1, 1, x.shape[-1]) for x in (q, do, k, v))
     mine = jnp.asarray(np.stack([np.arange(rows) // 40, np.arange(rows) // 100]), "int32")

@@ -389,6 +389,7 @@ def test_errors_are_one_message_and_nothing_is_written(op, changed, message, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["generated"]
 
 
+@pytest.mark.whole
 def test_a_vjp_that_only_jnp_has_may_need_its_extents(tmp_path, monkeypatch, capsys):
     """The backward of so many operations is none of a kernel."""
     (tmp_path / "specs").mkdir()

@@ -205,9 +205,16 @@ class _Transfer:
         if node.op in SCANS:
             dims = [axis for arg in args for axis in arg.dims]
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=dims)
+        if node.op == "pick" and self.is_whole(args[1]) and all(n.op == "index" for n in args[2:]):
+            return self.graph.node("take", tuple(args[:2]), node.attr, kind=node.kind, dims=node.dims)
         if node.op in ("take", "pick", "contract", "shift", "_bits", PINNED, *ALONE):
             return self.graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
         return self.reader.fold(_NOWHERE, node.op, args)
+
+    def is_whole(self, node: Node) -> bool:
+        """Whether a node is an input that is always there, without parts: what is taken at it is a `take`, as if it were read."""
+        leaf = node.attr
+        return isinstance(leaf, Leaf) and leaf.part is None and self.scope.inputs[leaf.name].default is None
 
 
 class _Joined(_Transfer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -155,9 +156,14 @@ def _attending(spec: Spec) -> Stages | None:
     has none."""
     products = [n for n in spec.read.nodes if n.op == "contract"]
     weights = weights_of(products)
-    for given in dict.fromkeys([tuple(weights), *((w,) for w in weights[:MOST_WEIGHTS])]) if weights else ():
+    paged = [f for p in products for f in factors_of(p) if f.op == "cast" and f.args[0].op in TAKES]
+    every = dict.fromkeys([tuple(weights), *((w,) for w in weights[:MOST_WEIGHTS])]) if weights else ()
+    for given, taken in itertools.product(every, dict.fromkeys([tuple(paged), ()])):
         with contextlib.suppress(SpecError):
-            found = cut_around(spec, one_kernel, derived, _attended(spec, products, given), {id(w) for w in given})
+            # Rows that the kernel takes from pages itself are not copied; only their places are computed before
+            places = [n for n in dict.fromkeys(f.args[0].args[1] for f in taken) if n.op != "input"]
+            before = [*places, *_attended(spec, products, given)]
+            found = cut_around(spec, one_kernel, derived, before, {id(n) for n in (*given, *taken)})
             if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
                 return found
     return None

@@ -80,3 +80,27 @@ def test_blocks_share_what_the_mask_leaves():
     e = np.where(np.arange(1024) <= past[:, None], np.exp(s), 0)
     wanted = np.einsum("bs,bsd->bd", e / e.sum(-1, keepdims=True), values)
     np.testing.assert_allclose(np.asarray(o[:, 0, 0], np.float64), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_pages_of_a_slot_for_computed_queries(tmp_path):
+    """Stages before the kernel write the queries and each sequence's page numbers, and copy no page."""
+    text = spec_text(
+        "q: T[B, Q, H, D]; k: T[P, R, H, D]; v: T[P, R, H, E]; pages: int32[M, N]; slot: int32[B]; length: int32[B]",
+        "o: T[B, Q, H, E]",
+        "n = q * rsqrt(mean(square(q), axis=D) + 0.01); mine = take(pages, slot, axis=M); "
+        "s = where(index(N) * size(R) + index(R) < length, n @ take(k, mine, axis=P), -inf); "
+        "o = dot(softmax(s, axis=(N, R)), take(v, mine, axis=P), axis=(N, R))",
+        "i = jnp.clip(pages[jnp.clip(slot, 0, pages.shape[0] - 1)], 0, k.shape[0] - 1); "
+        "b, columns = i.shape[0], i.shape[1] * k.shape[1]; "
+        "keys = k[i].reshape(b, columns, *k.shape[2:]); values = v[i].reshape(b, columns, *v.shape[2:]); "
+        "n = q * jax.lax.rsqrt(jnp.mean(q * q, -1, keepdims=True) + 0.01); "
+        'x = jnp.einsum("bqhd,bshd->bhqs", n, keys); '
+        "p = jax.nn.softmax(jnp.where(jnp.arange(columns) < length[:, None, None, None], x, -jnp.inf)); "
+        'o = jnp.einsum("bhqs,bshe->bqhe", p, values)',
+        types="{T: [float16, bfloat16]}",
+    )
+    op = make_op(tmp_path, text + "\ngrad: none\ndomain: {length: [1, 40], slot: [0, 3], pages: [0, 5]}")
+    *before, last = op.plan.stages
+    assert [s.plan.kind for s in before] == ["elementwise", "row"] and last.plan.kind == "attention"
+    assert {a.name for a in last.spec.inputs} >= {"k", "v"}
+    check_op(op, "interpret", examples=1)

@@ -31,30 +31,43 @@ from codegen.targets import (
     shared_memory,
 )
 
-LEAST_THREADS = 128  # threads of a block of several rows
-# Times as many if they read and write little: a GPU starts a limited number of blocks in a given time. An H100 and an H200 start
-# 390 in a microsecond, each of which moves 8 and 12 KiB in their memory's time
-MORE_THREADS = 8
-MORE_COSTLY = 4  # if an expensive value is computed, for which 64 registers may not suffice
-MORE_MEETING = 2  # if a row is of several warps
-BLOCK_BYTES = 12 * 1024
+# The threads of a block of several rows. A block that reads and writes less than `BLOCK_BYTES` has up to so many times as many: a GPU
+# starts a limited number of blocks in a given time. An H100 and an H200 start 390 in a microsecond, each of which moves 8 and 12 KiB in
+# their memory's time
+LEAST_THREADS, BLOCK_BYTES, MORE_THREADS = 128, 12 * 1024, 8
+MORE_COSTLY, MORE_MEETING = (
+    4,
+    2,
+)  # if an expensive value is computed, which needs registers; if a row is of several warps
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
-REGISTER_BYTES = 96 * 1024  # registers of a block that data may take
-RESIDENT = 512  # threads for which an SM then has registers: some load while others reduce
+
+# The registers of a block, and the threads for which an SM has registers
+REGISTER_BYTES = 96 * 1024  # of a block, for data
+RESIDENT = 512  # if threads hold much: some load while others reduce
+ROW_RESIDENT = 768  # if results are written, or a thread computes more values than `MOST_COMPUTED`
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
-ROW_RESIDENT = 768  # if threads hold twice as much, and nothing else
-# Values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
-MOST_COMPUTED = 24
-# Of rows that come by way of shared memory: a thread's columns, its values of them in all inputs, and a block's threads and bytes
-LEAST_IN_RUN, MOST_IN_RUN, RUN_VALUES, MOST_IN_BLOCK, RUN_BYTES = 8, 32, 100, 32, 40 * 1024
-WALKED_VALUES = 80  # of columns of a thread that walks down rows, in all inputs and in results of columns
-APART_BYTES = 128  # of a row, at least, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
+MOST_COMPUTED = (
+    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
+)
 MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
-LONG_RUN_BYTES = 80 * 1024  # of a block's only row, or of rows that lie apart: two blocks or more are resident
-# Blocks of a cluster that share such a row and walk down rows: eight took an H200 1218 us, and 961 with shifted vectors
-MOST_IN_LONG_RUN = 2
-NARROWED = 4  # how much narrower vectors are that divide a long row, where it comes by way of shared memory instead
-COSTLY_IN_RUN = 16  # columns of a thread that walks down rows, if an expensive value is computed of each
+
+# Short rows that come by way of shared memory
+LEAST_IN_RUN, MOST_IN_RUN = 8, 32  # columns of a thread
+RUN_VALUES, RUN_BYTES = 100, 40 * 1024  # values of these columns, in all inputs; bytes of a block
+# Of a thread that walks down rows: values, with the results of columns; columns, if an expensive value is computed of each
+WALKED_VALUES, COSTLY_IN_RUN = 80, 16
+APART_BYTES = (
+    128  # of a row, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
+)
+
+# Long rows
+LONG_RUN_BYTES = (
+    80 * 1024
+)  # of a block's only row, or of rows that lie apart, in shared memory: two blocks or more are resident
+MOST_IN_LONG_RUN = (
+    2  # blocks that share such a row and walk down: with 8 an H200 took 1218 us, with shifted vectors 961
+)
+NARROWED = 4  # a row comes by way of shared memory if the vectors that divide it are so many times as narrow
 STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM
 # Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs. An H200 took 221 us instead of 270
 # for five, 35 instead of 42 for six, but up to 38 % more for two
@@ -184,11 +197,7 @@ class Reduction(Reads):
         vectors = -(-columns // per_row)
         threads = max(schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row, 1) * per_row
         room = threads // per_row * columns * self._run_bytes(dtypes)
-        # A row of its own that is no part of its block's run is copied by a warp
-        together = all(map(self.in_run, self.along_own_rows))
-        if per_row > (MOST_IN_BLOCK if ragged and together else WARP):
-            return None
-        if vectors > 2 * most or room > RUN_BYTES:
+        if per_row > WARP or vectors > 2 * most or room > RUN_BYTES:
             return None
         if threads // per_row * self.slot_bytes(dtypes, vectors * per_row, 1, single=True, apart=True) > LONG_RUN_BYTES:
             return None

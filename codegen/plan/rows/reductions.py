@@ -35,10 +35,7 @@ from codegen.targets import (
 # starts a limited number of blocks in a given time. An H100 and an H200 start 390 in a microsecond, each of which moves 8 and 12 KiB in
 # their memory's time
 LEAST_THREADS, BLOCK_BYTES, MORE_THREADS = 128, 12 * 1024, 8
-MORE_COSTLY, MORE_MEETING = (
-    4,
-    2,
-)  # if an expensive value is computed, which needs registers; if a row is of several warps
+MORE_COSTLY, MORE_MEETING = 4, 2  # if an expensive value is computed, which needs registers; if warps share a row
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 
 # The registers of a block, and the threads for which an SM has registers
@@ -46,9 +43,7 @@ REGISTER_BYTES = 96 * 1024  # of a block, for data
 RESIDENT = 512  # if threads hold much: some load while others reduce
 ROW_RESIDENT = 768  # if results are written, or a thread computes more values than `MOST_COMPUTED`
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
-MOST_COMPUTED = (
-    24  # values of a thread, one for each column of a vector and each statistic, that leave registers for the rest
-)
+MOST_COMPUTED = 24  # values of a thread, one for each column of a vector and each statistic
 MOST_HELD = 224  # registers of a thread that walks down rows, and holds expensive values
 
 # Short rows that come by way of shared memory
@@ -56,14 +51,12 @@ LEAST_IN_RUN, MOST_IN_RUN = 8, 32  # columns of a thread
 RUN_VALUES, RUN_BYTES = 100, 40 * 1024  # values of these columns, in all inputs; bytes of a block
 # Of a thread that walks down rows: values, with the results of columns; columns, if an expensive value is computed of each
 WALKED_VALUES, COSTLY_IN_RUN = 80, 16
-APART_BYTES = (
-    128  # of a row, if rows that a block walks down are no neighbours: shorter ones took 1.3 to 1.9 times as long
-)
+APART_BYTES = 128  # of a row whose neighbours a block does not walk down: shorter ones took 1.3 to 1.9 times as long
 
 # Long rows
 LONG_RUN_BYTES = (
     80 * 1024
-)  # of a block's only row, or of rows that lie apart, in shared memory: two blocks or more are resident
+)  # of a block's only row, or of rows that lie apart, in shared memory: two blocks are resident
 MOST_IN_LONG_RUN = (
     2  # blocks that share such a row and walk down: with 8 an H200 took 1218 us, with shifted vectors 961
 )

@@ -59,9 +59,8 @@ class Dialect:
     widths: Mapping[int, int] = field(
         default_factory=dict
     )  # cute: the number of columns that a reduction within a row reduces
-    contracts: bool = (
-        False  # cute: differences with a product are rounded once. (The compiler does so with sums alone.)
-    )
+    # Cute: differences with a product are rounded once. (The compiler does so with sums alone.)
+    contracts: bool = False
     rounding: Rounding = field(default_factory=Rounding)
     tables: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict

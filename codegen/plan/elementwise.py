@@ -32,15 +32,13 @@ from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
 
-THREADS = (
-    256  # of a block: 128 to 1024 differ by 1 % in bandwidth where little is computed; where more is, fewer are faster
-)
+# Threads of a block: 128 to 1024 differ by 1 % in bandwidth where little is computed; where more is, fewer are faster
+THREADS = 256
 BUSY = 132 * 2048  # threads that keep a large GPU busy, whatever they wait for
 # A call has about one block for each SM. Where it has fewer elements than that takes, vectors are a quarter as wide
 BLOCKS, NARROW = 128, 4
-SMALL = (
-    2**11
-)  # elements of a call, from which on it should have blocks for all SMs; a symbolic total, a divisor, is smaller
+# Elements of a call, from which on it should have blocks for all SMs; a symbolic total, a divisor, is smaller
+SMALL = 2**11
 
 # Tiles, where arrays have their axes in different orders
 TILE_THREADS, TILE, ACROSS = 256, 8, 16  # of a block; rows of a tile at most; threads along the last axis

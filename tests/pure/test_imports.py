@@ -6,6 +6,7 @@ All imports count: those within functions, and those for types alone. The table 
 import ast
 import functools
 import graphlib
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -194,6 +195,24 @@ def test_folders_are_small_and_long_modules_say_why():
         and REASON not in (ast.get_docstring(tree_of(path)) or "")
     ]
     assert crowded + long == []
+
+
+# The formatter moves a number between brackets where the line with its comment is too long
+TORN = re.compile(
+    r"^ *[\w, .]+(?:: [^=\n]+)? = \(\n *[^\s#\n,]+  # .*\n *\)$|^ *[\w, .]+ = \((?:\n *[^\s#\n]+,)+\n *\)  # (?!fmt)",
+    re.MULTILINE,
+)
+
+
+def torn(text: str) -> list[str]:
+    """Assignments that the formatter has torn apart, in order to keep a comment behind the value."""
+    return [match[0] for match in TORN.finditer(text)]
+
+
+def test_long_comments_stand_before_their_values():
+    assert {str(path.relative_to(ROOT)): found for path in MODULES.values() if (found := torn(path.read_text()))} == {}
+    assert torn("MOST = (\n    4  # of a thread\n)\n") and torn("A, B = (\n    1,\n    2,\n)  # of both\n")
+    assert not torn("# Of a thread\nMOST = 4\nNAMES = (\n    'a',  # the first\n    'b',\n)\n")
 
 
 def long_functions(modules: dict[str, Path]) -> list[str]:

@@ -54,12 +54,10 @@ WALKED_VALUES, COSTLY_IN_RUN = 80, 16
 APART_BYTES = 128  # of a row whose neighbours a block does not walk down: shorter ones took 1.3 to 1.9 times as long
 
 # Long rows
-LONG_RUN_BYTES = (
-    80 * 1024
-)  # of a block's only row, or of rows that lie apart, in shared memory: two blocks are resident
-MOST_IN_LONG_RUN = (
-    2  # blocks that share such a row and walk down: with 8 an H200 took 1218 us, with shifted vectors 961
-)
+# Bytes of a block's only row, or of rows that lie apart, in shared memory: two blocks are resident
+LONG_RUN_BYTES = 80 * 1024
+# Blocks of a cluster that share such a row and walk down: with 8 an H200 took 1218 us, with shifted vectors 961
+MOST_IN_LONG_RUN = 2
 NARROWED = 4  # a row comes by way of shared memory if the vectors that divide it are so many times as narrow
 STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM
 # Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs. An H200 took 221 us instead of 270

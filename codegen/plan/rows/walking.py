@@ -26,9 +26,8 @@ COSTLY_THREAD_BYTES = 128  # if an expensive value is computed of each column
 MOST_FOLDED = 256  # bytes of a row and of its columns' results, together
 MOST_THREADS = 512  # of a row in a block
 LEAST_THREADS = 256  # of a block of several rows
-LEAST_MEETING = (
-    64  # of a block where rows meet at places: few may meet at each, and more threads would wait for nothing
-)
+# Threads of a block where rows meet at places: few may meet at each, and more threads would wait for nothing
+LEAST_MEETING = 64
 
 # The registers of a thread that computes expensive values, by the estimate of `cost.registers`
 COSTLY_REGISTERS = 118  # a thread has no more of a row's vectors than need so many
@@ -56,11 +55,8 @@ CROWDED = 192  # with more bytes than that, the compiler must hold nothing else 
 
 # Clusters
 ROW_BYTES_UNSHARED = 24 * 1024  # one block holds a row of up to so many bytes
-CLUSTERS = (
-    2,
-    4,
-    8,
-)  # blocks that may share a row: the fewest that can hold it with prefetched rows, since meeting takes time
+# Blocks that may share a row: the fewest that can hold it with prefetched rows, since meeting takes time
+CLUSTERS = (2, 4, 8)
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 # Blocks may keep pace if each has rows of so many bytes: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
 PACED_BYTES = 8 * 1024

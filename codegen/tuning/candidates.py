@@ -15,7 +15,8 @@ from codegen.tuning.choosing import Changes, changed, plan_carries
 THREADS = (64, 128, 256, 512, 1024)
 CLUSTERS = (1, 2, 4, 8)
 VECTOR_BYTES = (16, 8, 4)
-# That an SM has registers for, at least; 0: as the compiler likes
+# Threads that an SM has registers for, at least; 0: as the compiler likes
+RESIDENT_THREADS = (0, 512, 768, 1024, 1280, 1536, 2048)
 PARTS = (0.5, 2, 4)  # times the planned ones
 
 
@@ -77,6 +78,3 @@ def threads_per_row(planned: int) -> Iterator[int]:
         power = planned <= WARP and eighths & (eighths - 1) == 0
         if threads and not rest and (power or threads % WARP == 0):
             yield threads
-
-
-RESIDENT_THREADS = (0, 512, 768, 1024, 1280, 1536, 2048)

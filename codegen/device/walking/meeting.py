@@ -41,36 +41,38 @@ def gather(
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ) -> Boolean:
     """Reduce the rows of all blocks that meet into the running values of some threads of the first one, and say whether this is one of
-    these. `buffers` are the shared memory for the rows of a block (`partials.shared_columns`)."""
-    tidx, _, _ = cute.arch.thread_idx()
-    row, lane, vec = tidx // how.per_row, tidx % how.per_row, cute.size(running[0], mode=[0])
-    count = vec * cute.size(running[0], mode=[1])
-    block = cute.arch.block_idx_in_cluster() if cutlass.const_expr(how.meets > 1) else Int32(0)
-    leads = (block == 0) & (row == 0)
-    if cutlass.const_expr(how.meets > 1):
-        if (block == 0) & (tidx == 0):
-            total = sum(cute.size(m) * m.element_type.width // 8 for m in meeting[: len(ops)])
-            cute.arch.mbarrier_arrive_and_expect_tx(meeting[len(ops)].iterator, total)
-    for k in cutlass.range_constexpr(len(ops)):
-        for i in cutlass.range_constexpr(count):
-            buffers[k][row, lane, i] = running[k][i % vec, i // vec]
-    cute.arch.sync_threads()
-    for s in cutlass.range_constexpr(-(-how.per_row * count // how.threads)):
-        own = tidx + s * how.threads
-        if own < how.per_row * count:
-            found = _over_first(buffers, ops, own % how.per_row, own // how.per_row, rescaled)
-            for k in cutlass.range_constexpr(len(ops)):
-                _send(found[k], meeting, k, (block, own % how.per_row, own // how.per_row), how)
-    if cutlass.const_expr(how.meets > 1):
-        if block == 0:
-            cute.arch.mbarrier_wait(meeting[len(ops)].iterator, 0)
-    else:
+    these. `buffers` are the shared memory for the rows of a block (`partials.shared_columns`): a block that has one row meets no other."""
+    leads = Boolean(True)
+    if cutlass.const_expr(len(buffers) > 0):
+        tidx, _, _ = cute.arch.thread_idx()
+        row, lane, vec = tidx // how.per_row, tidx % how.per_row, cute.size(running[0], mode=[0])
+        count = vec * cute.size(running[0], mode=[1])
+        block = cute.arch.block_idx_in_cluster() if cutlass.const_expr(how.meets > 1) else Int32(0)
+        leads = (block == 0) & (row == 0)
+        if cutlass.const_expr(how.meets > 1):
+            if (block == 0) & (tidx == 0):
+                total = sum(cute.size(m) * m.element_type.width // 8 for m in meeting[: len(ops)])
+                cute.arch.mbarrier_arrive_and_expect_tx(meeting[len(ops)].iterator, total)
+        for k in cutlass.range_constexpr(len(ops)):
+            for i in cutlass.range_constexpr(count):
+                buffers[k][row, lane, i] = running[k][i % vec, i // vec]
         cute.arch.sync_threads()
-    if leads:
-        for i in cutlass.range_constexpr(count):
-            found = _over_first(meeting[: len(ops)], ops, lane, i, rescaled)
-            for k in cutlass.range_constexpr(len(ops)):
-                running[k][i % vec, i // vec] = found[k]
+        for s in cutlass.range_constexpr(-(-how.per_row * count // how.threads)):
+            own = tidx + s * how.threads
+            if own < how.per_row * count:
+                found = _over_first(buffers, ops, own % how.per_row, own // how.per_row, rescaled)
+                for k in cutlass.range_constexpr(len(ops)):
+                    _send(found[k], meeting, k, (block, own % how.per_row, own // how.per_row), how)
+        if cutlass.const_expr(how.meets > 1):
+            if block == 0:
+                cute.arch.mbarrier_wait(meeting[len(ops)].iterator, 0)
+        else:
+            cute.arch.sync_threads()
+        if leads:
+            for i in cutlass.range_constexpr(count):
+                found = _over_first(meeting[: len(ops)], ops, lane, i, rescaled)
+                for k in cutlass.range_constexpr(len(ops)):
+                    running[k][i % vec, i // vec] = found[k]
     return leads
 
 

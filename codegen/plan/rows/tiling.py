@@ -111,20 +111,23 @@ def meeting(
     """The launch with the vectors of `how` if one block of each cluster writes the results of a few bytes: no other kernel is launched.
     `row` are the bytes of a row, and `narrowest` those of an element of one of the arrays. It has as many blocks as run at once on an
     SM each, or fewer; None if they would read much more than if other blocks shared the rows."""
-    found, most = [], processors(arch)
-    for per_row in (WARP >> n for n in range(5) if (WARP >> n) * how.vec * narrowest >= MET_PIECE):
-        pieces, beside = -(-columns // (per_row * how.vec)), THREADS // per_row
+    found, most, together = [], processors(arch), 1 << (rows - 1).bit_length()
+    for per_row in (WARP >> n for n in range(5)):
+        pieces, beside = -(-columns // (per_row * how.vec)), min(THREADS // per_row, together)
+        if per_row * how.vec * narrowest < MET_PIECE or per_row * beside < WARP:
+            continue
         for meets in MEETING if clusters(arch) else MEETING[:1]:
             if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2):
-                found.append((pieces * meets, meets == 1, per_row, meets))
+                found.append((pieces * meets, meets == 1, per_row, meets, beside))
     if not found or schedule or most_parts() < ANY:
         return None
-    blocks, _, per_row, meets = max(found)  # with wide pieces, a block reduces few rows before it meets others
+    blocks, _, per_row, meets, beside = max(found)  # with wide pieces, a block reduces few rows before it meets others
     if row * rows > MET_BYTES * blocks:
         return None
-    steps = -(-rows // (THREADS // per_row * meets))
-    at_once = -(-steps // -(-steps // how.at_once))  # what is computed of rows past the last one is lost
-    return replace(how, threads=THREADS, per_row=per_row, at_once=at_once, resident=1, parts=meets, meets=meets)
+    at_once = 1 if rows <= beside * meets else min(how.at_once, FEW_AT_ONCE)
+    return replace(
+        how, threads=per_row * beside, per_row=per_row, at_once=at_once, resident=1, parts=meets, meets=meets
+    )
 
 
 def tiles_in_runs(

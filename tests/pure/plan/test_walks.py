@@ -26,12 +26,13 @@ reference: |
 def test_few_rows_have_all_threads_of_a_block():
     text = "op: made\nsummary: S.\ninputs: {x: 'float32[R, N]'}\noutputs: {y: 'float32[N]'}\nchain: y = sum(x, axis=R)\nreference: x"
     plan, dtypes = read_op("specs/made.yaml", text).plan, {"x": "float32", "y": "float32"}
-    one, two, three, some, many = (
-        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a") for rows in (1, 2, 3, 60, 8192)
+    one, two, three, met, some, many = (
+        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a")
+        for rows in (1, 2, 3, 60, 5000, 100_000)
     )
     for how, rows in ((one, 1), (two, 2), (three, 4)):
         assert (how.threads // how.per_row, how.at_once, how.parts) == (rows, 1, 1)
-    assert some.constants == many.constants  # numbers of rows share a kernel
+    assert met.meets == 1 and some.constants == many.constants  # large numbers of rows share a kernel
 
 
 @pytest.mark.parametrize(("points", "threads", "per_row"), [(2**23, 256, 256), (40, 64, 64), (1, 32, 1)])

@@ -859,9 +859,9 @@ def post_add_pre_norm_backward_kernel(
                         device.floats(rPre[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                         device.full(vec, row_sum2), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dy.to(mDy.element_type), mDy, (row, 0), run=sDyRun)
                     at.store(dresidual.to(mDresidual.element_type), mDresidual, (row, 0), run=sDresidualRun)

@@ -804,9 +804,9 @@ def qkv_rmsnorm_rotary_backward_kernel(
                         device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
                         device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
                     at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)
@@ -988,9 +988,9 @@ def qkv_rmsnorm_rotary_backward_places(
                         device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
                         device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
                     )
-                    inside = at.inside()
                     reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,), inside,
+                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
+                        at.inside_columns(),
                     )
                     at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDx0Run)
                     at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDx1Run)

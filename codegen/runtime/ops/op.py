@@ -45,7 +45,7 @@ from codegen.runtime.ops import aliases, batching
 from codegen.runtime.ops.gradient import Gradient
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla import scatter
-from codegen.runtime.xla.evaluate import in_double, wide
+from codegen.runtime.xla.evaluate import wide, widened
 from codegen.spec.spec import Array, Param, Spec
 from codegen.tuning import choosing
 from codegen.tuning.entries import entry_of
@@ -187,7 +187,7 @@ class Op(Generic[P, R]):
         given.update(key.static)
         for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
             given[param.name] = value.astype(compute) if param.kind == "float" else value
-        result = (in_double(self._reference) if compute == "float64" else self._reference)(**given)
+        result = widened(self.spec, self._reference, compute)(**given)
         return result if len(self.spec.outputs) > 1 else (result,)
 
     # Binding

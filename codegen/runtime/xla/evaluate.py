@@ -39,9 +39,14 @@ def wide(spec: Spec) -> contextlib.AbstractContextManager[Any]:
     return jax.enable_x64(True) if spec.integer == "int64" else contextlib.nullcontext()
 
 
+def widened(spec: Spec, reference: Any, compute: str) -> Any:
+    """A spec's reference for inputs of the dtype `compute`. Where this is float64, so is `jnp.float32`: what the reference widens must
+    not become narrower. But `jax.random` draws other numbers in another dtype."""
+    return _in_double(reference) if compute == "float64" and "_bits" not in spec.read.ops else reference
+
+
 @functools.cache
-def in_double(reference: FunctionType) -> FunctionType:
-    """A reference whose `jnp.float32` is float64: where its inputs are float64, what it widens must not become narrower."""
+def _in_double(reference: FunctionType) -> FunctionType:
     double = ModuleType(jnp.__name__)
     double.__dict__.update(jnp.__dict__, float32=jnp.float64)
     return FunctionType(reference.__code__, {**reference.__globals__, "jnp": double}, reference.__name__)

@@ -28,6 +28,7 @@ from codegen.plan.planner import Whole
 from codegen.plan.rows import middle, reducing, scanning, selecting, single, strided
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Spec
+from codegen.stages.batches import with_whole_batches
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.neighbours import written_once
@@ -45,11 +46,12 @@ MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 def planned(spec: Spec) -> tuple[Spec, AnyPlan]:
     """The plan of an op's chain, or of another form of it of which more is attention, with the spec of that form."""
     plan = plan_of(spec)
-    if isinstance(plan, Staged) and (other := with_terms_apart(spec)) is not None:
-        with contextlib.suppress(SpecError):
-            better = plan_of(other)
-            if _attentions(better) > _attentions(plan):
-                return replace(spec, graph=other.graph), better
+    for form in (with_terms_apart, with_whole_batches):
+        if isinstance(plan, Staged) and (other := form(spec)) is not None:
+            with contextlib.suppress(SpecError):
+                better = plan_of(other)
+                if _attentions(better) > _attentions(plan):
+                    spec, plan = replace(spec, graph=other.graph), better
     return spec, plan
 
 

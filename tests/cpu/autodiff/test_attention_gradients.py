@@ -436,3 +436,23 @@ def test_a_decay_in_a_factor_that_the_batch_shares(tmp_path):
     assert isinstance(op.backward, Derived) and not op.backward.lacking
     sizes = (("B", 2), ("H", 2), ("Q", 20), ("S", 40), ("D", 16), ("E", 16))
     check_gradient_case(op, "interpret", Case(Types((("T", "bfloat16"),)), (), sizes, (), (), False, 1.0, 0))
+
+
+def test_queries_that_the_batch_shares(tmp_path):
+    """As learned ones: a stage repeats them, and sums their gradients over the batch. Otherwise a product would write the scores."""
+    text = spec_text(
+        "q: T[Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, E]; seen: bool[B, S]",
+        "o: T[B, Q, H, E]",
+        "o = softmax(where(seen, q @ k, -1e4), axis=S) @ v",
+        's = jnp.einsum("qhd,bshd->bhqs", q, k); p = jax.nn.softmax(jnp.where(seen[:, None, None], s, -1e4)); '
+        'o = jnp.einsum("bhqs,bshe->bqhe", p, v)',
+        types=TYPES,
+    )
+    op = make_op(tmp_path, text)
+    assert [stage.plan.kind for stage in op.plan.stages] == ["elementwise", "attention"]
+    assert isinstance(op.backward, Derived) and not op.backward.lacking
+    assert [stage.plan.kind for stage in op.backward.op.plan.stages] == ["row", "attention", "column"]
+    sizes = (("B", 2), ("Q", 20), ("S", 40), ("H", 2), ("D", 16), ("E", 16))
+    case = Case(Types((("T", "bfloat16"),)), (), sizes, (), (), False, 1.0, 0)
+    check_case(op, "interpret", case)
+    check_gradient_case(op, "interpret", case)

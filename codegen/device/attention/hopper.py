@@ -45,7 +45,7 @@ def listed(stream: Any, given: Forward | Backward, tiles: Callable[..., Any] | N
         blocks = [cute.ceil_div(n, each) for n, each in zip(sizes, how.spans, strict=True)]
         words = cute.make_tensor(given.table.iterator, cute.make_layout((2, sum(blocks), how.listed, batches)))
         most = cutlass.max(*blocks)
-        _list(words, given.tensors, sizes, batches, most, tiles, how).launch(
+        _attention_bounds(words, given.tensors, sizes, batches, most, tiles, how).launch(
             grid=(cute.ceil_div(most, WARPS) * cute.size(batches), 1, 1), block=(WARPS * WARP, 1, 1), stream=stream
         )
 
@@ -57,7 +57,7 @@ def listed(stream: Any, given: Forward | Backward, tiles: Callable[..., Any] | N
 
 
 @cute.kernel
-def _list(
+def _attention_bounds(
     words: cute.Tensor,  # (2, blocks, arrays, batch)
     tensors: tuple,
     sizes: tuple,  # rows and columns

@@ -54,7 +54,7 @@ def launch(stream: Any, given: Forward, parts: cute.Tensor) -> None:
     own = batches_of.count(batches, lacking, False)
     rows = q.shape[1] * batches_of.count(batches, lacking, True)
     count = cute.ceil_div(rows, how.tile_m) * own * how.splits
-    _kernel(q, k, given.v, pages, given.o, given.tensors, given.functions, parts, batches, lacking, how).launch(
+    _attention(q, k, given.v, pages, given.o, given.tensors, given.functions, parts, batches, lacking, how).launch(
         grid=(count, 1, 1), block=(how.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
     )
     if how.splits > 1:
@@ -104,7 +104,7 @@ class Memory:
 
 
 @cute.kernel
-def _kernel(
+def _attention(
     q: cute.Tensor,  # (L, Q, D)
     k: cute.Tensor,  # (L, S, D)
     v: cute.Tensor,  # (L, S, E)

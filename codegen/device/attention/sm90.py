@@ -57,7 +57,7 @@ def launch(stream: Any, given: Forward) -> None:
     mmas = hopper.products(narrow, how.tile_n), hopper.weighted(dtype, how.e)
     work, grid = hopper.work_of(cute.ceil_div(q.shape[1], HELD), cute.size(q, mode=[0]), how)
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
-    _kernel(
+    _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
         work, replace(given.functions, tiles=tiles, neighbours=how.neighbours), how,
     ).launch(
@@ -66,7 +66,7 @@ def launch(stream: Any, given: Forward) -> None:
 
 
 @cute.kernel
-def _kernel(
+def _attention(
     loads: tuple,  # of q, k and v: TMA's copies, and tensors of coordinates
     layouts: tuple,  # of their tiles in shared memory
     mmas: tuple,  # q @ k^T and p @ v

@@ -54,11 +54,11 @@ def launch(stream: Any, given: Backward) -> None:
     memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors, table
     functions = given.functions.slope, of_tile, 2, given.functions.bend
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    _kernel(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, functions, how).launch(
+    _attention_gradients(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, functions, how).launch(
         grid=(count, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
     tiles = cute.ceil_div(sizes[0], how.tile_m)
-    _round(words, sums, given.dq, batches, tiles, how).launch(
+    _attention_rounding(words, sums, given.dq, batches, tiles, how).launch(
         grid=(tiles * cute.size(q, mode=[0]), 1, 1), block=(ROUNDING, 1, 1), stream=stream
     )
 
@@ -116,7 +116,7 @@ def _place(index: Int32, sizes: tuple, batches: tuple, lacking: tuple, how: Atte
 
 
 @cute.kernel
-def _kernel(
+def _attention_gradients(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk, of dv and of dq
@@ -293,7 +293,7 @@ def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean
 
 
 @cute.kernel
-def _round(
+def _attention_rounding(
     words: cute.Tensor, sums: cute.Tensor, target: cute.Tensor, batches: tuple, tiles: cutlass.Int32,
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip

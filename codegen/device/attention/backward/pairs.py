@@ -51,7 +51,7 @@ def launch(stream: Any, given: Backward) -> None:
         work = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False), *tiles
         memory = target, given.statistics, given.tensors
         functions = given.functions.slope, given.functions.tiles, number
-        _kernel(
+        _attention_pairs(
             loads, layouts, hopper.products(dtype, wide), memory, sizes, q.shape[0], work, lacking, functions, stages, how
         ).launch(
             grid=(cutlass.min(work[0], how.processors), 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
@@ -68,7 +68,7 @@ def _fitting(how: AttentionLaunch) -> tuple[int, tuple[int, int]]:
 
 
 @cute.kernel
-def _kernel(
+def _attention_pairs(
     loads: tuple,  # of q and k, and of do and v: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mma: cute.TiledMma,

@@ -49,12 +49,14 @@ def launch(stream: Any, given: Backward) -> None:
     grid = {"block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
     count = cute.ceil_div(k.shape[1], how.tile_m) * batches_of.count(batches, lacking, False)
     loop = Loop(given.functions, lacking, True, 2 + len(sums.along_rows), how)
-    _kernel((k, given.v), (q, given.do), (given.dk, given.dv), sums.along_columns, *others, loop).launch(
+    _attention_gradients((k, given.v), (q, given.do), (given.dk, given.dv), sums.along_columns, *others, loop).launch(
         grid=(cutlass.max(count, 1), 1, 1), **grid
     )
     count = cute.ceil_div(q.shape[1], how.tile_m) * cute.size(q, mode=[0])
     loop = Loop(given.functions, tuple(False for _ in lacking), False, 2, how)
-    _kernel((q, given.do), (k, given.v), (given.dq,), sums.along_rows, *others, loop).launch(grid=(count, 1, 1), **grid)
+    _attention_gradients((q, given.do), (k, given.v), (given.dq,), sums.along_rows, *others, loop).launch(
+        grid=(count, 1, 1), **grid
+    )
     launch_pairs(stream, given)
 
 
@@ -68,7 +70,7 @@ def launch_pairs(stream: Any, given: Backward) -> None:
         tiles = cute.ceil_div(q.shape[1], own.tile_m), cute.ceil_div(k.shape[1], own.tile_n)
         count = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False)
         loop = Loop(given.functions, lacking, False, number, own)
-        _pairs(factors, target, given.statistics, given.tensors, q.shape[0], tiles, loop).launch(
+        _attention_pairs(factors, target, given.statistics, given.tensors, q.shape[0], tiles, loop).launch(
             grid=(count, 1, 1), block=(own.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
         )
 
@@ -137,7 +139,7 @@ def _await_loads() -> None:
 
 
 @cute.kernel
-def _kernel(
+def _attention_gradients(
     stay: tuple,  # (L, rows, D) and (L, rows, E): k and v, or q and do
     passing: tuple,  # q and do, or k and v
     gradients: tuple,  # dk and dv, or dq
@@ -286,7 +288,7 @@ def _slope(
 
 
 @cute.kernel
-def _pairs(
+def _attention_pairs(
     factors: tuple,  # q, k, v, do
     target: cute.Tensor,  # (L, Q, S)
     statistics: tuple,

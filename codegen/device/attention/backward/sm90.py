@@ -50,7 +50,7 @@ def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     work, grid = hopper.work_of(cute.ceil_div(sizes[1], how.held), batches_of.count(batches, lacking, False), how)
     memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
     functions = given.functions.slope, tiles, 2 + len(sums.along_rows), given.functions.bend
-    _keys(loads, layouts, mmas, memory, sizes, batches, work, lacking, functions, how).launch(
+    _attention_of_keys(loads, layouts, mmas, memory, sizes, batches, work, lacking, functions, how).launch(
         grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
@@ -67,7 +67,7 @@ def _launch_queries(stream: Any, given: Backward, table: Any, tiles: Any) -> Non
     work, grid = hopper.work_of(cute.ceil_div(sizes[0], HELD), cute.size(q, mode=[0]), how)
     memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors, table
     functions = given.functions.slope, tiles
-    _queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
+    _attention_of_queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
         grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
         min_blocks_per_mp=1,
@@ -79,7 +79,7 @@ def _launch_queries(stream: Any, given: Backward, table: Any, tiles: Any) -> Non
 
 
 @cute.kernel
-def _keys(
+def _attention_of_keys(
     loads: tuple,  # of k, v, q and do: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk and of dv
@@ -185,7 +185,7 @@ def _step_keys(
 
 
 @cute.kernel
-def _queries(
+def _attention_of_queries(
     loads: tuple,  # of q, do, k and v: TMA's copies, and tensors of coordinates
     layouts: tuple,
     mmas: tuple,  # the first products; those of dq

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from codegen.graph.nodes import Node
@@ -27,13 +26,9 @@ JOINED: dict[str, Callable[..., tuple[bool, bool]]] = {
 
 
 def holds(
-    nodes: Sequence[Node],
-    positions: Mapping[str, Range],
-    params: Mapping[str, float] = MappingProxyType({}),
-    shape: Mapping[str, int] = MappingProxyType({}),
+    nodes: Sequence[Node], positions: Mapping[str, Range], params: Mapping[str, float], shape: Mapping[str, int]
 ) -> tuple[bool, bool]:
-    """Whether a condition holds somewhere, and everywhere, at some positions of its axes. It is the last of its nodes. Where a size or a
-    parameter is not given, it may be any."""
+    """Whether a condition holds somewhere, and everywhere, at some positions of its axes. It is the last of its nodes."""
     found: dict[int, Any] = {}
     for node in nodes:
         args = [found[id(a)] for a in node.args]
@@ -57,9 +52,9 @@ def _number(
     if node.op == "param":
         return (params[axis], params[axis]) if axis in params else ANY
     if node.op == "size":
-        return (shape[axis], shape[axis]) if axis in shape else (0, math.inf)
+        return shape[axis], shape[axis]
     if node.op == "index":
-        return positions.get(axis, (0, shape.get(axis, math.inf) - 1))
+        return positions.get(axis, (0, shape[axis] - 1))
     if node.op in ("floordiv", "mod") and args[1][0] == args[1][1] > 0 and all(map(math.isfinite, args[0])):
         divisor = args[1][0]
         low, high = (end // divisor for end in args[0])

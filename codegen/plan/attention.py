@@ -23,7 +23,6 @@ from typing import ClassVar
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement, topological
-from codegen.graph.positions import holds
 from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
@@ -34,7 +33,6 @@ from codegen.targets import has_wgmma, processors
 
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100
-FAR = 1 << 20  # a row after which all others are far down
 MOST_AXES = 3  # of the batch: TMA's boxes have five
 FEW = 16  # rows of q of a sequence, up to which blocks share columns, and rows of all heads a tile
 RESIDENT = 4  # small blocks of an SM
@@ -364,23 +362,14 @@ class Attention(AttentionPlan):
         own = {a for n in nodes if n.op == "input" for a in n.dims} & {*self.batch}
         return self.is_cheap and bool(own - {*self.shared})
 
-    @property
-    def skips_first(self) -> bool:
-        """Whether the mask may skip the first columns of a row far down, as a window and documents do."""
-        if self.condition is None:
-            return False
-        far = {self.row: (FAR, FAR + HELD - 1), **dict.fromkeys(self.keys, (0, HELD - 1))}
-        return not holds(list(topological([self.condition])), far)[1]
-
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers have
         products, weights, sums of o, and what the scores read for each column. Where weights are drawn, they also have words of a
-        row's draws. On an H100 with 16 thousand tokens, 160 columns were faster than 128 or 176 where heads have 128 elements, and
-        192 than 128 where they have 64. At a mask's borders, wider tiles compute more that the mask hides: under a causal mask, 128
-        columns took as long as 160 with 16 384 positions, and 301 us instead of 350 with 16 sequences of 2048 and 10 heads."""
+        row's draws. On an H100 with 16 thousand tokens and no mask, 160 columns were faster than 128 or 176 where heads have 128
+        elements, and 192 than 128 where they have 64. At a mask's borders, wider tiles compute more that the mask hides: under a causal mask,
+        128 columns took as long as these, and with 16 sequences of 2048 positions 301 us of 350, and 440 of 468."""
         planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS)
-        masked = self.condition is not None and (e > 64 or self.skips_first)
-        most = 128 if self.reads_columns or masked else 192
+        most = 192 if self.condition is None and not self.reads_columns else 128
         return next(n for n in range(most, 0, -16) if not self.unfit(replace(planned, tile_n=n)))
 
     def unfit(self, how: AttentionLaunch) -> str:

@@ -40,7 +40,8 @@ def bench_shapes(spec: Spec) -> list[dict[str, int]]:
 
 
 def default_shape(spec: Spec) -> dict[str, int]:
-    """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes."""
+    """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes. No
+    array has more."""
     if spec.bench:
         return bench_shapes(spec)[0]
     given = {*spec.extents, *_tables(spec)}
@@ -52,17 +53,24 @@ def default_shape(spec: Spec) -> dict[str, int]:
         bits[axis] = max(0, left // count)
         left -= bits[axis]
     shape = {**{axis: 2**n for axis, n in bits.items()}, **spec.extents}
-    return {axis: shape.get(axis, 4096) for axis in spec.axes}  # 4096: an axis that only a table has
+    shape = {axis: shape.get(axis, 4096) for axis in spec.axes}  # 4096: an axis that only a table has
+    for array in spec.arrays:
+        free = [axis for axis in array.axes if axis not in spec.extents]
+        while free and math.prod(array_shape(array, shape)) > 2**DEFAULT_BITS and max(shape[axis] for axis in free) > 1:
+            shape[max(free, key=lambda axis: shape[axis])] //= 2
+    return shape
 
 
 def _tables(spec: Spec) -> set[str]:
-    """The axes that the chain gathers along with `take`."""
-    found = set()
+    """The axes along which the chain gathers from inputs with `take`."""
+    found, inputs = set(), {a.name for a in spec.inputs}
     for line in read_lines(spec.chain)[0]:
         for call in ast.walk(line.tree) if line.tree else ():
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "take":
+                tables = [*call.args[:1], *(k.value for k in call.keywords if k.arg == "table")]
                 arguments = [*call.args[2:], *(k.value for k in call.keywords if k.arg == "axis")]
-                found |= {argument.id for argument in arguments if isinstance(argument, ast.Name)}
+                if any(isinstance(table, ast.Name) and table.id in inputs for table in tables):
+                    found |= {argument.id for argument in arguments if isinstance(argument, ast.Name)}
     return found
 
 

@@ -46,8 +46,9 @@ def registers_of(cubin: bytes, kernel: str) -> int:
 
 
 def are_resident(how: RowLaunch | Walk | ScanLaunch, registers: int) -> bool:
-    """Whether an SM has registers for as many blocks as a launch wants, if each thread takes so many."""
-    return how.resident <= blocks_that_fit(how.threads, registers)
+    """Whether an SM has registers for as many blocks as a launch wants, if each thread takes so many. A cubin without the launch's
+    kernel has 0."""
+    return not registers or how.resident <= blocks_that_fit(how.threads, registers)
 
 
 def blocks_that_fit(threads: int, registers: int) -> int:

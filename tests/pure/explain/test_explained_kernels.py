@@ -1,5 +1,7 @@
 """What `codegen explain` says of ops that reduce and of main loops."""
 
+import math
+
 import pytest
 from rich.console import Console
 
@@ -68,6 +70,15 @@ def test_launch_of_rows():
     assert cost["launch_in_clusters"]["blocks"] == 88
 
 
+def test_default_shape_holds_every_array():
+    """A row whose own element is picked is no table, and a table of rows is no larger than other arrays."""
+    text = "x: float32[P=2, B, S, V]; i: int32[P=2, B, S]"
+    picked = default_shape(made("y = take(x * 2, i, axis=V)", text, "y: float32[P=2, B, S]").spec)
+    rows = default_shape(made("y = take(x, i, axis=N)", "x: float32[..., N]; i: int32[...]", "y: float32[...]").spec)
+    assert math.prod(picked.values()) == math.prod(rows.values()) == 2**25
+    assert picked["V"] > 1 and rows["N"] > 1
+
+
 def test_default_shape_has_the_axes_that_are_reduced():
     assert default_shape(made("y = sum(x, axis=N)", "x: float32[..., N]", "y: float32[...]").spec) == {
         "...": 8192, "N": 4096
@@ -115,7 +126,7 @@ def test_what_multiplies(name, dtype, more, words):
 
 def test_what_is_folded_exactly_may_cost_another_pass():
     """A float32 sum of expensive values is exact where the spec says so; of 16-bit factors it need not be."""
-    for dtype, math, words in (
+    for dtype, mode, words in (
         ("float32", "precise", "what is folded is so costly that another pass over the product takes less"),
         ("float32", "fast", ""),
         ("float32", "auto", ""),
@@ -124,7 +135,7 @@ def test_what_is_folded_exactly_may_cost_another_pass():
     ):
         op = made(
             "y = silu(x @ w); dbias = sum(y, axis=...)", "x: T[..., K]; w: T[K, N]", f"y: T[..., N]; dbias: {dtype}[N]",
-            f"types: {{T: [bfloat16]}}\nmath: {math}",
+            f"types: {{T: [bfloat16]}}\nmath: {mode}",
         )  # fmt: skip
         _, cost = costs(op, LARGE, T="bfloat16")
         assert cost["main_loop"]["why"] == words

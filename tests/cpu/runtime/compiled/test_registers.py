@@ -23,6 +23,7 @@ def test_registers_of_resident_blocks():
     five = replace(LAUNCH, threads=96, resident=5)  # 15 warps, four of them in a partition
     assert are_resident(five, 128) and not are_resident(five, 129)
     assert are_resident(replace(LAUNCH, threads=288, resident=1), 168)
+    assert are_resident(LAUNCH, 0), "a cubin without the launch's kernel"
     assert not are_resident(replace(LAUNCH, threads=288, resident=1), 169)
 
 

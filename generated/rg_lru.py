@@ -48,11 +48,11 @@ y = jnp.moveaxis(y, 0, 1)
 }
 
 
-def rg_lru_operands(x, r, i, decay, state):
+def rg_lru_operands(x, r, i, decay, state, approx):
     """The operands of scan, on one vector of each input."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * device.sigmoid(r, False) * t0
-    b = device.sqrt(-device.expm1(2.0 * log_a, False), False) * device.sigmoid(i, False) * x
+    b = device.sqrt(-device.expm1(2.0 * log_a, approx), approx) * device.sigmoid(i, approx) * x
     return device.exp(log_a, False), b, state
 
 
@@ -62,7 +62,7 @@ def rg_lru_chain(x, r, i, decay, state, state2):
     return y
 
 
-def rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how):
+def rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how, approx):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -72,7 +72,7 @@ def rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how)
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
     ahead.load(tile + 1)
-    operands = [rg_lru_operands(*own) for own in given]
+    operands = [rg_lru_operands(*own, approx) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         y = rg_lru_chain(*own, *known)
@@ -90,10 +90,11 @@ def rg_lru_kernel(
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mY.shape, axis=1, reverse=False)  # this thread's elements
+    approx = device.narrow(mY)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how)
+        rg_lru_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mY, how, approx)
 
 
 @cute.jit
@@ -182,14 +183,14 @@ def rg_lru_frozen_stage1_xla(dy, r, decay):
     return scan_of_b_s_d
 
 
-def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, state, scan_of_b_s_d):
+def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, state, scan_of_b_s_d, approx):
     """The operands of scan, on one vector of each input."""
     t0 = device.sigmoid(r, False)
     t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
-    t4 = device.expm1(2.0 * log_a, False)
-    t5 = device.sqrt(-t4, False)
-    t6 = device.sigmoid(i, False)
+    t4 = device.expm1(2.0 * log_a, approx)
+    t5 = device.sqrt(-t4, approx)
+    t6 = device.sigmoid(i, approx)
     t7 = t5 * t6
     t2 = device.exp(log_a, False)
     return t2, t7 * x, state
@@ -201,18 +202,19 @@ def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, state, scan_of_b_s_d, state2,
     t0 = device.sigmoid(r, False)
     t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
-    t4 = device.expm1(2.0 * log_a, False)
-    t5 = device.sqrt(-t4, False)
-    t6 = device.sigmoid(i, False)
+    t4 = device.expm1(2.0 * log_a, approx)
+    t5 = device.sqrt(-t4, approx)
+    t9, t10 = device.both_sigmoids(i, approx)
+    t6 = t9
     t7 = t5 * t6
     dx = t3 * t7
     t2 = device.exp(log_a, False)
     t8 = t3 * x
-    t9 = 8.0 * t1 * (
+    t11 = 8.0 * t1 * (
         t3 * state2 * t2 - device.divide(t8 * t6, t5, approx) * (t4 + 1.0)
     ) * t0 * device.sigmoid(-r, approx)
-    dr = -t9
-    di = t8 * t5 * t6 * device.sigmoid(-i, approx)
+    dr = -t11
+    di = t8 * t5 * t6 * t10
     return dx, dr, di
 
 
@@ -231,7 +233,7 @@ def rg_lru_frozen_stage2_tile(
             )
         )
     ahead.load(tile + 1)
-    operands = [rg_lru_frozen_stage2_operands(*own) for own in given]
+    operands = [rg_lru_frozen_stage2_operands(*own, approx) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         dx, dr, di = rg_lru_frozen_stage2_chain(*own, *known, approx)
@@ -510,13 +512,13 @@ def rg_lru_frozen_stage3_xla(dy, r, decay, scan_of_b_s_d, index_s):
     return dstate
 
 
-def rg_lru_backward_stage2_operands(x, r, i, decay, state):
+def rg_lru_backward_stage2_operands(x, r, i, decay, state, approx):
     """The operands of scan, on one vector of each input."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * device.sigmoid(r, False) * t0
     return device.exp(log_a, False), device.sqrt(
         -device.expm1(2.0 * log_a, False), False,
-    ) * device.sigmoid(i, False) * x, state
+    ) * device.sigmoid(i, approx) * x, state
 
 
 def rg_lru_backward_stage2_chain(x, r, i, decay, state, state2):
@@ -525,7 +527,7 @@ def rg_lru_backward_stage2_chain(x, r, i, decay, state, state2):
     return scan_of_b_s_d2
 
 
-def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how):
+def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -535,7 +537,7 @@ def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, 
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
     ahead.load(tile + 1)
-    operands = [rg_lru_backward_stage2_operands(*own) for own in given]
+    operands = [rg_lru_backward_stage2_operands(*own, approx) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         scan_of_b_s_d2 = rg_lru_backward_stage2_chain(*own, *known)
@@ -553,10 +555,11 @@ def rg_lru_backward_stage2_kernel(
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mScanOfBSD2.shape, axis=1, reverse=False)  # this thread's elements
+    approx = device.narrow(mX)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how)
+        rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx)
 
 
 @cute.jit

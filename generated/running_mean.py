@@ -91,9 +91,9 @@ def running_mean_reference(x):
     return y
 
 
-def running_mean_backward_operands(dy, index_s):
+def running_mean_backward_operands(dy, index_s, approx):
     """The operands of cumsum, on one vector of each input."""
-    return device.divide_by_column(dy, (index_s + 1).to(cutlass.Float32), False),
+    return device.divide_by_column(dy, (index_s + 1).to(cutlass.Float32), approx),
 
 
 def running_mean_backward_chain(dy, index_s, state):
@@ -102,7 +102,7 @@ def running_mean_backward_chain(dy, index_s, state):
     return dx
 
 
-def running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how):
+def running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how, approx):
     """What a thread computes of the elements that a block has at once."""
     _, iS = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -110,7 +110,7 @@ def running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how):
         rIndexS, = at.load(iS)
         given.append((device.floats(rDy), rIndexS.load().to(cutlass.Int32),))
     ahead.load(tile + 1)
-    operands = [running_mean_backward_operands(*own) for own in given]
+    operands = [running_mean_backward_operands(*own, approx) for own in given]
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         dx = running_mean_backward_chain(*own, *known)
@@ -124,10 +124,11 @@ def running_mean_backward_kernel(
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
+    approx = device.narrow(mDx)
     carried = [scan.carried("cumsum", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mDy)
     for tile in cutlass.range(walk.tiles):
-        running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how)
+        running_mean_backward_tile(walk, tile, carried, ahead, mDy, mDx, how, approx)
 
 
 @cute.jit

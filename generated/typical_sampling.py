@@ -59,11 +59,11 @@ def typical_sampling_reference(logits, mass):
     return y
 
 
-def typical_sampling_stage1_held_p_(logits, row_max, row_sum):
+def typical_sampling_stage1_held_p_(logits, row_max, row_sum, approx):
     """p_, on one vector of each operand: several passes need it."""
     t0 = logits - row_max
-    surprise = -device.subtract(t0, device.settled(device.log(row_sum, False)))
-    t1 = device.exp(-surprise, False)
+    surprise = -device.subtract(t0, device.settled(device.log(row_sum, approx)))
+    t1 = device.exp(-surprise, approx)
     p_ = t1
     return p_
 
@@ -79,19 +79,19 @@ def typical_sampling_stage1_row_sum(logits, row_max, approx):
     return device.exp_term(t0, approx)
 
 
-def typical_sampling_stage1_row_sum2(logits, p_, row_max, row_sum):
+def typical_sampling_stage1_row_sum2(logits, p_, row_max, row_sum, approx):
     """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     t0 = logits - row_max
-    surprise = -device.subtract(t0, device.settled(device.log(row_sum, False)))
+    surprise = -device.subtract(t0, device.settled(device.log(row_sum, approx)))
     t1 = p_
     p_ = t1
     return p_ * surprise
 
 
-def typical_sampling_stage1_chain(logits, p_, row_max, row_sum, row_sum2):
+def typical_sampling_stage1_chain(logits, p_, row_max, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = logits - row_max
-    surprise = -device.subtract(t0, device.settled(device.log(row_sum, False)))
+    surprise = -device.subtract(t0, device.settled(device.log(row_sum, approx)))
     t1 = p_
     far = cute.math.abs(surprise - row_sum2)
     p_ = t1
@@ -157,12 +157,13 @@ def typical_sampling_stage1_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 p_ = typical_sampling_stage1_held_p_(
-                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum), approx,
                 )
                 if cutlass.const_expr(how.holds_expensive):
                     rP_Held[None, v].store(p_)
                 values = typical_sampling_stage1_row_sum2(
                     device.floats(rLogits[None, v, u]), p_, device.full(vec, row_max), device.full(vec, row_sum),
+                    approx,
                 )
                 reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
@@ -178,10 +179,11 @@ def typical_sampling_stage1_kernel(
                 else:
                     p_ = typical_sampling_stage1_held_p_(
                         device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                        approx,
                     )
                 far, p_ = typical_sampling_stage1_chain(
                     device.floats(rLogits[None, v, u]), p_, device.full(vec, row_max), device.full(vec, row_sum),
-                    device.full(vec, row_sum2),
+                    device.full(vec, row_sum2), approx,
                 )
                 at.store(far.to(mFar.element_type), mFar, (index, 0), rFar[None, v, u], run=sFarRun)
                 at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u], run=sPRun)

@@ -216,10 +216,12 @@ def xlstm_gates_backward_stage1_xla(i, f):
     return cumsum_of_b_s_h, t3, cummax_of_b_s_h
 
 
-def xlstm_gates_backward_stage2_operands1(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3):
+def xlstm_gates_backward_stage2_operands1(
+    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, approx,
+):
     """The operands of scan, on one vector of each input."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, False))
+    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
     t2 = dstabiliser - t1
     t4 = t0 > t3
     t5 = t0 == t3
@@ -228,11 +230,11 @@ def xlstm_gates_backward_stage2_operands1(ddecay, dstabiliser, dweight, i, f, cu
 
 
 def xlstm_gates_backward_stage2_operands2(
-    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, state,
+    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, state, approx,
 ):
     """The operands of cumsum, on one vector of each input."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, False))
+    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
     t2 = dstabiliser - t1
     t4 = t0 > t3
     t5 = t0 == t3
@@ -246,7 +248,7 @@ def xlstm_gates_backward_stage2_chain(
 ):
     """The chain, on one vector of each operand."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, False))
+    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
     t2 = dstabiliser - t1
     t4 = t0 > t3
     t5 = t0 == t3
@@ -270,9 +272,11 @@ def xlstm_gates_backward_stage2_tile(
             )
         )
     ahead.load(tile + 1)
-    operands = [xlstm_gates_backward_stage2_operands1(*own) for own in given]
+    operands = [xlstm_gates_backward_stage2_operands1(*own, approx) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [xlstm_gates_backward_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
+    operands = [
+        xlstm_gates_backward_stage2_operands2(*own, *known, approx) for own, *known in zip(given, *states, strict=True)
+    ]
     states.append(scan.states("cumsum", walk, steps, carried[1], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         di, df = xlstm_gates_backward_stage2_chain(*own, *known, approx)

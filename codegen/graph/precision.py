@@ -7,7 +7,8 @@ reasons):
 - a sum, mean, maximum or minimum, if every floating array that the value depends on is narrower than float32. On the
   path there, no value that depends on the same arrays, but not on this value, may be added to it or subtracted from it:
   the errors that rounding the arrays causes might cancel, and leave the error of the approximation. Nor may it be compared,
-  or rounded to a whole number.
+  or rounded to a whole number. A running sum counts as a sum, and so does a recurrence `h = a * h + b` of `b` and its initial state;
+  errors of `a` are multiplied, so `a` is precise.
 
 Within a GEMM kernel, a product counts as an array of its factors' type (`plan/gemms/tiles.py`).
 
@@ -24,6 +25,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, dtypes_of, topolo
 from codegen.graph.ops import OPS, SCANS
 
 STATISTICS = frozenset({"sum", "mean", "max", "min"})
+SUMMED = {"cumsum": (0,), "scan": (1, 2)}  # the arguments of scans that are added up
 PREDICATES = frozenset({"isnan", "isinf", "isfinite"})  # the same for a value and its approximation
 CONVERSIONS = frozenset({"float", "cast"})
 # Where a small error of an argument may be a large one of the result
@@ -79,10 +81,10 @@ def _ways(
         ways[id(statement.value)].add((outputs[statement.name], False))
     for node in reversed(order):
         own = ways[id(node)]
-        passed = {(t, True) for t, _ in own} if node.op in STATISTICS else own
-        if node.op in SCANS:  # errors of a long scan's operands add up
-            passed = {("float32", False)}
-        for argument in node.args:
+        reduced = {(t, True) for t, _ in own}
+        for i, argument in enumerate(node.args):
+            summed = node.op in STATISTICS or i in SUMMED.get(node.op, ())
+            passed = reduced if summed else {("float32", False)} if node.op in SCANS else own
             if id(argument) in ways:
                 ways[id(argument)] |= passed
     return ways
@@ -129,7 +131,7 @@ def _reduced_alone(order: Sequence[Node], place: int, arrays: _Arrays, leaves: M
             rest |= without[id(argument)]
         without[id(node)] = rest
         taken = [id(a) in on_way for a in args]
-        if not any(taken) or node.op in STATISTICS or node.op in PREDICATES:
+        if not any(taken) or node.op in STATISTICS or node.op in SCANS or node.op in PREDICATES:
             continue
         if node.kind != "float" or node.op in STEPS or (node.op not in OPS and node.op not in CONVERSIONS):
             return False

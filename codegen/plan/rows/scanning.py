@@ -32,7 +32,7 @@ THREADS = 128  # of a block, at least
 # there are fewer, more warps share an axis. An H200 took 43 us for 256 rows of 131072 with 16 warps, and 54 with 8, but 79 us for 22369
 # rows of 3000 with one or two, and 92 with 8. For sequences of which each lane has its own it took 475 us with 8 warps, and 780 with 16
 MOST_ALONG = {True: 16, False: 8}
-BUSY = {True: 128 * 1024, False: 132 * 384}
+BUSY = {True: 128 * 1024, False: 132 * 288}
 LEAST_IN_ROW = 4  # neighbouring elements that a thread has at once, at least, where the axis is innermost
 LEAST_APART = 2  # warps that share an axis that is not innermost, at least
 UNKNOWN = 32 * 1024  # threads, where it is not known how many scans there are

@@ -59,7 +59,7 @@ COLUMNS = read_op("specs/made.yaml", spec_text("x: float32[S, D]", "y: float32[S
         (ROWS, 1, 131072, 16, 8),
         (ROWS, 1, 100, 1, 1),
         (COLUMNS, 100_000, 4096, 2, 1),
-        (COLUMNS, 10_000, 4096, 8, 1),
+        (COLUMNS, 10_000, 4096, 4, 1),
         (COLUMNS, 512, 4096, 8, 8),
         (COLUMNS, 2048, 4096, 8, 4),
         (COLUMNS, 8192, 4096, 8, 1),

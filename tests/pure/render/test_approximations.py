@@ -167,3 +167,16 @@ def test_a_narrow_output_beside_a_statistic_decides_with_its_inputs():
     )  # fmt: skip
     (arrays,) = flags(source.partition("def made_xla")[0]).values()
     assert set(arrays.split(", ")) == {"mY", "mX"}
+
+
+@pytest.mark.parametrize(
+    ("chain", "approximate"),
+    [("a = scan(0.5, exp(x), axis=N)", True), ("a = cumsum(exp(x), axis=N)", True),
+     ("a = scan(exp(-exp(x)), x, axis=N)", False), ("a = cumprod(exp(x), axis=N)", False),
+     ("a = scan(exp(x), exp(x) * x, axis=N)", False)],
+)  # fmt: skip
+def test_what_a_scan_adds_up_is_approximate(chain, approximate):
+    """Errors of what it multiplies grow, so these are precise: also where both have one value."""
+    for dtype in ("T", "float32"):
+        source = text(chain, outputs=f'a: "{dtype}[..., N]"')
+        assert bool(flags(source)) == approximate, dtype

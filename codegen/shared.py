@@ -157,6 +157,7 @@ class Walk:
     by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
+    joins: bool = False  # whether a block's rows, which are neighbours in memory, are one run; else each is one
     holds_expensive: bool = False  # whether registers hold expensive values; else each reduction recomputes them
     settles: bool = False  # whether a block reduces all rows that meet, and writes the columns' results itself
     meets: int = 0  # blocks of a cluster that have some of all rows each, of which the first does so; 0: others finish, or rows are alone

@@ -188,7 +188,9 @@ class Row:
             elif not self.sweeps:
                 return
             elif isinstance(run, Slots):
-                runs.take_row(run.of(0, start), start, self.column, self.step, self.columns, dst, parts)
+                runs.take_row(
+                    run.of(0, start, self.length * parts), start, self.column, self.step, self.columns, dst, parts
+                )
             else:
                 runs.take(run, start, self.there, self.column, self.step, self.length, dst, parts)
         elif self.reads:
@@ -228,8 +230,8 @@ class Row:
             return
         start = start_of(src, place)
         if isinstance(memory, Slots):
-            run = memory.of(u, start + self.chunk * parts)
-            runs.fetch_row(src, run, self.end(run, parts), self.how, memory.kept)
+            run = memory.of(u, start + self.chunk * parts, self.length * parts)
+            runs.fetch_row(src, run, self.end(run, parts, src), self.how, memory.kept)
         else:
             access.fetch_row(src, start, self.column, self.step, self.columns, memory[None, None, u], parts)
 
@@ -246,18 +248,21 @@ class Row:
                 start += self.chunk * parts
                 runs.take_vectors(memory.of(u, start), start, Boolean(True), self.own, self.step, dst, parts)
             else:
-                runs.take_row(memory.of(u, start), start, self.column, self.step, self.columns, dst, parts)
+                own = memory.of(u, start, self.length * parts)
+                runs.take_row(own, start, self.column, self.step, self.columns, dst, parts)
         else:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
 
     def send(self, dst: cute.Tensor, place: cute.Coord, slots: Slots | None, parts: int = 1) -> None:
         """Copy to memory what was stored in the run of this row."""
         if slots is not None:
-            run = slots.of(0, start_of(dst, place) + self.chunk * parts)
-            runs.send_row(run, dst, self.end(run, parts), self.how)
+            run = slots.of(0, start_of(dst, place) + self.chunk * parts, self.length * parts)
+            runs.send_row(run, dst, self.end(run, parts, dst), self.how)
 
-    def end(self, run: Run, parts: int) -> Int32:
-        """Where this block's part of this row ends in a run of its own; 0 if there is none."""
+    def end(self, run: Run, parts: int, tensor: cute.Tensor) -> Int32:
+        """Where this block's part of this row ends in a run of its own, or its rows in one run; 0 if there is none."""
+        if runs.joins(self.how):
+            return runs.end_of_rows(run, self.how.threads // self.how.per_row * self.length * parts, tensor)
         columns = self.columns - self.chunk
         if self.how.splits:
             most = self.how.per_row * self.how.vectors * self.how.vec
@@ -319,7 +324,7 @@ class Row:
                 run = run.of(0, start) if isinstance(run, Slots) else run
                 runs.put_vector(run, src, self.own + self.v * self.step, self.how.vec)
                 return
-            run = run.of(0, start) if isinstance(run, Slots) else run
+            run = run.of(0, start, self.length * parts) if isinstance(run, Slots) else run
             runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
         elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how

@@ -175,9 +175,11 @@ class Slots:
     memory: cute.Tensor
     vec: int  # elements of 16 bytes
     kept: bool  # whether the L1 cache keeps what is read: other rows of the block read it too
+    lower: int | Int32 = 0  # rows of the block's run before this one, where they are one run
 
-    def of(self, u: int, start: Int64) -> Run:
-        """The run of the u-th row, which begins at element `start` of the array."""
+    def of(self, u: int, start: Int64, length: Int32 | int = 0) -> Run:
+        """The run of the u-th row, of `length` elements, which begins at element `start` of the array."""
+        start -= self.lower * length
         skip = device.misalignment(start, self.vec)
         memory = cute.make_tensor(
             self.memory.iterator + u * self.memory.stride[0], cute.make_layout((self.memory.shape[1],))
@@ -193,28 +195,46 @@ def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: i
         return None
     vec, beside = 128 // tensor.element_type.width, how.threads // how.per_row
     row = how.per_row * how.vectors * how.vec * parts * tensor.element_type.width // 8
+    tidx, _, _ = cute.arch.thread_idx()
+    number, joined = Int32(tidx // how.per_row), joins(how)
+    if joined:
+        row, beside = row * beside, 1
     size = slot_bytes(row, how.vec == 1) // 16 * vec
     whole = SmemAllocator().allocate_tensor(tensor.element_type, cute.make_layout((beside * rows * size,)), 16)
+    own = whole.iterator if joined else whole.iterator + cute.assume(number * size, divby=vec)
+    memory = cute.make_tensor(own, cute.make_layout((rows, size), stride=(beside * size, 1)))
+    return Slots(memory, vec, isinstance(how, RowLaunch), number if joined else 0)
+
+
+def joins(how: RowLaunch | Walk) -> bool:
+    """Whether a block's rows are one run, which its threads copy together."""
+    return isinstance(how, Walk) and how.joins
+
+
+def copying(how: RowLaunch | Walk) -> tuple[Int32, int]:
+    """The threads that copy a run: this one's number among them, and how many they are."""
     tidx, _, _ = cute.arch.thread_idx()
-    own = whole.iterator + cute.assume(tidx // how.per_row * size, divby=vec)
-    return Slots(
-        cute.make_tensor(own, cute.make_layout((rows, size), stride=(beside * size, 1))),
-        vec,
-        isinstance(how, RowLaunch),
-    )
+    return (tidx, how.threads) if joins(how) else (tidx % how.per_row, how.per_row)
+
+
+def end_of_rows(run: Run, most: Int32, tensor: cute.Tensor) -> Int32:
+    """Where a run of a block's rows ends, of at most so many elements; 0 if the array ends before."""
+    left = device.extent_of(tensor) - run.start
+    end = cutlass.select_(left < run.skip + most, left, Int64(run.skip + most))
+    return Int32(cutlass.select_(left > run.skip, end, Int64(0)))
 
 
 def fetch_row(src: cute.Tensor, run: Run, end: Int32, how: RowLaunch | Walk, kept: bool) -> None:
     """Start the copies of a row that ends at `end` of its run; 0 if there is none. Its threads have read what was there. `kept`: by way
     of the L1 cache."""
     meet(how)
-    own, _, _ = cute.arch.thread_idx()
-    _copy_in(src, run.memory, run.start, end, own % how.per_row, how.per_row, run.vec, kept, how.vec > 1)
+    own, threads = copying(how)
+    _copy_in(src, run.memory, run.start, end, own, threads, run.vec, kept, how.vec > 1)
 
 
 def meet(how: RowLaunch | Walk) -> None:
-    """Wait for the threads of a row of its own."""
-    if how.per_row > WARP:
+    """Wait for the threads that copy a run."""
+    if how.per_row > WARP or joins(how):
         cute.arch.sync_threads()
     else:
         cute.arch.sync_warp()
@@ -239,9 +259,9 @@ def take_row(
 def send_row(run: Run, dst: cute.Tensor, end: Int32, how: RowLaunch | Walk) -> None:
     """Write a row that ends at `end` of its run, once its threads have written theirs to that. A long row is where its memory begins."""
     meet(how)
-    own, _, _ = cute.arch.thread_idx()
+    own, threads = copying(how)
     start = run.start if how.vec == 1 else run.start + run.skip
-    _write(replace(run, start=start, end=end), dst, own % how.per_row, how.per_row, how.vec > 1)
+    _write(replace(run, start=start, end=end), dst, own, threads, how.vec > 1)
 
 
 def _write(run: Run, dst: cute.Tensor, own: Int32, threads: int, long: bool) -> None:

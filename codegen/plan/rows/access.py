@@ -218,6 +218,13 @@ class Reads:
             for a in self.along_own_rows
         )
 
+    @functools.cached_property
+    def joins_rows(self) -> bool:
+        """Whether neighbouring rows of a block that walks down rows are one run, of which nothing lies between two rows."""
+        return not self.apart and all(
+            self.in_run(a) and (a.interleaved or not (a.array and a.array.parts)) for a in self.along_own_rows
+        )
+
     def of_row(self, access: Access) -> bool:
         """Whether registers hold values of its own for each row, of an array that is read in vectors. Otherwise all rows that are
         reduced together share these values, or columns do."""

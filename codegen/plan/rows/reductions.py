@@ -373,7 +373,7 @@ class Reduction(Reads):
         resident = min(THREADS_OF_BLOCK // threads, shared_memory(arch) // room)
         if not resident:
             return None
-        return walking.in_runs(threads, per_row, count, resident, rows, apart, arch)
+        return replace(walking.in_runs(threads, per_row, count, resident, rows, apart, arch), joins=self.joins_rows)
 
     def _walk_in_long_runs(
         self, vec: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None

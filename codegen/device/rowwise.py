@@ -243,13 +243,12 @@ class Row:
         if src is None or memory is None:
             return
         if isinstance(memory, Slots):
-            start = start_of(src, place)
+            start = start_of(src, place) + self.chunk * parts
+            run = memory.of(u, start, self.length * parts)
             if self.in_one_run:
-                start += self.chunk * parts
-                runs.take_vectors(memory.of(u, start), start, Boolean(True), self.own, self.step, dst, parts)
+                runs.take_vectors(run, start, Boolean(True), self.own, self.step, dst, parts)
             else:
-                own = memory.of(u, start, self.length * parts)
-                runs.take_row(own, start, self.column, self.step, self.columns, dst, parts)
+                runs.take_row(run, start, self.column, self.step, self.columns, dst, parts)
         else:
             access.take_row(memory[None, None, u], self.column, self.step, self.columns, dst)
 
@@ -320,11 +319,10 @@ class Row:
         src = _held(values, dst, registers)
         if run is not None:
             start, last = start_of(dst, place), self.v == self.how.vectors - 1
+            run = run.of(0, start, self.length * parts) if isinstance(run, Slots) else run
             if self.in_one_run:
-                run = run.of(0, start) if isinstance(run, Slots) else run
                 runs.put_vector(run, src, self.own + self.v * self.step, self.how.vec)
                 return
-            run = run.of(0, start, self.length * parts) if isinstance(run, Slots) else run
             runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
         elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
@@ -380,12 +378,12 @@ class Row:
 
     @property
     def alone(self) -> bool:
-        """Whether the other threads of its warp have the same row, or none has one past the last."""
-        return self.how.exact or (isinstance(self.how, Walk) and self.how.whole and self.how.per_row >= WARP)
+        """Whether its warp has one row, or none past the last. A piece of one long row, which shifts, may end anywhere."""
+        whole = isinstance(self.how, Walk) and self.how.whole and not self.shifts
+        return self.how.exact or (whole and self.how.per_row >= WARP)
 
     def counts(self) -> Boolean | bool:
-        """Whether results of several rows include this row. A row past the last one is read as zeros, for which a chain need not
-        give 0."""
+        """Whether results of several rows include this row. One past the last is read as zeros, of which a chain may make others."""
         return self.there if self.alone else True
 
     def inside_once(self) -> reduce.Inside:

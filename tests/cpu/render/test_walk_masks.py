@@ -89,7 +89,9 @@ reference: |
 
 
 # Blocks with all rows, with some, and with none; runs that end with a vector of the array, and that do not
-@pytest.mark.parametrize(("dtype", "shape"), [("bfloat16", (11, 19, 37)), ("float32", (3, 7, 49)), ("bfloat16", (8, 32, 21))])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("bfloat16", (11, 19, 37)), ("float32", (3, 7, 49)), ("bfloat16", (8, 32, 21))]
+)
 def test_rows_of_a_block_are_one_run(tmp_path, dtype, shape):
     op = make_op(tmp_path, PARTS)
     rng = np.random.default_rng(2)

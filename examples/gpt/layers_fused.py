@@ -1,44 +1,74 @@
 """The GPT's layers with fused ops: those of the library and those of examples/specs. What no op improves is `layers_plain`'s.
 
-Three layers have gradients by hand, because they know more than each op does. The residual stream has two gradients, which one kernel
-adds (`branch`). A squared ReLU's result has all that its slope needs (`mlp`). A loss is computed to be differentiated (`loss`).
+A norm without weights divides each row by a number, and a product may do that afterwards: `(x * rstd) @ w` is `(x @ w) * rstd`. So no
+norm is computed. What a branch takes is `Rows`, whose rstd comes from the product before it.
+
+The layers have gradients by hand, because they know more than each op does. The gradient of rows is the gradient of `x * rstd` times
+rstd, which the products' own epilogues compute. The residual stream has two gradients, which one kernel adds (`branch`). A squared
+ReLU's result has all that its slope needs (`mlp_add`). A loss is computed to be differentiated (`loss`).
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cutefuse import causal_attention, dense_residual, dense_squared_relu, rmsnorm
+from cutefuse import causal_attention, rmsnorm
 
 from ..adamw import FusedAdamW as Optimiser
-from ..ops import capped_cross_entropy, drmsnorm_add, matmul_dsquared_relu, qkv_rmsnorm_rotary
+from ..ops import (
+    capped_cross_entropy,
+    dense_residual_rstd,
+    drmsnorm_add,
+    matmul_dsquared_relu,
+    qkv_rmsnorm_rotary,
+    rms_dense_squared_relu,
+)
 from . import layers_plain
 from .layers_plain import EPS
 
-__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm"]
+__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm", "stream"]
 
-norm = functools.partial(rmsnorm, eps=EPS)
+
+class Rows(NamedTuple):
+    """The residual stream, or what a branch takes of it, x * rstd. x: [..., width]; rstd: float32[...]."""
+
+    x: jax.Array
+    rstd: jax.Array
+
+
+def gradient(dx: jax.Array) -> Rows:
+    """The gradient of rows. That of rstd is part of it."""
+    return Rows(dx, jnp.zeros(dx.shape[:-1], jnp.float32))
+
+
+def stream(x: jax.Array) -> Rows:
+    x = rmsnorm(x, eps=EPS)
+    squares = jnp.mean(jnp.square(jax.lax.stop_gradient(x).astype(jnp.float32)), axis=-1)
+    return Rows(x, jax.lax.rsqrt(squares + EPS))
+
+
+def norm(x: Rows) -> jax.Array:
+    return rmsnorm(x.x, eps=EPS)
 
 
 @jax.custom_vjp
-def branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return norm(x), x
+def branch(x: Rows) -> tuple[Rows, Rows]:
+    return x, x
 
 
-branch.defvjp(lambda x: ((norm(x), x), x), lambda x, d: (drmsnorm_add(d[0], x, d[1], eps=EPS),))
+branch.defvjp(lambda x: ((x, x), x.x), lambda x, d: (gradient(drmsnorm_add(d[0].x, x, d[1].x, eps=EPS)),))
 
 
 def heads(
-    x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array
+    n: Rows, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     size = 2 * cos.shape[1]
-    weights = jnp.stack([w.reshape(x.shape[-1], -1, size) for w in (q, k, v)], axis=2)  # by head
-    products = x @ weights.reshape(x.shape[-1], -1)
-    return tuple(qkv_rmsnorm_rotary(products.reshape(*x.shape[:-1], -1, 3 * size), cos, sin, eps=EPS))
+    weights = jnp.stack([w.reshape(n.x.shape[-1], -1, size) for w in (q, k, v)], axis=2)  # by head
+    products = n.x @ weights.reshape(n.x.shape[-1], -1)
+    return tuple(qkv_rmsnorm_rotary(products.reshape(*n.x.shape[:-1], -1, 3 * size), n.rstd, cos, sin, eps=EPS))
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -47,11 +77,17 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return causal_attention(q, k, v, scale=q.shape[-1] ** -0.5).o
 
 
-dense_add = dense_residual
+@jax.custom_vjp
+def dense_add(x: jax.Array, w: jax.Array, residual: Rows) -> Rows:
+    return Rows(*dense_residual_rstd(x.reshape(residual.x.shape), w, residual.x, eps=EPS))
 
 
-def mlp_add(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> jax.Array:
-    return mlp(rows(x), up, down, rows(residual)).reshape(residual.shape)
+def dense_add_backward(saved: tuple[jax.Array, jax.Array], d: Rows) -> tuple[jax.Array, jax.Array, Rows]:
+    x, w = saved
+    return (d.x @ w.T).reshape(x.shape), rows(x.reshape(d.x.shape)).T @ rows(d.x), gradient(d.x)
+
+
+dense_add.defvjp(lambda x, w, residual: (dense_add(x, w, residual), (x, w)), dense_add_backward)
 
 
 def rows(x: jax.Array) -> jax.Array:
@@ -59,32 +95,28 @@ def rows(x: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def mlp(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> jax.Array:
-    return mlp_forward(x, up, down, residual)[0]
+def mlp_add(n: Rows, up: jax.Array, down: jax.Array, residual: Rows) -> Rows:
+    return mlp_forward(n, up, down, residual)[0]
 
 
-def mlp_forward(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> tuple[jax.Array, Any]:
-    u = dense_squared_relu(x, up)
-    return dense_residual(u, down, residual), (x, up, down, u)
+def mlp_forward(n: Rows, up: jax.Array, down: jax.Array, residual: Rows) -> tuple[Rows, Any]:
+    u = rms_dense_squared_relu(n.x, n.rstd, up)
+    return Rows(*dense_residual_rstd(u, down, residual.x, eps=EPS)), (n, up, down, u)
 
 
-def mlp_backward(saved: Any, dy: jax.Array) -> tuple[jax.Array, ...]:
-    x, up, down, u = saved
-    dz = matmul_dsquared_relu(dy, down, u)
-    return dz @ up.T, weight_gradient_of_halves(x, dz), weight_gradient_of_halves(u, dy), dy
+def mlp_backward(saved: Any, d: Rows) -> tuple[Rows, jax.Array, jax.Array, Rows]:
+    n, up, down, u = saved
+    dz = matmul_dsquared_relu(d.x, down, u, n.rstd)
+    return gradient(dz @ up.T), weight_gradient(n.x, dz), weight_gradient(u, d.x), gradient(d.x)
 
 
-mlp.defvjp(mlp_forward, mlp_backward)
+mlp_add.defvjp(mlp_forward, mlp_backward)
 
 
 def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
-    """The gradient by w of x @ w. x: [..., K], dy: [..., N]; to [K, N]."""
-    return rows(x).T @ rows(dy)
+    """The gradient by w of x @ w, of two halves of the rows, added in float32. x: [..., K], dy: [..., N]; to [K, N].
 
-
-def weight_gradient_of_halves(x: jax.Array, dy: jax.Array) -> jax.Array:
-    """The same, of two halves of the rows, added in float32. The tiles of [1280, 5120] keep the SMs busy for 2.4 rounds, which take 3;
-    twice as many tiles take 5 rounds of half the time."""
+    The tiles of [1280, 5120] keep the SMs busy for 2.4 rounds, which take 3; twice as many tiles take 5 rounds of half the time."""
     halves = (rows(a).reshape(2, -1, a.shape[-1]) for a in (x, dy))
     return jnp.sum(jnp.einsum("hrk,hrn->hkn", *halves, preferred_element_type=jnp.float32), axis=0).astype(x.dtype)
 
@@ -97,7 +129,7 @@ def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) ->
 def loss_backward(cap: float, saved: Any, d: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, head, dlogits = saved
     d = d.astype(x.dtype)
-    return d * (dlogits @ head.T), d * weight_gradient(x, dlogits), None
+    return d * (dlogits @ head.T), d * (rows(x).T @ rows(dlogits)), None
 
 
 loss = jax.custom_vjp(layers_plain.loss, nondiff_argnums=(3,))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ..adamw import AdamW as Optimiser
 
-__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm"]
+__all__ = ["Optimiser", "attention", "branch", "dense_add", "heads", "loss", "mlp_add", "norm", "stream"]
 
 EPS = 1e-6
 
@@ -16,6 +16,11 @@ def norm(x: jax.Array) -> jax.Array:
     """x: [..., width], each row divided by its root mean square."""
     wide = x.astype(jnp.float32)
     return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + EPS)).astype(x.dtype)
+
+
+def stream(x: jax.Array) -> jax.Array:
+    """The residual stream that begins with x: [..., width]."""
+    return norm(x)
 
 
 def branch(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -49,8 +54,8 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def dense_add(x: jax.Array, w: jax.Array, residual: jax.Array) -> jax.Array:
-    """x: [..., inner], w: [inner, width], residual: [..., width]."""
-    return residual + x @ w
+    """x: [..., heads, size], w: [heads * size, width], residual: [..., width]."""
+    return residual + x.reshape(*x.shape[:-2], -1) @ w
 
 
 def mlp_add(x: jax.Array, up: jax.Array, down: jax.Array, residual: jax.Array) -> jax.Array:

@@ -60,11 +60,11 @@ def angles(length: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 def loss(weights: dict[str, Any], words: jax.Array, following: jax.Array, config: Config, layers: Any) -> jax.Array:
     """The mean loss of predicting `following` from `words`, int32[sequences, length] each."""
     cos, sin = angles(words.shape[1], config.width // config.heads // 2)
-    x = layers.norm(jnp.take(weights["embedding"], words, axis=0).astype(config.dtype))
+    x = layers.stream(jnp.take(weights["embedding"], words, axis=0).astype(config.dtype))
     for block in weights["blocks"]:
         n, x = layers.branch(x)
         q, k, v = layers.heads(n, block["q"], block["k"], block["v"], cos, sin)
-        x = layers.dense_add(layers.attention(q, k, v).reshape(x.shape), block["out"], x)
+        x = layers.dense_add(layers.attention(q, k, v), block["out"], x)
         n, x = layers.branch(x)
         x = layers.mlp_add(n, block["up"], block["down"], x)
     return layers.loss(layers.norm(x), weights["head"], following, config.cap)

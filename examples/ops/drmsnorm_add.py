@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""The gradient of a root mean square normalisation without a weight, added to another gradient of the same array."""
+"""The gradient of a root mean square normalisation, given that of x * rstd times rstd, added to another gradient of
+the same array."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -21,8 +22,8 @@ from codegen.shared import RowLaunch
 SPEC = {
     "op": "drmsnorm_add",
     "summary": (
-        "The gradient of a root mean square normalisation without a weight, added to another gradient of the same "
-        "array."
+        "The gradient of a root mean square normalisation, given that of x * rstd times rstd, added to another "
+        "gradient of the same array."
     ),
     "types": {"T": ["float32", "bfloat16"]},
     "inputs": {"dy": "T[..., N]", "x": "T[..., N]", "around": "T[..., N]"},
@@ -31,11 +32,11 @@ SPEC = {
     "chain": """\
 rstd = rsqrt(mean(square(x), axis=N) + eps)
 slope = mean(dy * x, axis=N) * rstd * rstd
-dx = around + rstd * (dy - slope * x)
+dx = around + dy - slope * x
 """,
     "reference": """\
-normalise = lambda v: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps)
-dx = around + jax.vjp(normalise, x)[1](dy)[0]
+rms = lambda v: jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps)
+dx = around + jax.vjp(lambda v: v / rms(v), x)[1](dy * rms(x))[0]
 """,
     "grad": "none",
     "aliases": {"dx": "around"},
@@ -53,7 +54,7 @@ def drmsnorm_add_chain(dy, x, around, eps, row_mean, row_mean2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     rstd = device.rsqrt(row_mean + eps, approx)
     slope = row_mean2 * rstd * rstd
-    dx = around + rstd * (dy - slope * x)
+    dx = around + dy - slope * x
     return dx
 
 
@@ -134,14 +135,14 @@ def drmsnorm_add_xla(dy, x, around, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     rstd = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     slope = jnp.mean(dy * x, axis=-1, keepdims=True) * rstd * rstd
-    dx = around + rstd * (dy - slope * x)
+    dx = around + dy - slope * x
     return dx
 
 
 def drmsnorm_add_reference(dy, x, around, eps):
     """The definition that tests hold every implementation to."""
-    normalise = lambda v: v / jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps)
-    dx = around + jax.vjp(normalise, x)[1](dy)[0]
+    rms = lambda v: jnp.sqrt(jnp.mean(jnp.square(v), axis=-1, keepdims=True) + eps)
+    dx = around + jax.vjp(lambda v: v / rms(v), x)[1](dy * rms(x))[0]
     return dx
 
 
@@ -159,8 +160,8 @@ def drmsnorm_add(
     eps: float = 1e-06,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """The gradient of a root mean square normalisation without a weight, added to another gradient of the same
-    array.
+    """The gradient of a root mean square normalisation, given that of x * rstd times rstd, added to another gradient
+    of the same array.
 
     Args:
       dy: T[..., N].

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""The gradient through a dense layer and the squared ReLU before it, from that squared ReLU's result."""
+"""The gradient through a dense layer and the squared ReLU before it, of which each row was scaled, from that squared
+ReLU's result."""
 
 import cuda.bindings.driver as cuda
 import cutlass
@@ -20,14 +21,17 @@ from codegen.shared import Contraction, Launch
 
 SPEC = {
     "op": "matmul_dsquared_relu",
-    "summary": "The gradient through a dense layer and the squared ReLU before it, from that squared ReLU's result.",
+    "summary": (
+        "The gradient through a dense layer and the squared ReLU before it, of which each row was scaled, from that "
+        "squared ReLU's result."
+    ),
     "types": {"T": ["float32", "bfloat16"]},
-    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "u": "T[..., N]"},
+    "inputs": {"dy": "T[..., K]", "w": "T[N, K]", "u": "T[..., N]", "scale": "float32[...]"},
     "outputs": {"dz": "T[..., N]"},
     "chain": """\
-dz = (dy @ w) * (2 * sqrt(u))
+dz = (dy @ w) * (2 * sqrt(u)) * scale
 """,
-    "reference": "(dy @ w.T) * 2 * jnp.sqrt(u)",
+    "reference": "(dy @ w.T) * 2 * jnp.sqrt(u) * scale[..., None]",
     "grad": "none",
     "domain": {"u": [0.0, 100.0]},
     "bench": [{"...": 32768, "K": 1280, "N": 5120}],
@@ -36,21 +40,22 @@ dz = (dy @ w) * (2 * sqrt(u))
 
 def matmul_dsquared_relu_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mU, mDz = tensors
+    mU, mScale, mDz = tensors
     row = at.row
     iN = at.column
     rU = at.load(mU, (row, iN))
-    return (rU,)
+    rScale = at.load_one(mScale, (row,))
+    return (rU, rScale,)
 
 
 def matmul_dsquared_relu_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mU, mDz = tensors
+    mU, mScale, mDz = tensors
     row = at.row
     iN = at.column
-    rU, = operands
+    rU, rScale = operands
     approx = device.narrow(mDz)
-    dz = matmul_dsquared_relu_epilogue_chain(acc[0].load(), device.floats(rU), approx)
+    dz = matmul_dsquared_relu_epilogue_chain(acc[0].load(), device.floats(rU), device.floats(rScale), approx)
     at.store(dz.to(mDz.element_type), mDz, (row, iN))
     return ()
 
@@ -61,51 +66,55 @@ def matmul_dsquared_relu_launch(
     mDy: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
     mU: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (rows) float32
     mDz: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mDy, (mW,), (mU, mDz,), matmul_dsquared_relu_tile, batched=False, b_is_nk=True, paired="",
+        stream, mDy, (mW,), (mU, mScale, mDz,), matmul_dsquared_relu_tile, batched=False, b_is_nk=True, paired="",
         reads=(None, matmul_dsquared_relu_tiles), whole=((mU, 1, True),), how=how,
     )
 
 
-def matmul_dsquared_relu_reference(dy, w, u):
+def matmul_dsquared_relu_reference(dy, w, u, scale):
     """The definition that tests hold every implementation to."""
-    return dy @ w.T * 2 * jnp.sqrt(u)
+    return dy @ w.T * 2 * jnp.sqrt(u) * scale[..., None]
 
 
-def matmul_dsquared_relu_epilogue_chain(acc, u, approx):
+def matmul_dsquared_relu_epilogue_chain(acc, u, scale, approx):
     """The chain, on one vector of each operand."""
-    dz = acc * (2.0 * device.sqrt(u, approx))
+    dz = acc * (2.0 * device.sqrt(u, approx)) * scale
     return dz
 
 
 @cute.kernel
 def matmul_dsquared_relu_epilogue_kernel(
-    mAcc: cute.Tensor,  # (rows, cols) float32
-    mU: cute.Tensor,  # (rows, cols) T
-    mDz: cute.Tensor,  # (rows, cols) T
+    mAcc: cute.Tensor,  # (rows, N) float32
+    mU: cute.Tensor,  # (rows, N) T
+    mScale: cute.Tensor,  # (rows) float32
+    mDz: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mDz.shape)  # this thread's elements, which lie next to each other in the outputs
+    row, _ = at.axes
     approx = device.narrow(mDz)
     if at.valid > 0:
-        rAcc, rU = at.load(mAcc, mU)
-        dz = matmul_dsquared_relu_epilogue_chain(device.floats(rAcc), device.floats(rU), approx)
+        rAcc, rU, rScale = at.load(mAcc, mU, flat.read(mScale, (row,)))
+        dz = matmul_dsquared_relu_epilogue_chain(device.floats(rAcc), device.floats(rU), device.floats(rScale), approx)
         at.store(dz.to(mDz.element_type), mDz)
 
 
 @cute.jit
 def matmul_dsquared_relu_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mU: cute.Tensor, mDz: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mAcc: cute.Tensor, mU: cute.Tensor, mScale: cute.Tensor, mDz: cute.Tensor,
+    how: cutlass.Constexpr[Launch],
 ):
-    matmul_dsquared_relu_epilogue_kernel(mAcc, mU, mDz, how).launch(**flat.grid(how, mDz.shape, stream))
+    matmul_dsquared_relu_epilogue_kernel(mAcc, mU, mScale, mDz, how).launch(**flat.grid(how, mDz.shape, stream))
 
 
-def matmul_dsquared_relu_epilogue_xla(acc, u):
+def matmul_dsquared_relu_epilogue_xla(acc, u, scale):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dz = acc * (2.0 * jnp.sqrt(u))
+    dz = acc * (2.0 * jnp.sqrt(u)) * scale
     return dz
 
 
@@ -120,15 +129,18 @@ def matmul_dsquared_relu(
     dy: jax.Array,
     w: jax.Array,
     u: jax.Array,
+    scale: jax.Array,
     *,
     implementation: runtime.Implementation = None,
 ) -> jax.Array:
-    """The gradient through a dense layer and the squared ReLU before it, from that squared ReLU's result.
+    """The gradient through a dense layer and the squared ReLU before it, of which each row was scaled, from that
+    squared ReLU's result.
 
     Args:
       dy: T[..., K].
       w: T[N, K].
       u: T[..., N].
+      scale: float32[...].
       implementation: "cute", "xla", "interpret", or None: on a GPU the kernel, or XLA where faster; jnp elsewhere.
 
     Returns:

@@ -6,7 +6,8 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportPossiblyUnboundVariable=false
 # pyright: reportPrivateImportUsage=false, reportReturnType=false
 # ruff: noqa: I001, PLR0402, RUF059, RUF100, SIM102
-"""From queries, keys and values side by side to each alone, queries and keys normalised by head and rotated."""
+"""From queries, keys and values side by side to each alone, all scaled by row, queries and keys normalised by head
+and rotated."""
 
 from typing import NamedTuple
 
@@ -23,28 +24,30 @@ from codegen.shared import RowLaunch, Walk
 SPEC = {
     "op": "qkv_rmsnorm_rotary",
     "summary": (
-        "From queries, keys and values side by side to each alone, queries and keys normalised by head and rotated."
+        "From queries, keys and values side by side to each alone, all scaled by row, queries and keys normalised by "
+        "head and rotated."
     ),
     "types": {"T": ["float32", "bfloat16"]},
-    "inputs": {"x": "T[B, S, H, (6 D)]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
+    "inputs": {"x": "T[B, S, H, (6 D)]", "rstd": "float32[B, S]", "cos": "float32[S, D]", "sin": "float32[S, D]"},
     "outputs": {"q": "T[B, S, H, (2 D)]", "k": "T[B, S, H, (2 D)]", "v": "T[B, S, H, (2 D)]"},
     "params": {"eps": {"type": "float", "default": 1e-06, "doc": "Added to the mean square under the root."}},
     "chain": """\
-q_rstd = rsqrt(0.5 * (mean(square(x[0]), axis=D) + mean(square(x[1]), axis=D)) + eps)
-k_rstd = rsqrt(0.5 * (mean(square(x[2]), axis=D) + mean(square(x[3]), axis=D)) + eps)
-q[0] = q_rstd * (x[0] * cos - x[1] * sin)
-q[1] = q_rstd * (x[1] * cos + x[0] * sin)
-k[0] = k_rstd * (x[2] * cos - x[3] * sin)
-k[1] = k_rstd * (x[3] * cos + x[2] * sin)
-v[0] = x[4]
-v[1] = x[5]
+scale = stop_gradient(rstd)
+q_scale = scale * rsqrt(0.5 * scale * scale * (mean(square(x[0]), axis=D) + mean(square(x[1]), axis=D)) + eps)
+k_scale = scale * rsqrt(0.5 * scale * scale * (mean(square(x[2]), axis=D) + mean(square(x[3]), axis=D)) + eps)
+q[0] = q_scale * (x[0] * cos - x[1] * sin)
+q[1] = q_scale * (x[1] * cos + x[0] * sin)
+k[0] = k_scale * (x[2] * cos - x[3] * sin)
+k[1] = k_scale * (x[3] * cos + x[2] * sin)
+v[0] = scale * x[4]
+v[1] = scale * x[5]
 """,
     "reference": """\
 c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
 s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
 normed = lambda x: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
 turned = lambda x: x * c + jnp.concatenate([-jnp.split(x, 2, axis=-1)[1], jnp.split(x, 2, axis=-1)[0]], axis=-1) * s
-a, b, v = jnp.split(x, 3, axis=-1)
+a, b, v = jnp.split(x * jax.lax.stop_gradient(rstd)[..., None, None], 3, axis=-1)
 q = turned(normed(a))
 k = turned(normed(b))
 """,
@@ -59,22 +62,27 @@ def qkv_rmsnorm_rotary_stage0(x0, x1, x2, x3):
     return x0 * x0, x1 * x1, x2 * x2, x3 * x3
 
 
-def qkv_rmsnorm_rotary_chain(x0, x1, x2, x3, x4, x5, cos, sin, eps, row_mean, row_mean2, row_mean3, row_mean4, approx):
+def qkv_rmsnorm_rotary_chain(
+    x0, x1, x2, x3, x4, x5, rstd, cos, sin, eps, row_mean, row_mean2, row_mean3, row_mean4, approx,
+):
     """The chain, on one vector of each operand and the row's statistics."""
-    q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
-    k_rstd = device.rsqrt(0.5 * (row_mean3 + row_mean4) + eps, approx)
-    q0 = q_rstd * (x0 * cos - x1 * sin)
-    q1 = q_rstd * (x1 * cos + x0 * sin)
-    k0 = k_rstd * (x2 * cos - x3 * sin)
-    k1 = k_rstd * (x3 * cos + x2 * sin)
-    v0 = x4
-    v1 = x5
+    scale = rstd
+    t0 = 0.5 * scale * scale
+    q_scale = scale * device.rsqrt(t0 * (row_mean + row_mean2) + eps, approx)
+    k_scale = scale * device.rsqrt(t0 * (row_mean3 + row_mean4) + eps, approx)
+    q0 = q_scale * (x0 * cos - x1 * sin)
+    q1 = q_scale * (x1 * cos + x0 * sin)
+    k0 = k_scale * (x2 * cos - x3 * sin)
+    k1 = k_scale * (x3 * cos + x2 * sin)
+    v0 = scale * x4
+    v1 = scale * x5
     return q0, q1, k0, k1, v0, v1
 
 
 @cute.kernel
 def qkv_rmsnorm_rotary_kernel(
     mX: cute.Tensor,  # (B, S, H, 6, D) T
+    mRstd: cute.Tensor,  # (B, S) float32
     mCos: cute.Tensor,  # (S, D) float32
     mSin: cute.Tensor,  # (S, D) float32
     mQ: cute.Tensor,  # (B, S, H, 2, D) T
@@ -94,6 +102,7 @@ def qkv_rmsnorm_rotary_kernel(
     rX5 = access.registers(mX, (vec, vectors, at_once))
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
+    rRstd = access.registers(mRstd, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
@@ -121,6 +130,7 @@ def qkv_rmsnorm_rotary_kernel(
         row.load(mX, (iB, iS, iH, 5, 0), rX5[None, None, u], run=sXRun)
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
+        row.load_one(mRstd, (iB, iS), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -161,9 +171,9 @@ def qkv_rmsnorm_rotary_kernel(
                 q0, q1, k0, k1, v0, v1 = qkv_rmsnorm_rotary_chain(
                     device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rX2[None, v, u]),
                     device.floats(rX3[None, v, u]), device.floats(rX4[None, v, u]), device.floats(rX5[None, v, u]),
-                    device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]), device.full(vec, eps),
-                    device.full(vec, row_mean), device.full(vec, row_mean2), device.full(vec, row_mean3),
-                    device.full(vec, row_mean4), approx,
+                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rCos[None, v, u]),
+                    device.floats(rSin[None, v, u]), device.full(vec, eps), device.full(vec, row_mean),
+                    device.full(vec, row_mean2), device.full(vec, row_mean3), device.full(vec, row_mean4), approx,
                 )
                 at.store(q0.to(mQ.element_type), mQ, (iB, iS, iH, 0, 0), run=sQRun)
                 at.store(q1.to(mQ.element_type), mQ, (iB, iS, iH, 1, 0), run=sQRun)
@@ -176,11 +186,13 @@ def qkv_rmsnorm_rotary_kernel(
 
 @cute.jit
 def qkv_rmsnorm_rotary_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mQ: cute.Tensor, mK: cute.Tensor,
-    mV: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mX: cute.Tensor, mRstd: cute.Tensor, mCos: cute.Tensor, mSin: cute.Tensor, mQ: cute.Tensor,
+    mK: cute.Tensor, mV: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     B, S, H = mX.shape[0], mX.shape[1], mX.shape[2]
-    qkv_rmsnorm_rotary_kernel(mX, mCos, mSin, mQ, mK, mV, eps, how).launch(**rowwise.grid(how, B * S * H, stream))
+    qkv_rmsnorm_rotary_kernel(
+        mX, mRstd, mCos, mSin, mQ, mK, mV, eps, how,
+    ).launch(**rowwise.grid(how, B * S * H, stream))
 
 
 class QkvRmsnormRotaryOutputs(NamedTuple):
@@ -191,28 +203,30 @@ class QkvRmsnormRotaryOutputs(NamedTuple):
     v: jax.Array
 
 
-def qkv_rmsnorm_rotary_xla(x0, x1, x2, x3, x4, x5, cos, sin, eps):
+def qkv_rmsnorm_rotary_xla(x0, x1, x2, x3, x4, x5, rstd, cos, sin, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
-    q_rstd = jax.lax.rsqrt(t0)
-    t1 = 0.5 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
-    k_rstd = jax.lax.rsqrt(t1)
-    q0 = q_rstd * (x0 * cos - x1 * sin)
-    q1 = q_rstd * (x1 * cos + x0 * sin)
-    k0 = k_rstd * (x2 * cos - x3 * sin)
-    k1 = k_rstd * (x3 * cos + x2 * sin)
-    v0 = x4
-    v1 = x5
+    scale = jax.lax.stop_gradient(rstd)
+    t0 = 0.5 * scale * scale
+    t1 = t0 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    q_scale = scale * jax.lax.rsqrt(t1)
+    t2 = t0 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
+    k_scale = scale * jax.lax.rsqrt(t2)
+    q0 = q_scale * (x0 * cos - x1 * sin)
+    q1 = q_scale * (x1 * cos + x0 * sin)
+    k0 = k_scale * (x2 * cos - x3 * sin)
+    k1 = k_scale * (x3 * cos + x2 * sin)
+    v0 = scale * x4
+    v1 = scale * x5
     return q0, q1, k0, k1, v0, v1
 
 
-def qkv_rmsnorm_rotary_reference(x, cos, sin, eps):
+def qkv_rmsnorm_rotary_reference(x, rstd, cos, sin, eps):
     """The definition that tests hold every implementation to."""
     c = jnp.concatenate([cos, cos], axis=-1)[None, :, None, :]
     s = jnp.concatenate([sin, sin], axis=-1)[None, :, None, :]
     normed = lambda x: x / jnp.sqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps)
     turned = lambda x: x * c + jnp.concatenate([-jnp.split(x, 2, axis=-1)[1], jnp.split(x, 2, axis=-1)[0]], axis=-1) * s
-    a, b, v = jnp.split(x, 3, axis=-1)
+    a, b, v = jnp.split(x * jax.lax.stop_gradient(rstd)[..., None, None], 3, axis=-1)
     q = turned(normed(a))
     k = turned(normed(b))
     return q, k, v
@@ -228,25 +242,29 @@ def qkv_rmsnorm_rotary_frozen_stage0(dq0, dq1, dk0, dk1, x0, x1, x2, x3, cos, si
 
 
 def qkv_rmsnorm_rotary_frozen_chain(
-    dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, row_mean3,
+    dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, rstd, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, row_mean3,
     row_mean4, row_sum2, approx,
 ):
     """The chain, on one vector of each operand and the row's statistics."""
-    q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, approx)
-    t0 = sin * q_rstd
-    t1 = cos * q_rstd
-    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx)
-    t3 = t2 * row_sum * q_rstd * q_rstd * q_rstd
-    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
-    k_rstd = device.rsqrt(0.5 * (row_mean3 + row_mean4) + eps, approx)
-    t4 = sin * k_rstd
-    t5 = cos * k_rstd
-    t6 = t2 * row_sum2 * k_rstd * k_rstd * k_rstd
-    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
-    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
-    dx4 = dv0
-    dx5 = dv1
+    scale = rstd
+    t0 = 0.5 * scale * scale
+    t1 = device.rsqrt(t0 * (row_mean + row_mean2) + eps, approx)
+    q_scale = scale * t1
+    t2 = sin * q_scale
+    t3 = cos * q_scale
+    t4 = device.divide(scale, size_d.to(cutlass.Float32), approx) * t0
+    t5 = t4 * row_sum * t1 * t1 * t1
+    dx0 = t2 * dq1 + t3 * dq0 - t5 * x0
+    dx1 = t3 * dq1 - t2 * dq0 - t5 * x1
+    t6 = device.rsqrt(t0 * (row_mean3 + row_mean4) + eps, approx)
+    k_scale = scale * t6
+    t7 = sin * k_scale
+    t8 = cos * k_scale
+    t9 = t4 * row_sum2 * t6 * t6 * t6
+    dx2 = t7 * dk1 + t8 * dk0 - t9 * x2
+    dx3 = t8 * dk1 - t7 * dk0 - t9 * x3
+    dx4 = scale * dv0
+    dx5 = scale * dv1
     return dx0, dx1, dx2, dx3, dx4, dx5
 
 
@@ -256,6 +274,7 @@ def qkv_rmsnorm_rotary_frozen_kernel(
     mDk: cute.Tensor,  # (B, S, H, 2, D) T
     mDv: cute.Tensor,  # (B, S, H, 2, D) T
     mX: cute.Tensor,  # (B, S, H, 6, D) T
+    mRstd: cute.Tensor,  # (B, S) float32
     mCos: cute.Tensor,  # (S, D) float32
     mSin: cute.Tensor,  # (S, D) float32
     mDx: cute.Tensor,  # (B, S, H, 6, D) T
@@ -277,6 +296,7 @@ def qkv_rmsnorm_rotary_frozen_kernel(
     rX3 = access.registers(mX, (vec, vectors, at_once))
     rCos = access.registers(mCos, (vec, vectors, at_once))
     rSin = access.registers(mSin, (vec, vectors, at_once))
+    rRstd = access.registers(mRstd, (1, at_once))
     sStage0 = rowwise.shared(
         how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32,
     )
@@ -311,6 +331,7 @@ def qkv_rmsnorm_rotary_frozen_kernel(
         row.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=sXRun)
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
+        row.load_one(mRstd, (iB, iS), rRstd[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
@@ -370,7 +391,8 @@ def qkv_rmsnorm_rotary_frozen_kernel(
                     device.floats(rDq0[None, v, u]), device.floats(rDq1[None, v, u]), device.floats(rDk0[None, v, u]),
                     device.floats(rDk1[None, v, u]), device.floats(rDv0[None, v, u]), device.floats(rDv1[None, v, u]),
                     device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rX2[None, v, u]),
-                    device.floats(rX3[None, v, u]), device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
+                    device.floats(rX3[None, v, u]), device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                    device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
                     device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
@@ -386,36 +408,41 @@ def qkv_rmsnorm_rotary_frozen_kernel(
 
 @cute.jit
 def qkv_rmsnorm_rotary_frozen_launch(
-    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mCos: cute.Tensor,
-    mSin: cute.Tensor, mDx: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mRstd: cute.Tensor,
+    mCos: cute.Tensor, mSin: cute.Tensor, mDx: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[RowLaunch],
 ):
     B, S, H = mDq.shape[0], mDq.shape[1], mDq.shape[2]
     qkv_rmsnorm_rotary_frozen_kernel(
-        mDq, mDk, mDv, mX, mCos, mSin, mDx, eps, how,
+        mDq, mDk, mDv, mX, mRstd, mCos, mSin, mDx, eps, how,
     ).launch(**rowwise.grid(how, B * S * H, stream))
 
 
-def qkv_rmsnorm_rotary_frozen_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps):
+def qkv_rmsnorm_rotary_frozen_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, rstd, cos, sin, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t7 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
-    q_rstd = jax.lax.rsqrt(t7)
-    t0 = sin * q_rstd
-    t1 = cos * q_rstd
-    t2 = 0.5 / size_d.astype(jnp.float32)
-    t8 = t2 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
-    t3 = t8 * q_rstd * q_rstd
-    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
-    t9 = 0.5 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
-    k_rstd = jax.lax.rsqrt(t9)
-    t4 = sin * k_rstd
-    t5 = cos * k_rstd
-    t10 = t2 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
-    t6 = t10 * k_rstd * k_rstd
-    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
-    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
-    dx4 = dv0
-    dx5 = dv1
+    scale = jax.lax.stop_gradient(rstd)
+    t0 = 0.5 * scale * scale
+    t10 = t0 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    t1 = jax.lax.rsqrt(t10)
+    q_scale = scale * t1
+    t2 = sin * q_scale
+    t3 = cos * q_scale
+    t4 = scale / size_d.astype(jnp.float32) * t0
+    t11 = t4 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * t1
+    t5 = t11 * t1 * t1
+    dx0 = t2 * dq1 + t3 * dq0 - t5 * x0
+    dx1 = t3 * dq1 - t2 * dq0 - t5 * x1
+    t12 = t0 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
+    t6 = jax.lax.rsqrt(t12)
+    k_scale = scale * t6
+    t7 = sin * k_scale
+    t8 = cos * k_scale
+    t13 = t4 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * t6
+    t9 = t13 * t6 * t6
+    dx2 = t7 * dk1 + t8 * dk0 - t9 * x2
+    dx3 = t8 * dk1 - t7 * dk0 - t9 * x3
+    dx4 = scale * dv0
+    dx5 = scale * dv1
     return dx0, dx1, dx2, dx3, dx4, dx5
 
 
@@ -445,6 +472,7 @@ def qkv_rmsnorm_rotary_backward_rows_kernel(
     mDk: cute.Tensor,  # (B, S, H, 2, D) T
     mDv: cute.Tensor,  # (B, S, H, 2, D) T
     mX: cute.Tensor,  # (B, S, H, 6, D) T
+    mRstd: cute.Tensor,  # (B, S) float32
     mCos: cute.Tensor,  # (S, D) float32
     mSin: cute.Tensor,  # (S, D) float32
     mRowMeanOfRows: cute.Tensor,  # (B, S, H) float32
@@ -551,15 +579,15 @@ def qkv_rmsnorm_rotary_backward_rows_kernel(
 
 @cute.jit
 def qkv_rmsnorm_rotary_backward_rows_launch(
-    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mCos: cute.Tensor,
-    mSin: cute.Tensor, mRowMeanOfRows: cute.Tensor, mRowMean2OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor,
-    mRowMean3OfRows: cute.Tensor, mRowMean4OfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor,
+    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mRstd: cute.Tensor,
+    mCos: cute.Tensor, mSin: cute.Tensor, mRowMeanOfRows: cute.Tensor, mRowMean2OfRows: cute.Tensor,
+    mRowSumOfRows: cute.Tensor, mRowMean3OfRows: cute.Tensor, mRowMean4OfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     B, S, H = mDq.shape[0], mDq.shape[1], mDq.shape[2]
     qkv_rmsnorm_rotary_backward_rows_kernel(
-        mDq, mDk, mDv, mX, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows, mRowMean4OfRows,
-        mRowSum2OfRows, eps, how,
+        mDq, mDk, mDv, mX, mRstd, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows,
+        mRowMean4OfRows, mRowSum2OfRows, eps, how,
     ).launch(**rowwise.grid(how, B * S * H, stream))
 
 
@@ -573,31 +601,38 @@ def qkv_rmsnorm_rotary_backward_stage0(dq0, dq1, dk0, dk1, x0, x1, x2, x3, cos, 
 
 
 def qkv_rmsnorm_rotary_backward_chain(
-    dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, row_mean3,
+    dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, rstd, cos, sin, size_d, eps, row_mean, row_mean2, row_sum, row_mean3,
     row_mean4, row_sum2, approx,
 ):
     """The chain: dx0, dx1, dx2, dx3, dx4, dx5, and the values to reduce into column_sum, column_sum2, from one
     vector of each operand."""
-    q_rstd = device.rsqrt(0.5 * (row_mean + row_mean2) + eps, False)
-    t0 = sin * q_rstd
-    t1 = cos * q_rstd
-    t2 = device.divide(0.5, size_d.to(cutlass.Float32), approx)
-    t3 = t2 * row_sum * q_rstd * q_rstd * q_rstd
-    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
-    k_rstd = device.rsqrt(0.5 * (row_mean3 + row_mean4) + eps, False)
-    t4 = sin * k_rstd
-    t5 = cos * k_rstd
-    t6 = t2 * row_sum2 * k_rstd * k_rstd * k_rstd
-    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
-    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
-    dx4 = dv0
-    dx5 = dv1
-    t7 = k_rstd * dk1
-    t8 = k_rstd * dk0
-    t9 = q_rstd * dq1
-    t10 = q_rstd * dq0
-    return dx0, dx1, dx2, dx3, dx4, dx5, t7 * x3 + t8 * x2 + t9 * x1 + t10 * x0, t7 * x2 - t8 * x3 + t9 * x0 - t10 * x1
+    scale = rstd
+    t0 = 0.5 * scale * scale
+    t1 = device.rsqrt(t0 * (row_mean + row_mean2) + eps, False)
+    q_scale = scale * t1
+    t2 = sin * q_scale
+    t3 = cos * q_scale
+    t4 = device.divide(scale, size_d.to(cutlass.Float32), approx) * t0
+    t5 = t4 * row_sum * t1 * t1 * t1
+    dx0 = t2 * dq1 + t3 * dq0 - t5 * x0
+    dx1 = t3 * dq1 - t2 * dq0 - t5 * x1
+    t6 = device.rsqrt(t0 * (row_mean3 + row_mean4) + eps, False)
+    k_scale = scale * t6
+    t7 = sin * k_scale
+    t8 = cos * k_scale
+    t9 = t4 * row_sum2 * t6 * t6 * t6
+    dx2 = t7 * dk1 + t8 * dk0 - t9 * x2
+    dx3 = t8 * dk1 - t7 * dk0 - t9 * x3
+    dx4 = scale * dv0
+    dx5 = scale * dv1
+    t10 = k_scale * dk1
+    t11 = k_scale * dk0
+    t12 = q_scale * dq1
+    t13 = q_scale * dq0
+    return (
+        dx0, dx1, dx2, dx3, dx4, dx5, t10 * x3 + t11 * x2 + t12 * x1 + t13 * x0, t10 * x2 - t11 * x3 + t12 * x0
+        - t13 * x1
+    )
 
 
 def qkv_rmsnorm_rotary_backward_columns(column_sum, column_sum2):
@@ -613,6 +648,7 @@ def qkv_rmsnorm_rotary_backward_kernel(
     mDk: cute.Tensor,  # (B, S, H, 2, D) T
     mDv: cute.Tensor,  # (B, S, H, 2, D) T
     mX: cute.Tensor,  # (B, S, H, 6, D) T
+    mRstd: cute.Tensor,  # (B, S) float32
     mCos: cute.Tensor,  # (S, D) float32
     mSin: cute.Tensor,  # (S, D) float32
     mDx: cute.Tensor,  # (B, S, H, 6, D) T
@@ -660,6 +696,7 @@ def qkv_rmsnorm_rotary_backward_kernel(
     rX3 = access.registers(mX, (vec, vectors, held))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
+    rRstd = access.registers(mRstd, (1, at_once))
     if cutlass.const_expr(not how.whole):
         rRowMeanOfRows = access.registers(mRowMeanOfRows, (1, at_once))
         rRowMean2OfRows = access.registers(mRowMean2OfRows, (1, at_once))
@@ -704,6 +741,7 @@ def qkv_rmsnorm_rotary_backward_kernel(
         iH = row % H
         iB = (row // H)
         early = rowwise.walked(how, row < B * H, D, first)
+        early.load_one(mRstd, (iB, iS), rRstd[None, u])
         if cutlass.const_expr(not how.whole):
             early.load_one(mRowMeanOfRows, (iB, iS, iH), rRowMeanOfRows[None, u])
             early.load_one(mRowMean2OfRows, (iB, iS, iH), rRowMean2OfRows[None, u])
@@ -799,10 +837,11 @@ def qkv_rmsnorm_rotary_backward_kernel(
                         device.floats(rDk0[None, v, k]), device.floats(rDk1[None, v, k]),
                         device.floats(rDv0[None, v, k]), device.floats(rDv1[None, v, k]),
                         device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rX2[None, v, k]),
-                        device.floats(rX3[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                        device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
-                        device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
-                        device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
+                        device.floats(rX3[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rCos[None, v]),
+                        device.floats(rSin[None, v]), device.full(vec, D, cutlass.Int32), device.full(vec, eps),
+                        device.full(vec, row_mean), device.full(vec, row_mean2), device.full(vec, row_sum),
+                        device.full(vec, row_mean3), device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
                     )
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
@@ -825,6 +864,7 @@ def qkv_rmsnorm_rotary_backward_kernel(
             iH = row % H
             iB = (row // H)
             later = rowwise.walked(how, row < B * H, D, first)
+            later.load_one(mRstd, (iB, iS), rRstd[None, u])
             if cutlass.const_expr(not how.whole):
                 later.load_one(mRowMeanOfRows, (iB, iS, iH), rRowMeanOfRows[None, u])
                 later.load_one(mRowMean2OfRows, (iB, iS, iH), rRowMean2OfRows[None, u])
@@ -880,6 +920,7 @@ def qkv_rmsnorm_rotary_backward_places(
     mDk: cute.Tensor,  # (B, S, H, 2, D) T
     mDv: cute.Tensor,  # (B, S, H, 2, D) T
     mX: cute.Tensor,  # (B, S, H, 6, D) T
+    mRstd: cute.Tensor,  # (B, S) float32
     mCos: cute.Tensor,  # (S, D) float32
     mSin: cute.Tensor,  # (S, D) float32
     mDx: cute.Tensor,  # (B, S, H, 6, D) T
@@ -919,6 +960,7 @@ def qkv_rmsnorm_rotary_backward_places(
     rX3 = access.registers(mX, (vec, vectors, held))
     rCos = access.registers(mCos, (vec, vectors))
     rSin = access.registers(mSin, (vec, vectors))
+    rRstd = access.registers(mRstd, (1, at_once))
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sDx0Run = rowwise.slots(how, mDx, 1)
@@ -938,6 +980,7 @@ def qkv_rmsnorm_rotary_backward_places(
             iB = (row // H)
             own = rowwise.walked(how, there & (row < B * H), D, first)
             k = u
+            own.load_one(mRstd, (iB, iS), rRstd[None, u])
             own.load(mDq, (iB, iS, iH, 0, 0), rDq0[None, None, u])
             own.load(mDq, (iB, iS, iH, 1, 0), rDq1[None, None, u])
             own.load(mDk, (iB, iS, iH, 0, 0), rDk0[None, None, u])
@@ -983,10 +1026,11 @@ def qkv_rmsnorm_rotary_backward_places(
                         device.floats(rDk0[None, v, k]), device.floats(rDk1[None, v, k]),
                         device.floats(rDv0[None, v, k]), device.floats(rDv1[None, v, k]),
                         device.floats(rX0[None, v, k]), device.floats(rX1[None, v, k]), device.floats(rX2[None, v, k]),
-                        device.floats(rX3[None, v, k]), device.floats(rCos[None, v]), device.floats(rSin[None, v]),
-                        device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
-                        device.full(vec, row_mean2), device.full(vec, row_sum), device.full(vec, row_mean3),
-                        device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
+                        device.floats(rX3[None, v, k]),
+                        device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rCos[None, v]),
+                        device.floats(rSin[None, v]), device.full(vec, D, cutlass.Int32), device.full(vec, eps),
+                        device.full(vec, row_mean), device.full(vec, row_mean2), device.full(vec, row_sum),
+                        device.full(vec, row_mean3), device.full(vec, row_mean4), device.full(vec, row_sum2), approx,
                     )
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
@@ -1029,21 +1073,22 @@ def qkv_rmsnorm_rotary_backward_finish(
 
 @cute.jit
 def qkv_rmsnorm_rotary_backward_launch(
-    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mCos: cute.Tensor,
-    mSin: cute.Tensor, mDx: cute.Tensor, mDcos: cute.Tensor, mDsin: cute.Tensor, mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor, mRowMeanOfRows: cute.Tensor, mRowMean2OfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, mRowMean3OfRows: cute.Tensor, mRowMean4OfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor,
-    mCounter: cute.Tensor, eps: cutlass.Constexpr[float], how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mDq: cute.Tensor, mDk: cute.Tensor, mDv: cute.Tensor, mX: cute.Tensor, mRstd: cute.Tensor,
+    mCos: cute.Tensor, mSin: cute.Tensor, mDx: cute.Tensor, mDcos: cute.Tensor, mDsin: cute.Tensor,
+    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mRowMeanOfRows: cute.Tensor,
+    mRowMean2OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mRowMean3OfRows: cute.Tensor,
+    mRowMean4OfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, eps: cutlass.Constexpr[float],
+    how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         qkv_rmsnorm_rotary_backward_rows_launch(
-            stream, mDq, mDk, mDv, mX, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows,
-            mRowMean4OfRows, mRowSum2OfRows, eps, how.first,
+            stream, mDq, mDk, mDv, mX, mRstd, mCos, mSin, mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows,
+            mRowMean3OfRows, mRowMean4OfRows, mRowSum2OfRows, eps, how.first,
         )
     S, D = mDq.shape[1], mDq.shape[4]
     if cutlass.const_expr(how.by_place):
         qkv_rmsnorm_rotary_backward_places(
-            mDq, mDk, mDv, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows,
+            mDq, mDk, mDv, mX, mRstd, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows,
             mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows, mRowMean4OfRows, mRowSum2OfRows, mCounter, eps, how,
         ).launch(**rowwise.places_grid(how, S, D, stream))
     else:
@@ -1053,8 +1098,9 @@ def qkv_rmsnorm_rotary_backward_launch(
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
             qkv_rmsnorm_rotary_backward_kernel(
-                mDq, mDk, mDv, mX, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts, mRowMeanOfRows,
-                mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows, mRowMean4OfRows, mRowSum2OfRows, mCounter, eps, how,
+                mDq, mDk, mDv, mX, mRstd, mCos, mSin, mDx, mDcos, mDsin, mColumnSumParts, mColumnSum2Parts,
+                mRowMeanOfRows, mRowMean2OfRows, mRowSumOfRows, mRowMean3OfRows, mRowMean4OfRows, mRowSum2OfRows,
+                mCounter, eps, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, S * D)
         if blocks > 0:
@@ -1063,33 +1109,37 @@ def qkv_rmsnorm_rotary_backward_launch(
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def qkv_rmsnorm_rotary_backward_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, cos, sin, size_d, eps):
+def qkv_rmsnorm_rotary_backward_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3, rstd, cos, sin, size_d, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t11 = 0.5 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
-    q_rstd = jax.lax.rsqrt(t11)
-    t0 = sin * q_rstd
-    t1 = cos * q_rstd
-    t2 = 0.5 / size_d.astype(jnp.float32)
-    t12 = t2 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * q_rstd
-    t3 = t12 * q_rstd * q_rstd
-    dx0 = t0 * dq1 + t1 * dq0 - t3 * x0
-    dx1 = t1 * dq1 - t0 * dq0 - t3 * x1
-    t13 = 0.5 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
-    k_rstd = jax.lax.rsqrt(t13)
-    t4 = sin * k_rstd
-    t5 = cos * k_rstd
-    t14 = t2 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * k_rstd
-    t6 = t14 * k_rstd * k_rstd
-    dx2 = t4 * dk1 + t5 * dk0 - t6 * x2
-    dx3 = t5 * dk1 - t4 * dk0 - t6 * x3
-    dx4 = dv0
-    dx5 = dv1
-    t7 = k_rstd * dk1
-    t8 = k_rstd * dk0
-    t9 = q_rstd * dq1
-    t10 = q_rstd * dq0
-    dcos = jnp.sum(t7 * x3 + t8 * x2 + t9 * x1 + t10 * x0, axis=(-4, -2), keepdims=True)
-    dsin = jnp.sum(t7 * x2 - t8 * x3 + t9 * x0 - t10 * x1, axis=(-4, -2), keepdims=True)
+    scale = jax.lax.stop_gradient(rstd)
+    t0 = 0.5 * scale * scale
+    t14 = t0 * (jnp.mean(x0 * x0, axis=-1, keepdims=True) + jnp.mean(x1 * x1, axis=-1, keepdims=True)) + eps
+    t1 = jax.lax.rsqrt(t14)
+    q_scale = scale * t1
+    t2 = sin * q_scale
+    t3 = cos * q_scale
+    t4 = scale / size_d.astype(jnp.float32) * t0
+    t15 = t4 * jnp.sum(dq1 * (x1 * cos + x0 * sin) + dq0 * (x0 * cos - x1 * sin), axis=-1, keepdims=True) * t1
+    t5 = t15 * t1 * t1
+    dx0 = t2 * dq1 + t3 * dq0 - t5 * x0
+    dx1 = t3 * dq1 - t2 * dq0 - t5 * x1
+    t16 = t0 * (jnp.mean(x2 * x2, axis=-1, keepdims=True) + jnp.mean(x3 * x3, axis=-1, keepdims=True)) + eps
+    t6 = jax.lax.rsqrt(t16)
+    k_scale = scale * t6
+    t7 = sin * k_scale
+    t8 = cos * k_scale
+    t17 = t4 * jnp.sum(dk1 * (x3 * cos + x2 * sin) + dk0 * (x2 * cos - x3 * sin), axis=-1, keepdims=True) * t6
+    t9 = t17 * t6 * t6
+    dx2 = t7 * dk1 + t8 * dk0 - t9 * x2
+    dx3 = t8 * dk1 - t7 * dk0 - t9 * x3
+    dx4 = scale * dv0
+    dx5 = scale * dv1
+    t10 = k_scale * dk1
+    t11 = k_scale * dk0
+    t12 = q_scale * dq1
+    t13 = q_scale * dq0
+    dcos = jnp.sum(t10 * x3 + t11 * x2 + t12 * x1 + t13 * x0, axis=(-4, -2), keepdims=True)
+    dsin = jnp.sum(t10 * x2 - t11 * x3 + t12 * x0 - t13 * x1, axis=(-4, -2), keepdims=True)
     return dx0, dx1, dx2, dx3, dx4, dx5, dcos, dsin
 
 
@@ -1106,16 +1156,19 @@ def qkv_rmsnorm_rotary_backward_xla(dq0, dq1, dk0, dk1, dv0, dv1, x0, x1, x2, x3
 )
 def qkv_rmsnorm_rotary(
     x: jax.Array,
+    rstd: jax.Array,
     cos: jax.Array,
     sin: jax.Array,
     *,
     eps: float = 1e-06,
     implementation: runtime.Implementation = None,
 ) -> QkvRmsnormRotaryOutputs:
-    """From queries, keys and values side by side to each alone, queries and keys normalised by head and rotated.
+    """From queries, keys and values side by side to each alone, all scaled by row, queries and keys normalised by
+    head and rotated.
 
     Args:
       x: T[B, S, H, (6 D)].
+      rstd: float32[B, S].
       cos: float32[S, D].
       sin: float32[S, D].
       eps: float, compiled in. Added to the mean square under the root.

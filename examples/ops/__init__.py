@@ -6,11 +6,12 @@ Element-wise:
   adamw
 
 Reductions along rows:
-  capped_cross_entropy, drmsnorm_add, post_add_pre_norm, qkv_rmsnorm_rotary
+  capped_cross_entropy, dqkv_rmsnorm_rotary, drmsnorm_add, post_add_pre_norm,
+  qk_rmsnorm_rotary, qkv_rmsnorm_rotary
 
 Contractions:
   dense_geglu_saving, dense_residual_rstd, matmul_dgeglu,
-  matmul_dsquared_relu, rms_dense_squared_relu
+  matmul_dsquared_relu, rms_dense_squared_relu, row_scaled_dense
 """
 
 import sys
@@ -23,24 +24,30 @@ if TYPE_CHECKING:
     from .capped_cross_entropy import capped_cross_entropy as capped_cross_entropy
     from .dense_geglu_saving import dense_geglu_saving as dense_geglu_saving
     from .dense_residual_rstd import dense_residual_rstd as dense_residual_rstd
+    from .dqkv_rmsnorm_rotary import dqkv_rmsnorm_rotary as dqkv_rmsnorm_rotary
     from .drmsnorm_add import drmsnorm_add as drmsnorm_add
     from .matmul_dgeglu import matmul_dgeglu as matmul_dgeglu
     from .matmul_dsquared_relu import matmul_dsquared_relu as matmul_dsquared_relu
     from .post_add_pre_norm import post_add_pre_norm as post_add_pre_norm
+    from .qk_rmsnorm_rotary import qk_rmsnorm_rotary as qk_rmsnorm_rotary
     from .qkv_rmsnorm_rotary import qkv_rmsnorm_rotary as qkv_rmsnorm_rotary
     from .rms_dense_squared_relu import rms_dense_squared_relu as rms_dense_squared_relu
+    from .row_scaled_dense import row_scaled_dense as row_scaled_dense
 
 __all__ = [
     "adamw",
     "capped_cross_entropy",
     "dense_geglu_saving",
     "dense_residual_rstd",
+    "dqkv_rmsnorm_rotary",
     "drmsnorm_add",
     "matmul_dgeglu",
     "matmul_dsquared_relu",
     "post_add_pre_norm",
+    "qk_rmsnorm_rotary",
     "qkv_rmsnorm_rotary",
     "rms_dense_squared_relu",
+    "row_scaled_dense",
 ]
 
 sys.modules[__name__].__class__ = OpPackage

@@ -3,6 +3,9 @@
 A norm without weights divides each row by a number, and a product may do that afterwards: `(x * rstd) @ w` is `(x @ w) * rstd`. So no
 norm is computed. What a branch takes is `Rows`, whose rstd comes from the product before it.
 
+Queries and keys are one product, and values another, whose kernel scales them. Their gradients are side by side, so that those of the
+product's factors are one product each, with nothing to add up (`heads`).
+
 The layers have gradients by hand, because they know more than each op does. The gradient of rows is the gradient of `x * rstd` times
 rstd, which the products' own epilogues compute. The residual stream has two gradients, which one kernel adds (`branch`). A squared
 ReLU's result has all that its slope needs (`mlp_add`). A loss is computed to be differentiated (`loss`).
@@ -15,16 +18,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cutefuse import causal_attention, rmsnorm
+from cutefuse import causal_attention, dense_transposed, rmsnorm
 
 from ..adamw import FusedAdamW as Optimiser
 from ..ops import (
     capped_cross_entropy,
     dense_residual_rstd,
+    dqkv_rmsnorm_rotary,
     drmsnorm_add,
     matmul_dsquared_relu,
-    qkv_rmsnorm_rotary,
+    qk_rmsnorm_rotary,
     rms_dense_squared_relu,
+    row_scaled_dense,
 )
 from . import layers_plain
 from .layers_plain import EPS
@@ -62,13 +67,43 @@ def branch(x: Rows) -> tuple[Rows, Rows]:
 branch.defvjp(lambda x: ((x, x), x.x), lambda x, d: (gradient(drmsnorm_add(d[0].x, x, d[1].x, eps=EPS)),))
 
 
+@jax.custom_vjp
 def heads(
     n: Rows, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return heads_forward(n, q, k, v, cos, sin)[0]
+
+
+def by_head(weights: Any, size: int) -> jax.Array:
+    """The weights of products side by side, in each head: [width, heads * len(weights) * size]."""
+    return jnp.stack([w.reshape(w.shape[0], -1, size) for w in weights], axis=2).reshape(weights[0].shape[0], -1)
+
+
+def heads_forward(n: Rows, q: jax.Array, k: jax.Array, v: jax.Array, cos: jax.Array, sin: jax.Array) -> tuple[Any, Any]:
     size = 2 * cos.shape[1]
-    weights = jnp.stack([w.reshape(n.x.shape[-1], -1, size) for w in (q, k, v)], axis=2)  # by head
-    products = n.x @ weights.reshape(n.x.shape[-1], -1)
-    return tuple(qkv_rmsnorm_rotary(products.reshape(*n.x.shape[:-1], -1, 3 * size), n.rstd, cos, sin, eps=EPS))
+    shape = (*n.x.shape[:-1], -1)
+    products = (n.x @ by_head((q, k), size)).reshape(*shape, 2 * size)
+    value = row_scaled_dense(n.x, n.rstd, v).reshape(*shape, size)
+    return (*qk_rmsnorm_rotary(products, n.rstd, cos, sin, eps=EPS), value), (n, q, k, v, cos, sin, products)
+
+
+def heads_backward(saved: Any, d: Any) -> Any:
+    n, q, k, v, cos, sin, products = saved
+    size = 2 * cos.shape[1]
+    dz = dqkv_rmsnorm_rotary(*d, products, n.rstd, cos, sin, eps=EPS).reshape(*n.x.shape[:-1], -1)
+    dw = (rows(n.x).T @ rows(dz)).reshape(n.x.shape[-1], -1, 3, size)
+    dq, dk, dv = (dw[:, :, i].reshape(q.shape) for i in range(3))
+    return (
+        gradient(dense_transposed(dz, by_head((q, k, v), size))),
+        dq,
+        dk,
+        dv,
+        jnp.zeros_like(cos),
+        jnp.zeros_like(sin),
+    )
+
+
+heads.defvjp(heads_forward, heads_backward)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ Element-wise:
 
 Reductions along rows:
   capped_cross_entropy, dqkv_rmsnorm_rotary, drmsnorm_add, post_add_pre_norm,
-  qk_rmsnorm_rotary, qkv_rmsnorm_rotary
+  qk_rmsnorm_rotary
 
 Contractions:
   dense_geglu_saving, dense_residual_rstd, matmul_dgeglu,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from .matmul_dsquared_relu import matmul_dsquared_relu as matmul_dsquared_relu
     from .post_add_pre_norm import post_add_pre_norm as post_add_pre_norm
     from .qk_rmsnorm_rotary import qk_rmsnorm_rotary as qk_rmsnorm_rotary
-    from .qkv_rmsnorm_rotary import qkv_rmsnorm_rotary as qkv_rmsnorm_rotary
     from .rms_dense_squared_relu import rms_dense_squared_relu as rms_dense_squared_relu
     from .row_scaled_dense import row_scaled_dense as row_scaled_dense
 
@@ -45,7 +44,6 @@ __all__ = [
     "matmul_dsquared_relu",
     "post_add_pre_norm",
     "qk_rmsnorm_rotary",
-    "qkv_rmsnorm_rotary",
     "rms_dense_squared_relu",
     "row_scaled_dense",
 ]

@@ -37,6 +37,7 @@ def test_gradients_of_a_bias_before_a_norm(tmp_path):
     testing.check_gradient(make_op(tmp_path, text), "interpret", examples=2 if EVERY else None)
 
 
+@pytest.mark.whole
 def test_gradients_of_a_norm_in_stages(tmp_path):
     op = make_op(tmp_path, norm("S", 1))
     with in_stages():

@@ -45,7 +45,7 @@ def test_no_clusters(tmp_path):
 
 
 @pytest.mark.parametrize("spec", [SUMS, ONLINE])
-@pytest.mark.parametrize(("rows", "columns"), some([(170, 776), (3, 1030), (260, 40), (1, 4096), (2, 4096)], 2))
+@pytest.mark.parametrize(("rows", "columns"), some([(170, 776), (3, 1030), (260, 40), (1, 4096), (2, 4096)], 3))
 def test_values(tmp_path, spec, rows, columns, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op = make_op(tmp_path, spec_text(*spec, types=TYPES))

@@ -41,7 +41,7 @@ def bench_shapes(spec: Spec) -> list[dict[str, int]]:
 
 def default_shape(spec: Spec) -> dict[str, int]:
     """The first shape of the spec's `bench`, else powers of two: 8192 rows of 4096, or as many elements in other axes. No
-    array has more."""
+    array has over four times as many."""
     if spec.bench:
         return bench_shapes(spec)[0]
     given = {*spec.extents, *_tables(spec)}
@@ -56,7 +56,11 @@ def default_shape(spec: Spec) -> dict[str, int]:
     shape = {axis: shape.get(axis, 4096) for axis in spec.axes}  # 4096: an axis that only a table has
     for array in spec.arrays:
         free = [axis for axis in array.axes if axis not in spec.extents]
-        while free and math.prod(array_shape(array, shape)) > 2**DEFAULT_BITS and max(shape[axis] for axis in free) > 1:
+        while (
+            free
+            and math.prod(array_shape(array, shape)) > 4 * 2**DEFAULT_BITS
+            and max(shape[axis] for axis in free) > 1
+        ):
             shape[max(free, key=lambda axis: shape[axis])] //= 2
     return shape
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 import generated
+from codegen.measuring.compiled.compile import compile_kernel, launch_of, variants
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import kernels
@@ -25,6 +26,15 @@ def test_registers_of_resident_blocks():
     assert are_resident(replace(LAUNCH, threads=288, resident=1), 168)
     assert are_resident(LAUNCH, 0), "a cubin without the launch's kernel"
     assert not are_resident(replace(LAUNCH, threads=288, resident=1), 169)
+    assert are_resident(LAUNCH, 0)  # a cubin without this kernel
+
+
+def test_registers_of_a_launcher_of_several_kernels():
+    """Of the launches of a launcher, a cubin may have the kernels of one alone."""
+    op = generated.embedding_rmsnorm.kernels[-1]
+    variant = next(v for v in variants(op) if str(v) == "T=bfloat16 columns=64")
+    assert launch_of(op, variant, "sm_90a").first is not None
+    assert compile_kernel(op, variant, "sm_90a").unbound == 0
 
 
 def call_of(op, **shapes):

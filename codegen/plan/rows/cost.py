@@ -25,6 +25,7 @@ MOST_WITH_EXPENSIVE = 384  # bytes that a thread holds, with its expensive value
 ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
 # Up to which a block holds it alone: two such blocks are resident, or an expensive value is computed of each column
 ALONE_ROW, COSTLY_ALONE_ROW = 32 * 1024, 48 * 1024
+REGISTER_BYTES = 96 * 1024  # of a block, that its row and the expensive values of it may take
 FEW_BYTES = 1536  # of a row, from which on SMs that few rows leave idle may share it: others take a microsecond or two
 ABOUT = 1.03  # times the least time: a launch that is about as fast
 NARROWER = 0.9  # of the time with wider vectors: from there on narrower ones are worth their additional requests
@@ -105,7 +106,9 @@ class Candidates:
         size = self.row.columns * self.row.read
         if not self.clusters or not (few or size > ALONE_ROW):
             return (1,)
-        return (1, *CLUSTERS) if few or (self.row.costly and size <= COSTLY_ALONE_ROW) else CLUSTERS
+        held = size + 4 * self.row.columns * self.row.expensive
+        alone = few or (self.row.costly and size <= COSTLY_ALONE_ROW and held <= REGISTER_BYTES)
+        return (1, *CLUSTERS) if alone else CLUSTERS
 
     def _threads_of_row(self, least: int, vec: int, cluster: int) -> int:
         """The threads of a row in a block if it needs at least so many: whole warps, or a power of two of lanes."""

@@ -38,8 +38,7 @@ LEAST_THREADS, BLOCK_BYTES, MORE_THREADS = 128, 12 * 1024, 8
 MORE_COSTLY, MORE_MEETING = 4, 2  # if an expensive value is computed, which needs registers; if warps share a row
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 
-# The registers of a block, and the threads for which an SM has registers
-REGISTER_BYTES = 96 * 1024  # of a block, for data
+# The threads for which an SM has registers
 RESIDENT = 512  # if threads hold much: some load while others reduce
 ROW_RESIDENT = 768  # if results are written, or a thread computes more values than `MOST_COMPUTED`
 MANY_RESIDENT = 1280  # if they hold only the row: while a cluster waits for its blocks, others load
@@ -149,7 +148,7 @@ class Reduction(Reads):
         exact = columns > 0 and not ragged and columns == vec * vectors * per_row * cluster
         costly = 4 * vec * vectors * len(self.expensive)
         held = vec * vectors * self.column_bytes(dtypes)
-        holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, REGISTER_BYTES // threads) - held
+        holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, cost.REGISTER_BYTES // threads) - held
         deep = cluster > 1 and self.alone and own > cost.THREAD_BYTES and not holds_expensive
         only_row = deep or (ragged and own >= cost.THREAD_BYTES and (cluster > 1 or not holds_expensive))
         if only_row and cluster > 1 and self.alone:

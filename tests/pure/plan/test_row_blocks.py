@@ -198,3 +198,11 @@ def test_rows_that_fill_all_sms_are_many():
     """Their number does not matter: calls of other batches run the same kernel."""
     found = {launch(X, "bfloat16[..., N]", "tanh(x) - mean(tanh(x), axis=N)", n, 4096) for n in (4096, 10**4, 10**5)}
     assert len(found) == 1
+
+
+def test_a_block_alone_holds_expensive_values():
+    """Of a row of 44 KB in two arrays it has room for one such value of each column. Of two, a cluster shares the row."""
+    for total, alone in (("exp(x) * z", True), ("exp(x) * tanh(z)", False)):
+        chain = f"x * sum({total}, axis=N) + exp(x) - {'z' if alone else 'tanh(z)'}"
+        how = launch(X + ', z: "bfloat16[..., N]"', "bfloat16[..., N]", chain, 6000, 11008)
+        assert (how.cluster == 1) == alone and how.holds_expensive

@@ -113,7 +113,9 @@ class Selection(Unreduced):
         vectors = max(1, min(THREAD_ELEMENTS // found.vec, -(-size // (per_row * found.vec))))
         places = (extents.columns - 1).bit_length() if extents.columns else 32
         bits = places if places <= SPARE_BITS.get(dtype, 0) else 32
-        return replace(found, threads=max(per_row, BLOCK), per_row=per_row, vectors=vectors, bits=bits)
+        # Blocks of a warp: an SM has 32, whose rows are in its cache when they are read again. An H100 took 91.8 us for 16384 rows of
+        # 4096, and 103.4 with four warps a block, of which more are resident
+        return replace(found, threads=per_row, per_row=per_row, vectors=vectors, bits=bits)
 
     def by_pieces(self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int]) -> SelectLaunch:
         """The launch of a kernel whose rows may be longer than its threads hold."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -451,8 +452,17 @@ class Reverse(Adjoints):
         if node.kind != "float":
             return self.spec.integer if node.kind == "int" else "bool"
         if id(node) in self.of_products:
+            if id(node) in self.tied and node.op != "cast":
+                return self.spec.compute
             return saved_type(node, self.scope.inputs, dict(self.spec.types), self.spec.compute)
         return self.saved_type if node.op != "cast" else str(node.attr)
+
+    @functools.cached_property
+    def tied(self) -> frozenset[int]:
+        """The values that the backward compares to find ties, and those that it computes them from: rounded, the largest would differ
+        from all elements. Values are known by their identity."""
+        compared = _compared(topological(s.value for s in self.assigned))
+        return frozenset(id(n) for n in topological(compared, lambda n: n.op == "contract"))
 
     def cost(self, assigned: list[Statement], saved: Mapping[str, Node]) -> tuple[int, int]:
         """The number of arrays with the most axes that are read, and the number of reductions."""

@@ -74,3 +74,9 @@ def test_an_exception_of_a_call_is_that_op_s_failure_and_the_next_op_is_checked(
     first, second = verify([broken, good], "xla", 2, None)
     assert not first.good and "RuntimeError: no room\n  in a call of T=" in first.report.failure
     assert second.good
+
+
+def test_an_op_whose_calls_were_all_empty_does_not_agree(monkeypatch):
+    monkeypatch.setattr("codegen.checking.verify.check_op", lambda *_: None)
+    (outcome,) = verify([normalised(WIDENED)], "xla", 2, None)
+    assert not outcome.good and "random calls were empty" in outcome.report.failure

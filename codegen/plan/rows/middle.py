@@ -268,12 +268,18 @@ class _Middle(Reductions):
             return self.error("what it reduces over rows along middle axes meets no array afterwards", "", last)
         for array in self.spec.arrays:
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
-            paired = array.dims and array.dims[-1].parts is not None and not array.dims[-1].parts_first
-            if packed or paired:
+            if packed or self.is_apart(array):
                 return self.error(
                     f"the elements of {array.name!r} along the innermost axis are not single ones", "", array
                 )
         return None
+
+    def is_apart(self, array: Array) -> bool:
+        """Whether the elements of an array along the innermost axis have its parts between them."""
+        last = array.dims[-1:]
+        if not last or last[0].parts is None:
+            return False
+        return not last[0].parts_first if last[0].names else set(self.innermost) <= set(array.axes)
 
     def plan(self) -> Middle:
         groups = self.groups(self.placed, {self.axes[self.place]})

@@ -106,3 +106,16 @@ def test_mapped_pooling_is_one_kernel(tmp_path):
 def test_reductions_over_many_elements_are_not(tmp_path):
     text = ("x: float32[B, P, W, Q, C]", "y: float32[B, W, C]", "y = max(x, axis=(P, Q))")
     assert make_op(tmp_path, spec_text(*text)).plan.kind == "column"
+
+
+@pytest.mark.parametrize("rows", [16, 13])
+def test_single_elements_behind_the_innermost_axis(tmp_path, rows):
+    """An array of boxes: neighbouring rows are not neighbours in memory. `a` has one box for each element along a row."""
+    chain = "r = minimum(a[1], b[1]) - maximum(a[0], b[0]); best = max(r, axis=N); y = r - best"
+    text = spec_text("a: float32[B, N, 2]; b: float32[B, M, 2]", "y: float32[B, N, M]; best: float32[B, M]", chain)
+    a, b = normal(2, 6, 2), normal(2, rows, 2, seed=1)
+    got = make_op(tmp_path, text)(a, b, implementation="interpret")
+    p, q = np.asarray(a)[:, :, None], np.asarray(b)[:, None]
+    expected = np.minimum(p[..., 1], q[..., 1]) - np.maximum(p[..., 0], q[..., 0])
+    np.testing.assert_array_equal(got.best, expected.max(1))
+    np.testing.assert_array_equal(got.y, expected - expected.max(1, keepdims=True))

@@ -134,7 +134,10 @@ def check_op(
         check_case(op, implementation, case, made, run)
 
     if examples is not None:
-        _draw(op, examples, seed, check, types=draw.types_of_calls(op, implementation))
+        types = draw.types_of_calls(op, implementation)
+        _draw(op, examples, seed, check, types=types)
+        if not made.elements:  # the simplest calls are often empty
+            _draw(op, 2, seed, check, 1, types=types, empty=False)
     else:
         each_call(op, implementation, round(MORE * SHARES.get(op.plan.kind, 2 / 3)), check)
     made.demand_decisions(op.spec.op)

@@ -46,10 +46,6 @@ def verify(ops: Iterable[AnyOp], implementation: str, examples: int, seed: int |
             check_op(op, implementation, examples, seed, report)
         except Exception as error:
             report.failure = _failure(op, error)
-        if not (report.failure or report.elements):
-            report.failure = (
-                f"{op.spec.op}: all of its {report.examples} random calls were empty: ask for more --examples"
-            )
         if op.spec.grad != "none":
             try:
                 check_gradient(op, implementation, max(2, examples // 4), seed)

@@ -100,8 +100,7 @@ def _factors(value: Node) -> list[Node]:
 
 
 def in_one_sum(graph: Graph, value: Node, axes: Collection[str], is_leaf: Callable[[Node], bool]) -> Node:
-    """A value whose sums over some of these axes are also over the others that a factor of their terms is summed over:
-    sum_q(a * sum_b(c)) is sum_qb(a * c)."""
+    """A value with nested sums joined: sum_q(a * sum_b(c)) is sum_qb(a * c). The outer sum is over some of these axes."""
     known: dict[int, Node] = {}
     for node in topological([value], is_leaf):
         args = tuple(node.args if is_leaf(node) else (known[id(a)] for a in node.args))

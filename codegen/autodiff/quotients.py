@@ -40,7 +40,7 @@ def cheaper(
 def _grouped(
     graph: Graph, statements: list[Statement], known: Collection[int], pinned: Iterable[Node]
 ) -> list[Statement]:
-    """Statements whose products have the cheaper one of two forms."""
+    """The statements, with factors grouped by their axes in each product that is cheaper so."""
     nodes = list(topological((s.value for s in statements), lambda n: id(n) in known))
     found = _Products(graph, nodes, fixed(nodes, known, pinned))
     done: dict[int, Node] = {}
@@ -132,13 +132,12 @@ class _Forms:
 
 
 class _Products:
-    """The products whose factors are grouped by their axes, of nodes of which some keep their forms."""
+    """Finds the products to regroup. Nodes that are `kept` stay as they are."""
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], kept: set[int]):
         self.graph, self.kept, self.users = graph, kept, users_of(nodes)
-        self.factors: dict[
-            int, list[Node]
-        ] = {}  # of products that are cheaper so, or then equal to others, by identity
+        # The factors of products that are cheaper so, or that then equal others. Products are known by their identity
+        self.factors: dict[int, list[Node]] = {}
         place = {id(n): i for i, n in enumerate(nodes)}
         alike: dict[tuple[int, ...], list[Node]] = {}
         for node in nodes:
@@ -146,7 +145,7 @@ class _Products:
                 alike.setdefault(tuple(sorted(place[id(f)] for f in self.factors_of(node))), []).append(node)
         for places, same in alike.items():
             factors = [nodes[i] for i in places]
-            if sum(f.is_const for f in factors) > 1:  # whose product may be out of range
+            if sum(f.is_const for f in factors) > 1:  # the product of constants may be out of range
                 continue
             cost = self.cost(self.product(factors), factors)
             for node in same:

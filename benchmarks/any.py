@@ -6,7 +6,7 @@
     python -m benchmarks.any --seed 1 --count 5 --dry                 # without a GPU: build, plan and compile for sm_90a
 
 Each op of `tests/random_specs/usual.py`, or of `newer.py` next to it, is built, its kernels are compiled, its results and its gradients are compared with
-those of the jnp form, and both are timed with a copy of as many bytes, on the device's own clock, in turns. Worker processes
+those of the jnp form (`exact.py` judges those that differ), and both are timed with a copy of as many bytes, on the device's own clock, in turns. Worker processes
 build and compile at the same time. One at a time uses the GPU. A process that dies is replaced, and its op has failed.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
 import math
 import os
@@ -41,7 +42,6 @@ PATIENCE = 180  # seconds that an op may take, all others' time on the GPU inclu
 GPU_WORKERS = 10  # each holds the memory that its largest op took
 WORST = 15
 LEAST = {"of_limit": 0.70, "over_xla": 0.97}  # a row below either is slow
-WRONG = 1e-4  # part of the elements that may differ by more than a rounding, where a value lies at a threshold
 
 
 # A worker: one op after the other, by its number
@@ -60,6 +60,7 @@ class Way:
     copy: Callable[[Any], Any]
     words: Callable[[Any], Any]
     differ: Callable[[Any, Any], Any]
+    fault: Callable[..., str]
 
 
 def work(given: argparse.Namespace) -> None:
@@ -190,6 +191,7 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     """The candidates of an op at a shape, compiled; in a dry run its kernels alone."""
     import jax
 
+    from benchmarks.exact import fault
     from codegen.measuring.times import bench, calls
 
     start = time.time()
@@ -202,7 +204,7 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     if dry:
         jax.jit(ours).trace(given).lower(lowering_platforms=("cuda",))
         row["compiling"] = round(time.time() - start, 2)
-        return Way(row["way"], row, 0, make, ours, xla, ours, ours, ours)
+        return Way(row["way"], row, 0, make, ours, xla, ours, ours, ours, ours)
     count = max(1, row["bytes"] // 8 // bench.WHOLE * bench.WHOLE)
     seed = jax.numpy.uint32(0)
 
@@ -213,7 +215,7 @@ def compiled(op: Any, shape: dict[str, int], row: dict[str, Any], dry: bool) -> 
     way = Way(
         row["way"], row, bench.sets_of(row["bytes"]), ahead(make, seed), ahead(ours, given), ahead(xla, given),
         ahead(lambda words: words ^ 1, jax.eval_shape(words, 0)), ahead(words, seed),
-        ahead(calls.differences, result, result),
+        ahead(calls.differences, result, result), functools.partial(fault, op, binding),
     )  # fmt: skip
     row["compiling"] = round(time.time() - start, 2)
     return way
@@ -259,16 +261,28 @@ def prepared(way: Way, kept: list[Any]) -> dict[str, Callable[[int], Any]]:
     """The candidates of a way on arrays that are `kept`; the results of the first are compared."""
     import jax.numpy as jnp
 
+    from codegen.measuring.times import calls
+
     given = [way.make(jnp.uint32(i)) for i in range(way.sets)]
     words = [way.words(jnp.uint32(i)) for i in range(way.sets)]
     kept += [given, words]
     compared = [(float(off), float(error)) for off, error in way.differ(way.ours(given[0]), way.xla(given[0]))]
     way.row.update({"differs": max(off for off, _ in compared), "error_of_xla": max(error for _, error in compared)})
+    if way.row["differs"] > calls.WRONG:
+        way.row["fault"] = judged(way)
     return {
         f"{way.name} ours": lambda i: way.ours(given[i % len(given)]),
         f"{way.name} xla": lambda i: way.xla(given[i % len(given)]),
         f"{way.name} copy": lambda i: way.copy(words[i % len(words)]),
     }
+
+
+def judged(way: Way) -> str:
+    """What is wrong with results that differ from the jnp form's, or nothing."""
+    try:
+        return way.fault(way.make, way.ours, way.xla)
+    except Exception as error:
+        return f"could not be compared in float64: {short(error)}"
 
 
 def numbers(times: dict[str, tuple[float, ...]], instructions: dict[str, float]) -> dict[str, Any]:
@@ -411,10 +425,15 @@ def summary(found: Sequence[dict[str, Any]]) -> str:
     small = [r for r in timed if not r["large"] and r["over_xla"] < LEAST["over_xla"]]
     lines += ["", f"Small ones slower than XLA ({len(small)}):"] if small else []
     lines += [told(row)[0] for row in sorted(small, key=lambda r: r["over_xla"])[:WORST]]
-    wrong = [r for r in timed if r["differs"] > WRONG]
-    lines += ["", f"Differ from the jnp form ({len(wrong)}):"] if wrong else []
+    wrong = [r for r in timed if r.get("fault")]
+    alike = sum("fault" in r for r in timed) - len(wrong)
+    lines += ["", f"Differ from the jnp form, which is as far from float64: {alike} rows"] if alike else []
+    lines += ["", f"Wrong ({len(wrong)}):"] if wrong else []
     for row in wrong:
-        lines += [f"{row['differs']:.2g} of the elements, by {row['error_of_xla']:.2g} at most", *told(row)]
+        lines += [
+            f"{row['differs']:.2g} of the elements, by {row['error_of_xla']:.2g} at most; {row['fault']}",
+            *told(row),
+        ]
     failed = [op for op in found if "error" in op] + [r for r in rows if "error" in r]
     lines += ["", f"Failed ({len(failed)}):"] if failed else []
     for row in failed:

@@ -88,12 +88,14 @@ def row(number: int, of_limit: float, over_xla: float, **more) -> dict:
 
 
 def test_the_summary_has_means_and_the_worst_first():
-    found = [row(0, 1.0, 1.0), row(1, 0.25, 4.0), row(2, 0.9, 0.02), row(3, 1.0, 1.0, differs=0.5)]
+    found = [row(0, 1.0, 1.0), row(1, 0.25, 4.0), row(2, 0.9, 0.02), row(3, 1.0, 1.0, differs=0.5, fault="off")]
+    found.append(row(4, 1.0, 1.0, differs=0.5, fault=""))
     text = benchmark.summary(found)
     line = next(line for line in text.splitlines() if line.startswith("all large")).split()
-    assert [float(word.strip("()")) for word in line[2:]] == [4, 0.689, 0.25, 0.532, 0.02, 2]
+    assert [float(word.strip("()")) for word in line[2:]] == [5, 0.742, 0.25, 0.603, 0.02, 2]
     assert text.index("chain of 2") < text.index("chain of 1") < text.index("chain of 0")
-    assert "Differ from the jnp form (1)" in text
+    assert "as far from float64: 1 rows" in text
+    assert "Wrong (1):\n0.5 of the elements, by 0 at most; off\n#3 " in text
 
 
 def test_a_dry_run_of_one_op(tmp_path):

@@ -45,12 +45,12 @@ dscale = jnp.sum(dy * silu_g * u, axis=-1)
 }
 
 
-def dscaled_swiglu_row_sum(dy, x0, x1, scale):
+def dscaled_swiglu_row_sum(dy, x0, x1, scale, approx):
     """The values to reduce into row_sum (sum), from one vector of each operand, and dx0, dx1: none needs the
     statistics."""
     g = x0
     u = x1
-    s = device.sigmoid(g, False)
+    s = device.sigmoid(g, approx)
     dscaled = dy * scale
     t0 = g * s
     dx0 = dscaled * u * (s + t0 * (1.0 - s))
@@ -74,6 +74,7 @@ def dscaled_swiglu_kernel(
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mDy.shape[0], mDy.shape[1]
+    approx = device.narrow(mDx)
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rDy = access.registers(mDy, (vec, vectors, at_once))
     rX0 = access.registers(mX, (vec, vectors, at_once))
@@ -105,7 +106,7 @@ def dscaled_swiglu_kernel(
                 at = part.vector(v)
                 row_sum_of, dx0, dx1 = dscaled_swiglu_row_sum(
                     device.floats(rDy[None, v, u]), device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]),
-                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)),
+                    device.floats(device.full(vec, rScale[0, u], rScale.element_type)), approx,
                 )
                 reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
                 at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)

@@ -17,7 +17,7 @@ The types of arrays may depend on a call. So the result for a value is the set o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 
 from codegen.graph.contraction import is_approximable
@@ -66,7 +66,8 @@ def deciding_types(
         made_of = {arrays.types[name] for name in arrays.names(arrays.of[id(node)])}
         reduced = {t for t in reduced if False in widths(t, variables)}  # others allow it anyway
         if reduced and made_of != reduced:
-            if made_of and not any(wide[t] for t in made_of) and _reduced_alone(order, place, arrays, leaves):
+            summed = {i for i, reached in ways.items() if any((t, True) in reached for t in reduced)}
+            if made_of and not any(wide[t] for t in made_of) and _reduced_alone(order, place, arrays, leaves, summed):
                 reduced = made_of
         found[id(node)] = frozenset(types | reduced)
     return found
@@ -117,8 +118,11 @@ def _arrays(order: Sequence[Node], inputs: Mapping[str, str], leaves: Mapping[in
     return arrays
 
 
-def _reduced_alone(order: Sequence[Node], place: int, arrays: _Arrays, leaves: Mapping[int, str]) -> bool:
-    """Whether the value at a place in the order can be approximate on its way to the statistics that take it."""
+def _reduced_alone(
+    order: Sequence[Node], place: int, arrays: _Arrays, leaves: Mapping[int, str], summed: Set[int]
+) -> bool:
+    """Whether the value at a place in the order can be approximate on its way to the statistics that take it. `summed` are the nodes
+    that lead to such a statistic: what others make of the value is rounded as an output."""
     value = order[place]
     mine, on_way = arrays.of[id(value)], {id(value)}
     without: dict[int, int] = {id(value): 0}  # the arrays that a node is made of without the value
@@ -131,7 +135,13 @@ def _reduced_alone(order: Sequence[Node], place: int, arrays: _Arrays, leaves: M
             rest |= without[id(argument)]
         without[id(node)] = rest
         taken = [id(a) in on_way for a in args]
-        if not any(taken) or node.op in STATISTICS or node.op in SCANS or node.op in PREDICATES:
+        if (
+            not any(taken)
+            or id(node) not in summed
+            or node.op in STATISTICS
+            or node.op in SCANS
+            or node.op in PREDICATES
+        ):
             continue
         if node.kind != "float" or node.op in STEPS or (node.op not in OPS and node.op not in CONVERSIONS):
             return False

@@ -80,6 +80,14 @@ def test_a_term_that_is_used_elsewhere_is_precise():
     assert "exp_term" not in source.partition("def made_backward")[0]
 
 
+def test_a_narrow_result_of_a_term_may_add_what_the_term_is_made_of():
+    chain = ["e = exp(x)", "a = log(sum(e, axis=N))", "b = e + e * x"]
+    source = text(*chain, outputs='a: "float32[...]", b: "T[..., N]"')
+    assert re.search(r"device\.exp\(x, approx\)", source)
+    source = text(*chain[:2], "c = sum(e + e * x, axis=N)", outputs='a: "float32[...]", c: "float32[...]"')
+    assert re.search(r"device\.exp\(x, False\)", source)
+
+
 def test_a_flag_leaves_users_their_names():
     source = text(
         LOGSUMEXP.format("x").replace("a = ", "a = approx_x * "), LOGSUMEXP.format("y").replace("a =", "b ="),

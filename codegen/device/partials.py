@@ -67,7 +67,8 @@ def store_parts(
                     its, v = place % per_row, place // per_row
                     dtype, ways = running[k].element_type, [way for way in rescaled if way[0] == k]
                     if cutlass.const_expr(len(ways) == 1):
-                        found = _over_rows_below(buffers[k], buffers[ways[0][1]], ways[0][2:], dtype, its, v, vec)
+                        most = ways[0][1]
+                        found = _over_rows_below(buffers[k], buffers[most], ops[most], ways[0][2:], dtype, its, v, vec)
                     else:
                         found = _over_rows(buffers[k], dtype, ops[k], its, v, vec)
                     _store_vector(found, parts[k], part, first + (its - lane) * vec + v * step, columns, ragged)
@@ -97,14 +98,15 @@ def _over_rows(
 def _over_rows_below(
     buffer: cute.Tensor,
     maxima: cute.Tensor,
+    op: cutlass.Constexpr[str],
     way: cutlass.Constexpr[tuple[str, float]],
     dtype: cutlass.Constexpr[type[Numeric]],
     lane: cutlass.Int32,
     v: cutlass.Int32,
     vec: cutlass.Constexpr[int],
 ) -> cute.Tensor:
-    """As `_over_rows`, of sums that follow `maxima` in this way (power, scale)."""
-    largest, found = _over_rows(maxima, dtype, "max", lane, v, vec), cute.make_rmem_tensor((vec,), dtype)
+    """As `_over_rows`, of sums that follow `maxima`, or results of another `op`, in this way (power, scale)."""
+    largest, found = _over_rows(maxima, dtype, op, lane, v, vec), cute.make_rmem_tensor((vec,), dtype)
     found.fill(identity("sum", dtype))
     for row in cutlass.range(cute.size(buffer, mode=[0])):
         for i in cutlass.range_constexpr(vec):

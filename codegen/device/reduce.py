@@ -22,8 +22,9 @@ from codegen.shared import WARP
 Vector = device.Vector
 # The columns of a vector that are inside a row: all (None), a mask, or its first column and the row's number of columns
 Inside: TypeAlias = Any
-# A sum that follows a maximum: their places among the statistics, the exponential, and the factor in its argument
+# A sum that follows a maximum: their places among the statistics, the exponential (or `TIES`), and the factor in its argument
 Rescaled: TypeAlias = tuple[int, int, str, float]
+Ways: TypeAlias = tuple[tuple[str, float], ...]  # how sums follow one maximum: these two of each
 AT_ONCE = 8  # warps' values that every lane reads
 
 
@@ -74,7 +75,7 @@ def accumulate(
     for k, (held, op, value) in enumerate(zip(running, ops, values, strict=True)):
         own = _masked(value.to(held.element_type), op, inside) if k not in _followers(rescaled) else value
         if sums := [(place, (power, scale)) for place, maximum, power, scale in rescaled if maximum == k]:
-            rise(held, [running[place] for place, _ in sums], own, tuple(way for _, way in sums))
+            rise(op, held, [running[place] for place, _ in sums], own, tuple(way for _, way in sums), inside)
         elif k not in _followers(rescaled):
             held.store(combine(op, held.load(), own))
 
@@ -157,7 +158,7 @@ def accumulate_at(
         shared = cute.size(own[0]) < cute.size(value.shape)
         if ways:
             value = _masked(value.to(own[0].element_type), op, inside)
-            (rise if shared else _follow)(own[0], own[1:], value, ways)
+            (rise if shared else _follow)(op, own[0], own[1:], value, ways, inside)
         elif shared:
             one = accumulator(cute.size(value.shape), op, own[0].element_type)
             accumulate([one], (op,), value, inside)
@@ -395,12 +396,15 @@ def _of_warps(buffer: cute.Tensor, slot: Int32, row: Int32, lane: Int32, lanes: 
     return [cute.full((1,), held[i], buffer.element_type) for i in range(count)]
 
 
-# Sums of exponentials that follow a maximum while it rises (`codegen.graph.online`)
+# Sums of exponentials that follow a maximum while it rises, and numbers of elements that equal it (`codegen.graph.online`)
+TIES = "ties"
 
 
 def rescale(value: Vector, was: Numeric, now: Numeric, power: str, scale: float) -> Vector:
     """Rescales sums of `power` of `scale` times differences from the maximum `was` to the maximum `now`, which is no smaller. A
     thread that has seen only -inf adds nothing to a row with larger values."""
+    if power == TIES:
+        return device.where(cute.full(value.shape, was == now, Boolean), value, 0.0)
     was, now = (cute.full((1,), m, value.dtype) for m in (was, now))
     factor = _POWERS[power]((was - now) * scale)
     factor = device.where(was == now, 1.0, factor)  # also where both are infinite
@@ -421,16 +425,24 @@ def exponentials(value: Vector, maximum: Numeric, power: str, scale: float, fini
     return _POWERS[power]((value - cute.full(value.shape, base[0], value.dtype)) * scale)
 
 
-def rise(maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: tuple[tuple[str, float], ...]) -> None:
-    """Reduce a vector into a maximum and the sums that follow it, each in its way (power, scale). They have one element, or one for
-    each of the vector's; the sums are below the largest of the maxima."""
+def rise(op: str, maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: Ways, inside: Inside) -> None:
+    """Reduce a vector into a maximum, or by another `op`, and the sums that follow it, each in its way (power, scale). They have one
+    element, or one for each of the vector's; the sums are below the largest of the maxima."""
     one = cute.size(maximum) == 1
-    was = over_vector(maximum, "max")[0]
-    maximum.store(combine("max", maximum.load(), _over_values(value, "max") if one else value))
-    now = over_vector(maximum, "max")[0]
+    was = over_vector(maximum, op)[0]
+    maximum.store(combine(op, maximum.load(), _over_values(value, op) if one else value))
+    now = over_vector(maximum, op)[0]
     for held, (power, scale) in zip(sums, ways, strict=True):
-        terms = exponentials(value, now, power, scale, False)
+        if power == TIES:
+            terms = _tied(value, cute.full(value.shape, now, value.dtype), inside)
+        else:
+            terms = exponentials(value, now, power, scale, False)
         held.store(rescale(held.load(), was, now, power, scale) + (_over_values(terms, "sum") if one else terms))
+
+
+def _tied(value: Vector, maximum: Vector, inside: Inside) -> Vector:
+    """1 for elements inside the row that equal a maximum, and 0 for others, which may equal a maximum that is -inf."""
+    return _masked(device.where(value == maximum, 1.0, cute.full(value.shape, 0.0, value.dtype)), "sum", inside)
 
 
 def _over_values(value: Vector, op: str) -> Vector:
@@ -440,17 +452,21 @@ def _over_values(value: Vector, op: str) -> Vector:
     return over_vector(held, op)
 
 
-def _follow(maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: tuple[tuple[str, float], ...]) -> None:
-    """Reduce a vector into one maximum for each of its elements and the sums that follow these. The exponential of the distance to the
+def _follow(op: str, maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: Ways, inside: Inside) -> None:
+    """Reduce a vector into one maximum, or result of another `op`, for each of its elements and the sums that follow these. The exponential of the distance to the
     maximum so far is the new term, or, where the maximum rises, what rescales the sum, to which the term 1 is added. A distance
     is NaN where a sum does not matter (`settled`), or has only seen -inf, so that it is multiplied by 0 where its maximum rises."""
-    apart = value - maximum.load()
+    was, now = maximum.load(), combine(op, maximum.load(), value)
+    apart = value - was
     rises, known = apart > 0, apart == apart
     for held, (power, scale) in zip(sums, ways, strict=True):
+        if power == TIES:
+            held.store(device.where(was == now, held.load(), 0.0) + _tied(value, now, inside))
+            continue
         term = device.where(known, _POWERS[power](-cute.math.abs(apart) * scale), 1.0)
         own = held.load()
         held.store(device.where(rises, own * term + 1.0, own + term))
-    maximum.store(combine("max", maximum.load(), value))
+    maximum.store(now)
 
 
 def settled(total: Vector, maximum: Vector, finite: bool) -> Vector:
@@ -460,9 +476,7 @@ def settled(total: Vector, maximum: Vector, finite: bool) -> Vector:
     return device.where(device.isfinite(maximum), result("sum", total), other)
 
 
-def risen(
-    maximum: cute.Tensor, seen: cute.Tensor, sums: list[cute.Tensor], ways: tuple[tuple[str, float], ...], once: bool
-) -> Numeric:
+def risen(maximum: cute.Tensor, seen: cute.Tensor, sums: list[cute.Tensor], ways: Ways, once: bool) -> Numeric:
     """The new maximum of a thread's values, which becomes `seen`. Its sums so far are rescaled to it, each in its way (power,
     scale), unless the row is read `once`, where there are none yet."""
     now = over_vector(maximum, "max")[0]

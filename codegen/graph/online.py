@@ -1,7 +1,8 @@
-"""Finds sums of exponentials that need not wait for the row's maximum (Milakov and Gimelshein, "Online normalizer calculation
-for softmax", arXiv:1805.02867): where the maximum that a thread has seen rises, its partial sum is rescaled.
+"""Finds sums that need not wait for the row's maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+arXiv:1805.02867): where the maximum that a thread has seen rises, its partial sum is rescaled.
 
     sum(exp(scale * (u - max(u)))), also with where(isfinite(max(u)), max(u), 0) instead of max(u)
+    sum(where(u == max(u), 1, 0)), the number of elements that tie; also of a minimum
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ from codegen.graph.ops import PINNED
 
 @dataclass(frozen=True)
 class Rescaled:
-    """How a sum of exponentials follows a maximum: these nodes, the function, the positive factor of the difference, and whether
-    0 replaces a maximum that is not finite."""
+    """How a sum follows a maximum: these nodes, the function, the positive factor of the difference, and whether 0 replaces a maximum
+    that is not finite."""
 
-    maximum: Node
-    exponential: Node
-    power: str  # exp or exp2
+    maximum: Node  # or a minimum
+    term: Node
+    power: str  # exp, exp2, or `TIES`
     scale: float
     finite: bool
+
+
+TIES = "ties"  # the function that is 1 for a difference of 0, and else 0
 
 
 def rescaled(node: Node) -> Rescaled | None:
@@ -43,9 +47,23 @@ def rescaled(node: Node) -> Rescaled | None:
     return Rescaled(maximum, power, power.op, scale, finite) if follows and value.kind == "float" else None
 
 
+def ties(node: Node) -> Rescaled | None:
+    """How a reduction counts the elements that equal their maximum or minimum along the same axes; None where it does not."""
+    if node.op != "sum" or node.args[0].op != "where":
+        return None
+    condition, one, zero = node.args[0].args
+    counts = one.is_const and one.attr == 1 and zero.is_const and zero.attr == 0
+    if not counts or condition.op != "eq":
+        return None
+    for value, most in (condition.args, condition.args[::-1]):
+        if most.op in ("max", "min") and most.attr == node.attr and _unmarked(most.args[0]) is _unmarked(value):
+            return Rescaled(most, node.args[0], TIES, 1.0, False) if value.kind == "float" else None
+    return None
+
+
 def following(nodes: Iterable[Node]) -> dict[int, Rescaled]:
     """The reductions that follow a maximum, which need not be known before they are: how, by their identities."""
-    return {id(n): way for n in nodes if (way := rescaled(n)) is not None}
+    return {id(n): way for n in nodes if (way := rescaled(n) or ties(n)) is not None}
 
 
 def _unmarked(node: Node) -> Node:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from codegen.graph.nodes import DTYPES, Leaf, Node
+from codegen.graph.ops import PINNED
 
 Range: TypeAlias = tuple[float, float]
 
@@ -155,6 +156,7 @@ RULES: dict[str, Callable[..., Range]] = {
     "cos": lambda _: (-1.0, 1.0),
     "exponent": lambda _: (-1075.0, 1024.0),
     "stop_gradient": lambda a: a,
+    PINNED: lambda a: a,
     "_bits": lambda *_: (0.0, 2.0**32 - 1),
     "and": _and,
     "mod": lambda a, b: (0.0, b[1] - 1) if b[0] > 0 else ANY,

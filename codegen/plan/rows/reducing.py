@@ -423,7 +423,7 @@ class Reductions(Planner):
     def joins(self, rows: tuple[Statistic, ...], columns: tuple[Statistic, ...]) -> bool:
         """Whether the last sweep over a row writes the outputs along it, too: none of them needs one of its statistics."""
         last = [s.node for s in rows if s.stage == rows[-1].stage]
-        if not last or columns or self.holds_rows or any(id(n) in self.following for n in last):
+        if not last or columns or self.holds_rows or any(map(online.rescaled, last)):
             return False
         along, late = {*self.axes[self.place :]}, self.reached_by(last)
         written = [s.value for s in self.written() if along & {*self.spec.array(s.name).axes}]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Statement
+from codegen.graph.online import TIES
 from codegen.language.reference import Reference
 from codegen.plan.access import Access
 from codegen.plan.op import Op
@@ -185,7 +186,7 @@ class WalkContext(FinishContext):
         """A statistic of a vector's columns, after a thread has read all rows."""
         own = f"reduce.values_at(v, f{camel(statistic.name)}).load()"
         total = f'reduce.result("{statistic.op}", {own})'
-        if statistic.follows is not None:
+        if statistic.follows is not None and statistic.follows.power != TIES:
             maximum = f"reduce.values_at(v, f{camel(self.maximum_of(statistic).name)}).load()"
             total = f"reduce.settled({own}, {maximum}, {statistic.follows.finite})"
         if statistic.op != "mean":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from codegen.graph import emit
 from codegen.graph.nodes import ROWS, topological
-from codegen.graph.online import Rescaled
+from codegen.graph.online import TIES, Rescaled
 from codegen.plan.access import Access
 from codegen.plan.planner import dtype_constant
 from codegen.plan.rows.access import Statistic
@@ -66,7 +66,7 @@ class FinishContext(RowContext):
 
     def approximates(self, way: Rescaled) -> str:
         """The text that says whether exponentials may be approximate."""
-        return self.dialect.approx_of.get(id(way.exponential), self.dialect.approx) if way.power == "exp" else "False"
+        return self.dialect.approx_of.get(id(way.term), self.dialect.approx) if way.power == "exp" else "False"
 
     def maximum_of(self, statistic: Statistic) -> Statistic:
         """The maximum that a sum follows."""
@@ -207,7 +207,7 @@ class FinishContext(RowContext):
         for call, members in alike.items():
             names, parts = ", ".join(s.name for s in members), ", ".join(self.parts(s) for s in members)
             ops, own = in_tuple([f'"{s.op}"' for s in members]), names if len(members) > 1 else f"({names},)"
-            ends = [self.settled_line(s) for s in members if s.follows is not None]
+            ends = [self.settled_line(s) for s in members if s.follows is not None and s.follows.power != TIES]
             ends += [self.mean_line(s) for s in members if s.op == "mean"]
             text = call.format(f"[{parts}], {ops}", self.rescaled(members))
             found.append(PartialFold(names=own, text=text, ends=ends))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import ROWS, Node, topological
+from codegen.graph.online import TIES
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.rows.access import Statistic
@@ -194,6 +195,8 @@ def _below(statistic: Statistic, parts: Mapping[int, jax.Array], known: Mapping[
     if way is None:
         return own
     largest = known[id(way.maximum)].reshape(own.shape[1:])
+    if way.power == TIES:
+        return jnp.where(parts[id(way.maximum)] == largest, own, 0)
     own = rescaled(own, parts[id(way.maximum)], largest, way.power, way.scale)
     return jnp.where(jnp.isfinite(largest), own, jnp.exp(largest) if way.finite else jnp.nan)
 

@@ -1,4 +1,5 @@
-"""Sums of exponentials over rows that follow their maximum in one sweep, interpreted: with infinities and NaN, against NumPy in float64."""
+"""Sums over rows that follow their maximum in one sweep, interpreted: of exponentials, against NumPy in float64, and numbers of elements
+that equal the maximum; with infinities and NaN."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -134,3 +135,48 @@ def test_a_softmax_along_a_middle_axis_reads_its_elements_twice(tmp_path):
     with in_stages():
         found = op(jnp.asarray(x), implementation="interpret")
     np.testing.assert_allclose(found, e / e.sum(1, keepdims=True), rtol=2e-5, atol=1e-37)
+
+
+TIES = """\
+op: ties_over_rows
+summary: How many elements are the largest or the smallest, of columns, places and everything.
+inputs:
+  x: float32[{axes}]
+outputs:
+  y: float32[{kept}]
+chain: |
+  y = sum(where(x == {most}(x, axis={lost}), 1.0, 0.0), axis={lost})
+reference: jnp.sum(x == jnp.{most}(x, axis={places}, keepdims=True), axis={places}, dtype=jnp.float32)
+"""
+
+
+def tied(*shape: int) -> np.ndarray:
+    """Few different values, of which many are the largest, and in the first columns infinities and NaN."""
+    x = columns_of(*shape)
+    x[..., 4:] = np.random.default_rng(1).integers(-2, 3, (*shape[:-1], shape[-1] - 4))
+    x[..., -1] = np.linspace(-3, 3, shape[-2]).round()
+    return x
+
+
+@pytest.mark.parametrize("most", ["max", "min"])
+@pytest.mark.parametrize(
+    ("axes", "lost", "kept", "shape"),
+    [
+        ("R, N", "R", "N", (61, 36)),
+        ("R, N", "R", "N", (61, 35)),
+        ("R, N", "(R, N)", "", (61, 36)),
+        ("B, S, N", "S", "B, N", (2, 23, 12)),
+        ("B, S, D", "(B, D)", "S", (9, 6, 16)),
+    ],
+)
+def test_elements_that_equal_the_largest(tmp_path, most, axes, lost, kept, shape):
+    names = lost.strip("()").split(", ")
+    places = tuple(axes.split(", ").index(name) for name in names)
+    op = make_op(tmp_path, TIES.format(axes=axes, lost=lost, kept=kept, most=most, places=places))
+    assert not isinstance(op.plan, Staged)
+    every = tied(*shape)
+    for x in (every,) if kept else (every, np.full_like(every, -np.inf), every[..., 5:]):
+        with in_parts(3):
+            found = op(jnp.asarray(x), implementation="interpret")
+        largest = getattr(np, most)(x, axis=places, keepdims=True)
+        np.testing.assert_array_equal(found, (x == largest).sum(places))

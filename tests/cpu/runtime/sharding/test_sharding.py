@@ -472,6 +472,19 @@ def test_what_follows_a_fold_follows_the_fold_of_all_shards(tmp_path):
     assert_close(got, op.reference(x, w, eps=0.5))
 
 
+def test_elements_that_equal_the_largest_of_all_shards(tmp_path):
+    """A shard whose largest element is smaller counts none."""
+    text = spec_text(
+        "x: float32[..., N]", "y: float32[N]", "y = sum(where(x == max(x, axis=...), 1.0, 0.0), axis=...)",
+        "y = jnp.sum(x == jnp.max(x, axis=0), axis=0, dtype=jnp.float32)",
+    )  # fmt: skip
+    op, x = make_op(tmp_path, text), np.random.default_rng(0).integers(0, 3, (8, 24)).astype(np.float32)
+    x[:, 0] = -np.inf
+    got, shards = on_shards(op, (x,), [P("a", "b")])
+    assert shards == {"...0": ("a",), "N": ("b",)}
+    np.testing.assert_array_equal(got, (x == x.max(0)).sum(0, keepdims=True))
+
+
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 def test_a_program_for_cuda_says_how_it_may_be_split(monkeypatch, kind):
     """Lowered, not compiled: it has the rule that Shardy reads, and no kernel before the shards are known."""

@@ -143,7 +143,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = (_attending(spec) or _around_products(spec)) if contracts else _cut(spec)
+        stages = (_attending(spec) or _around_products(spec)) if contracts else _in_parts(spec) or _cut(spec)
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -275,6 +275,13 @@ def _around_products(spec: Spec) -> Stages | None:
             if found is not None and _cost(found.ops) < _cost(stages.ops):
                 return found
     return stages
+
+
+def _in_parts(spec: Spec) -> Stages | None:
+    """The stages of a chain of which the first reads all elements, once, and the second adds up sums of these. None for other chains, and
+    for a chain with a backward, which would take these sums."""
+    found = in_parts(spec, one_kernel, one_kernel) if spec.grad == "none" else None
+    return None if found is None else Stages(found, ())
 
 
 def _cut(spec: Spec) -> Stages | None:

@@ -62,3 +62,11 @@ def test_weights_of_heads(tmp_path):
     )  # fmt: skip
     op = make_op(tmp_path, text)
     testing.check_gradient(op, "interpret", examples=2 if EVERY else None)
+
+
+def test_a_bias_that_heads_share(tmp_path):
+    text = spec_text(
+        "x: T[B, S, H, D]; bias: T[B, S]", "y: T[B, S, H, D]", "y = softmax(x * square(bias), axis=D)",
+        "y = jax.nn.softmax(x * jnp.square(bias[:, :, None, None]), axis=-1)", types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    testing.check_gradient(make_op(tmp_path, text), "interpret", examples=4 if EVERY else 2)

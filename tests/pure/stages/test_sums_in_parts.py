@@ -79,3 +79,13 @@ def test_sums_of_columns_stay_in_the_one_kernel():
         )
     )
     assert isinstance(made, Derived) and made.op.plan.kind == "row+column"
+
+
+def test_sums_over_more_axes_than_rows_have_read_sums_of_rows():
+    """Groups of columns of any size are no kernel's: one would read all elements again, for sums along two axes."""
+    plan = backward(
+        "y = softmax(x + bias, axis=D)", "x: float32[B, S, H, D]; bias: float32[B, S]", outputs="y: float32[B, S, H, D]"
+    )
+    first, last = plan.stages
+    assert {a.axes for a in first.spec.outputs} == {("B", "S", "H", "D"), ("B", "S", "H")}
+    assert [a.axes for a in last.spec.inputs] == [("B", "S", "H")]

@@ -329,7 +329,7 @@ def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
         for k in module
         if f"{k}_"
         in entry  # with the "_": the types of its arguments follow, and the N of None would end a name that ends in N
-        and k.startswith((f"{stem}_kernel", f"{stem}_finish", f"{stem}_rows_kernel"))
+        and k.startswith(tuple(f"{stem}_{kind}" for kind in ("kernel", "places", "finish", "rows_kernel")))
     ]
     if not kernels:  # `partials.begin`
         return ["counter"]

@@ -53,7 +53,8 @@ def work_of_element(op: AnyOp, types: Types, shape: Shape, arch: str) -> Work:
         for kernel, code in sass.kernels(cubin, arch):
             first = getattr(how, "first", None)
             assert isinstance(how, Launch | RowLaunch | WalkLaunch)
-            own = first if f"{name}_rows_kernel" in kernel else how if f"{name}_kernel" in kernel else None
+            mine = any(f"{name}_{kind}" in kernel for kind in ("kernel", "places"))
+            own = first if f"{name}_rows_kernel" in kernel else how if mine else None
             if own is not None:
                 total += sass.main_loop(code).times(1 / elements_of_thread(own, columns))
     return total
@@ -67,7 +68,8 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
     if isinstance(how, RowLaunch):
         passes = 1 if how.holds_row else -(-columns // (lanes * most))
         return columns / (lanes * passes) * how.at_once
-    return (columns / lanes if how.whole and columns else most) * how.at_once
+    pieces = -(-columns // how.width_of_piece) if how.by_place else 1  # of a place, each of which has threads of its own
+    return (columns / (lanes * pieces) if how.whole and columns else most) * how.at_once
 
 
 def clock_now() -> float | None:

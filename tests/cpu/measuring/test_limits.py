@@ -134,3 +134,10 @@ def test_a_thread_of_a_transpose_has_a_square_of_elements():
     """A few conversions and a product for each element: not as many as if a thread had a single vector."""
     found = counted("transpose_quantize_fp8", "sm_90a", {"...": 1, "M": 4096, "N": 4096})
     assert 3 < found.issue < 15
+
+
+@pytest.mark.parametrize("rows", [4, 16])
+def test_threads_that_have_all_rows_of_a_place_are_counted(rows):
+    """A conversion and a sum for each element, and some to load it."""
+    found = counted("mean_pool", "sm_90a", {"...": 65536, "S": rows, "D": 64})
+    assert 2 < found.issue < 15

@@ -68,7 +68,9 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
     if isinstance(how, RowLaunch):
         passes = 1 if how.holds_row else -(-columns // (lanes * most))
         return columns / (lanes * passes) * how.at_once
-    pieces = -(-columns // how.width_of_piece) if how.by_place else 1  # of a place, each of which has threads of its own
+    pieces = (
+        -(-columns // how.width_of_piece) if how.by_place else 1
+    )  # of a place, each of which has threads of its own
     return (columns / (lanes * pieces) if how.whole and columns else most) * how.at_once
 
 

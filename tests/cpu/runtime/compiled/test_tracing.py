@@ -6,7 +6,6 @@ import cutlass
 import jax
 import jax.numpy as jnp
 from cutlass._mlir_helpers import op
-from cutlass.base_dsl import dsl
 from cutlass.base_dsl.typing import Numeric
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 
@@ -30,7 +29,7 @@ def test_the_code_is_the_same(monkeypatch):
 
 def test_the_compiler_is_as_before_afterwards(monkeypatch):
     def functions():
-        return op._pyir_auto_load_arg, vars(Numeric)["from_mlir_type"], dsl._set_enable_frame_filtering
+        return op._pyir_auto_load_arg, vars(Numeric)["from_mlir_type"]
 
     before = functions()
     with tracing.traced_quickly():
@@ -42,15 +41,3 @@ def test_the_compiler_is_as_before_afterwards(monkeypatch):
     monkeypatch.delattr(op, "_pyir_auto_load_arg")
     with tracing.traced_quickly():
         assert not hasattr(op, "_pyir_auto_load_arg")
-
-
-def test_operations_are_bare_unless_their_places_are_tracked():
-    operation = cutlass.cute.make_layout
-    wrapped = operation.__code__
-    with tracing.traced_quickly():
-        dsl._set_enable_frame_filtering(False)
-        assert operation.__code__ is not wrapped
-        dsl._set_enable_frame_filtering(True)
-        assert operation.__code__ is wrapped
-        dsl._set_enable_frame_filtering(False)
-    assert operation.__code__ is wrapped and len(tracing._operations()[1]) > 500

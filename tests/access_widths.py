@@ -67,7 +67,7 @@ class Planned:
         self.folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
         self.most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
         how = launch_of(op, variant, arch)
-        self.by_runs, self.holds = getattr(how, "by_runs", False), getattr(how, "whole", False)
+        self.by_runs, self.vectors = getattr(how, "by_runs", False), getattr(how, "vec", 1) > 1
         own = {a.name for a, _ in op.plan.full if op.plan.kind != "row" or variant.ragged or op.plan.order[0] in a.axes}
         wide = {n: count for n, count in self.together.items() if n in own} or self.together
         # what all rows share may be wider
@@ -89,15 +89,20 @@ class Planned:
         plan, name = self.plan, access.array.name
         size, loads = self.sizes[name], access in plan.loads
         if self.by_runs and access.mode == "flat" and name not in self.folded:
-            # rows of their own in whole vectors and the ends of runs, what rows share in single columns, or once for all rows
-            # where a block holds its columns
-            once = self.holds and widths == tuple(dict.fromkeys((self.whole(name), size)))
-            return widths[:1] == (16,) if plan.of_row(access) else widths == (size,) or once
+            # rows of their own in whole vectors and the ends of runs; what rows share in single columns, or, where vectors begin
+            # with the row, in whole vectors and the row's end
+            shared = self.vectors and widths == tuple(dict.fromkeys((self.whole(name), size)))
+            return widths[:1] == (16,) if plan.of_row(access) else widths == (size,) or shared
         if plan.columns and loads and not plan.of_row(access) and widths == (size,):
             return True  # read by the finishing kernel alone, one column a thread
         if name in self.folded:
             # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
             return widths == (size,) or access.array.parts is not None
+        if access.mode == "gather":
+            return True  # one element at a time, or several where the compiler finds that they are neighbours
+        if plan.kind == "selection" and access.mode == "flat":
+            # a row in whole vectors, and elements that are read again; what is selected one element a thread
+            return widths[:1] == (self.whole(name),) if loads else widths == (size,)
         modes = {a.mode for a in plan.loads if a.array == access.array}
         if plan.kind != "elementwise" and len(modes) > 1 and loads:
             # along the row in vectors, or one element at its own place

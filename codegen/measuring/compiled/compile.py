@@ -115,11 +115,27 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
                 variant = Variant(types, ragged, False, columns)
                 if isinstance(op.plan, Middle | Single | Strided) and not _has_room(op, variant):
                     continue
-                same = isinstance(op.plan, AttentionPlan) or launch_of(op, replace(variant, ragged=False)).vec == 1
-                if ragged and (same or whole):
+                if ragged and (whole or not _may_be_ragged(op, variant)):
                     continue
                 for defaults in (False, True) if some else (False,):
                     yield replace(variant, defaults=defaults)
+
+
+def _may_be_ragged(op: AnyOp, variant: Variant) -> bool:
+    """Whether calls have rows of other lengths, for which there is another kernel."""
+    if isinstance(op.plan, AttentionPlan) or _fixed_length(op) is not None:
+        return False
+    return launch_of(op, replace(variant, ragged=False)).vec > 1
+
+
+def _fixed_length(op: AnyOp) -> int | None:
+    """The number of columns where the spec says it."""
+    plan, known = op.plan, op.spec.extents
+    if not isinstance(plan, Reduction) or plan.collapsed or isinstance(plan, Middle):
+        return None
+    if any(axis not in known for group in plan.column_groups for axis in group.axes):
+        return None
+    return plan.rows_and_columns(lambda axes: math.prod(known.get(axis, 1) for axis in axes))[1]
 
 
 def _has_room(op: AnyOp, variant: Variant) -> bool:
@@ -148,8 +164,9 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
         return (None,)
     if isinstance(plan, Middle):  # whose threads have all elements of their rows, or share them
         return MIDDLE_LENGTHS
-    if all(axis in op.spec.extents for group in plan.column_groups for axis in group.axes):
-        return (plan.rows_and_columns(lambda axes: math.prod(op.spec.extents.get(a, 1) for a in axes))[1],)
+    fixed = _fixed_length(op)
+    if fixed is not None:
+        return (fixed,)
     dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
     found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
     if not plan.rows:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import any as benchmark
@@ -44,6 +45,14 @@ def test_an_op_agrees_with_its_reference(drawn, layout, tmp_path):
     outcome = try_spec(smallest(layout, drawn).spec, tmp_path, Effort(variants=1, calls=1, gradients=1))
     assert not outcome.failure, f"{outcome.failure}\n{outcome.message}"
     assert not outcome.refused
+
+
+def test_a_softmax_over_rows_keeps_them(tmp_path):
+    """In references too, of any number of leading axes."""
+    usual = next(u for i in range(200) if "softmax(v2, axis=...)" in (u := usual_spec(46, i)).spec.text)
+    op = make_op(tmp_path, usual.spec.text)
+    given = {"x": jnp.ones((2, 3, 5)), "table": jnp.ones((4, 5)), "place": jnp.zeros((2, 3), "int32")}
+    assert op.reference(**given, slope=0.1).shape == op(**given, slope=0.1, implementation="xla").shape == (2, 3, 5)
 
 
 def test_two_hundred_ops_are_of_every_layout_and_hardly_two_alike():

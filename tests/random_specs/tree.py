@@ -15,6 +15,7 @@ from tests.random_specs.calls import CALLS, axes_text
 from tests.random_specs.nodes import (
     FOLDS,
     INTEGERS,
+    KEEPING,
     NARROW,
     OPS,
     ROWS,
@@ -253,7 +254,7 @@ class Reference:
         if ROWS in node.attr:
             text = f"(0, 1, 2, 3, 4, 5)[:{array}.ndim - {named}] + {text}"
         made = self.assigned(("fold", node), row.jnp.format(array, text))
-        if ROWS in node.attr:  # whose dimensions go
+        if ROWS in node.attr and node.op not in KEEPING:  # whose dimensions go
             made = self.assigned(("once", node), f"{made}.reshape({made}.shape[{made}.ndim - {named}:])")
         return made
 

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from codegen.errors import Span
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, Leaf, dtypes_of
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, Leaf, Selected, dtypes_of
 from codegen.spec.tree import Printed, Scalar, Source, Whole
 
 _TAKE = re.compile(r"\btake\(\s*(\w+)\s*,\s*(\w+)\s*,\s*axis\s*=\s*(\w+)\s*\)")
+
+# K of `top_k(x, K=8, axis=N)`: an axis of a selection, its size, and an axis along which it selects
+_SIZED = re.compile(r"\b([A-Z]\w*)\s*=\s*(\d+)\b(?:\s*,\s*axis\s*=\s*\(?\s*([A-Z]\w*))?")
+_COMMENT = re.compile("#.*")
 
 
 @dataclass(frozen=True)
@@ -224,17 +228,32 @@ class Spec:
 
     @functools.cached_property
     def extents(self) -> dict[str, int]:
-        """The sizes of axes that the spec fixes, such as G in `(B G=128)`."""
-        return {n: e for a in self.arrays for d in a.dims for n, e in zip(d.names, d.extents, strict=False) if e}
+        """The sizes of axes that the spec fixes, such as G in `(B G=128)`, or those of selections."""
+        found = {n: e for a in self.arrays for d in a.dims for n, e in zip(d.names, d.extents, strict=False) if e}
+        return found | {name: size for name, size, _ in self._selected}
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
         """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'. Of the orders that fit all arrays, it
         is one that fits what is taken from tables, if there is one."""
         rows = tuple(a.axes for a in (*self.outputs, *self.inputs))
+        rows += tuple(tuple(filter(None, (name, axis))) for name, _, axis in self._selected)
         taken = tuple(self._taken())
         found = axis_order((*rows, *taken))
         return found if not taken or all(follows(axes, found) for axes in rows) else axis_order(rows)
+
+    @functools.cached_property
+    def _selected(self) -> tuple[tuple[str, int, str], ...]:
+        """The axes of selections that no array has, their sizes, and an axis along which each selects. The text says it before the
+        chain is read."""
+        if not isinstance(self.chain, Whole):
+            words = _SIZED.findall(_COMMENT.sub("", self.chain.value))
+        else:
+            nodes = () if self.graph is None else self.graph.nodes
+            chosen = [n.attr for n in nodes if isinstance(n.attr, Selected) and n.attr.count]
+            words = [(how.into, how.count, how.axes[0]) for how in chosen]
+        known = {axis for a in self.arrays for axis in a.axes}
+        return tuple({name: (name, int(size), axis) for name, size, axis in words if name not in known}.values())
 
     def _taken(self) -> collections.abc.Iterator[tuple[str, ...]]:
         """The axes of what is taken from tables at the indices of inputs, as they follow in memory: these in place of the table's."""

@@ -41,6 +41,7 @@ class Form:
         return own.arguments(tree, self.params, tuple(map(self.defaults.get, self.params)))
 
     def read(self, own: Operations, tree: ast.Call) -> Node:
+        tree = _with_axis(own, tree) if "k" in self.params else tree
         return self.node(own, tree, self.arguments(own, tree))
 
 
@@ -320,6 +321,19 @@ def _flag(own: Operations, tree: ast.expr) -> bool:
     return word in (True, "true")
 
 
+def _with_axis(own: Operations, tree: ast.Call) -> ast.Call:
+    """A call `top_k(x, K=8, axis=N)` as `top_k(x, k=K, axis=N)`."""
+    keywords = list(tree.keywords)
+    for i, given in enumerate(keywords):
+        if given.arg is None or given.arg not in own.scope.axes or not isinstance(given.value, ast.Constant):
+            continue
+        if given.value.value != (size := own.scope.sizes.get(given.arg)):
+            message = f"the axis {given.arg} has " + (f"the size {size}" if size else "no fixed size")
+            raise own.fail(given, message, "give the axis of the results another name")
+        keywords[i] = ast.copy_location(ast.keyword("k", ast.Name(given.arg)), given)
+    return ast.copy_location(ast.Call(tree.func, tree.args, keywords), tree)
+
+
 def _selection(own: Operations, tree: ast.Call, given: Given) -> Node:
     """The largest elements along an axis, in order, or their positions."""
     name = called(tree)
@@ -330,7 +344,7 @@ def _selection(own: Operations, tree: ast.Call, given: Given) -> Node:
     if value.kind == "bool":
         raise own.fail(tree, f"{name!r} takes numbers, not a bool", "write where(condition, 1, 0)")
     axes = own.graph.order(axes)
-    hint = f"declare an output with it, as in T[..., K=8], and write {name}(x, K, axis={axes_text(axes)})"
+    hint = f"write {name}(x, K=8, axis={axes_text(axes)})"
     into = given["k"].id if isinstance(given["k"], ast.Name) else None
     if into is None or into not in own.scope.sizes:
         raise own.fail(given["k"], f"{name!r} needs an axis of a fixed size for its results", hint)

@@ -72,12 +72,16 @@ def shapes_of_outputs(op: AnyOp, axes: Axes) -> tuple[list[tuple[int, ...]], boo
 
 
 def demand_shapes(op: AnyOp, values: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises `BrokenReference` if one of the reference's values does not broadcast to its output's shape."""
+    """Raises `BrokenReference` if one of the reference's values does not broadcast to its output's shape, or is complex."""
     for array, value, shape in zip(op.spec.outputs, values, shapes, strict=True):
         own = np.shape(value)
         if len(own) > len(shape) or any(n not in (1, m) for n, m in zip(own[::-1], shape[::-1], strict=False)):
             raise BrokenReference(
                 f"{op.spec.op}: its reference gives {array.name} the shape {own}; it is {array}, which is {shape} in this call"
+            )
+        if np.iscomplexobj(value):
+            raise BrokenReference(
+                f"{op.spec.op}: its reference gives {array.name} as complex numbers: take jnp.real of it"
             )
 
 

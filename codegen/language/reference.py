@@ -205,7 +205,7 @@ class _Checker:
 
 
 def _check_number(node: ast.Constant) -> None:
-    if not isinstance(node.value, bool | int | float | str | type(...) | None):
+    if not isinstance(node.value, bool | int | float | complex | str | type(...) | None):
         message = f"the literal {literal(node.value)} is not allowed in a reference"
         raise Placed(node, UserError(message, "write a number"))
     if isinstance(node.value, float) and math.isinf(node.value):

@@ -58,6 +58,21 @@ def test_an_index_past_its_axis_says_which_domain_to_write():
     check_op(make_jnp_op(text + "\ndomain: {i: index(N)}"), "xla", 4)
 
 
+def test_a_reference_may_use_complex_numbers():
+    text = spec_text(
+        "x: T[..., (N 2)]", "y: T[..., N]", "y = x[0] * cos(index(N)) - x[1] * sin(index(N))",
+        "z = (x[..., ::2] + 1j * x[..., 1::2]) * jnp.exp(1j * jnp.arange(x.shape[-1] // 2)); y = jnp.real(z)",
+        types="{T: [float32, bfloat16]}",
+    )  # fmt: skip
+    op = make_jnp_op(text)
+    check_case(op, "xla", case((3,), 40))
+    check_gradient_case(op, "xla", case((3,), 40))
+    op = make_jnp_op(text.replace("jnp.real(z)", "z"))
+    for check in (check_case, check_gradient_case):
+        with pytest.raises(Disagreement, match="gives y as complex numbers"):
+            check(op, "xla", case((3,), 40))
+
+
 def test_a_reference_that_rounds_its_result_is_told_not_to():
     op = normalised(WIDENED.replace("y = ", "z = ") + "; y = z.astype(jnp.bfloat16)")
     with pytest.raises(Disagreement, match="leave out its last cast"):

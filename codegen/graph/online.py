@@ -40,7 +40,7 @@ def rescaled(node: Node) -> Rescaled | None:
     exponent, scale = _unscaled(_unmarked(power.args[0]))
     if exponent.op != "sub" or scale <= 0:
         return None
-    value, top = exponent.args
+    value, top = exponent.args[0], _unmarked(exponent.args[1])
     finite = _finite_or_zero(top)
     maximum = top.args[1] if finite else top
     follows = maximum.op == "max" and maximum.attr == node.attr and maximum.args[0] is value

@@ -40,3 +40,10 @@ def test_a_gradient_of_a_maximum_has_two_kernels(inputs, most, lost, kept):
     assert [[a.axes for a in stage.spec.outputs] for stage in stages_of(backward)] == [
         [tuple(kept.split())] * 2, [("R", "N")],
     ]  # fmt: skip
+
+
+def test_a_logsumexp_that_its_elements_meet_has_one_kernel():
+    """The maximum, or 0 where it is not finite, is marked: both the sum and the last kernel compute it."""
+    made = spec_text("x: bfloat16[R, N]", "y: bfloat16[R, N]", "v = expm1(x); y = v - logsumexp(v, axis=R)")
+    stages = stages_of(read_op("specs/made.yaml", made))
+    assert [[a.axes for a in stage.spec.outputs] for stage in stages] == [[("N",), ("N",)], [("R", "N")]]

@@ -31,7 +31,7 @@ from codegen.spec.spec import Array, Spec
 from codegen.stages.batches import with_whole_batches
 from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
-from codegen.stages.neighbours import written_once
+from codegen.stages.neighbours import reduced_once, written_once
 from codegen.stages.order import from_the_end
 from codegen.stages.parts import in_parts
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
@@ -286,7 +286,8 @@ def _in_parts(spec: Spec) -> Stages | None:
 
 def _cut(spec: Spec) -> Stages | None:
     """The stages of a chain without products. Where no kernel that reduces, scans or selects reads values that are taken from tables,
-    or read from neighbours, an earlier stage writes them, or what is made of them and reduced, whichever are fewer."""
+    or read from neighbours, an earlier stage writes them, or what is made of them and reduced, whichever are fewer. In a chain without
+    a backward, which would take other values, it writes reductions instead that are computed of neighbours too."""
     read = [n for n in spec.read.nodes if n.op in ("shift", *TAKES)]
     reduced = [
         a for n in spec.read.nodes if n.op in IN_STAGES for a in n.args
@@ -300,9 +301,11 @@ def _cut(spec: Spec) -> Stages | None:
     except SpecError:
         if not apart:
             raise
-        with contextlib.suppress(SpecError):
-            if (stages := cut(spec, one_kernel, apart)) is not None:
-                return stages
+        own = reduced_once(spec) if spec.grad == "none" else None
+        for form, more in (*(() if own is None else ((own, ()),)), (spec, apart)):
+            with contextlib.suppress(SpecError):
+                if (stages := cut(form, one_kernel, more)) is not None:
+                    return stages if form is spec else Stages(stages.ops, ())
         raise
     return cut(spec, one_kernel, apart)
 

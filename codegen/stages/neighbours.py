@@ -1,4 +1,4 @@
-"""Writes expensive values whose neighbours are read, where one kernel would compute them again for each neighbour.
+"""Writes expensive values and reductions whose neighbours are read, where one kernel would compute them again for each neighbour.
 
 In the graph a neighbour of a value is the value's expression, evaluated at another position (`graph/shifting.py`). Here such
 expressions are found again, and become `shift` nodes of the value: the graph is then cut, and an earlier stage writes the value.
@@ -9,11 +9,11 @@ along the axis is multiplied last.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from codegen.graph.nodes import Graph, Node, topological
-from codegen.graph.ops import COSTLY
+from codegen.graph.ops import COSTLY, REDUCTIONS
 from codegen.graph.shifting import evaluated_at
 from codegen.spec.spec import Spec
 from codegen.stages.rewriting import rewritten
@@ -51,14 +51,31 @@ def written_once(spec: Spec) -> Spec | None:
     return found
 
 
+def reduced_once(spec: Spec) -> Spec | None:
+    """The same op, in which reductions are read from neighbours, and what they reduce is not; None if it has none."""
+    found = None
+    while (family := next(_families(spec.read.graph.fork(), spec.read.nodes, _is_reduction), None)) is not None:
+        spec = found = rewritten(spec, functools.partial(_read, family), "neighbours")
+    return found
+
+
+def _is_reduction(node: Node) -> bool:
+    return node.op in REDUCTIONS
+
+
 def _best(spec: Spec) -> Family | None:
-    families = [f for f in _families(spec.read.graph.fork(), spec.read.nodes) if f.saved >= WORTH]
+    most = max(len(n.dims) for n in spec.read.nodes)
+
+    def is_large(node: Node) -> bool:
+        return len(node.dims) == most
+
+    families = [f for f in _families(spec.read.graph.fork(), spec.read.nodes, is_large) if f.saved >= WORTH]
     return max(families, key=lambda f: f.saved, default=None)
 
 
-def _families(graph: Graph, nodes: tuple[Node, ...]) -> Iterator[Family]:
-    own, most = {id(n) for n in nodes}, max(len(n.dims) for n in nodes)
-    values = [n for n in nodes if n.kind == "float" and n.args and n.op != "shift" and len(n.dims) == most]
+def _families(graph: Graph, nodes: tuple[Node, ...], wanted: Callable[[Node], bool]) -> Iterator[Family]:
+    own = {id(n) for n in nodes}
+    values = [n for n in nodes if n.kind == "float" and n.args and n.op != "shift" and wanted(n)]
     for axis, steps in _steps(nodes).items():
         for value in values:
             if _is_read_at_its_place(value, axis):
@@ -81,7 +98,7 @@ def _steps(nodes: tuple[Node, ...]) -> dict[str, list[int]]:
 def _is_read_at_its_place(value: Node, axis: str) -> bool:
     """Whether a value always reads an input at its own position: then its neighbours are only used inside the array."""
     nodes = topological([value], lambda n: n.op == "where" or axis not in n.dims)
-    return any(n.op == "input" and axis in n.dims for n in nodes)
+    return any(a.op == "input" and axis in a.dims for n in nodes if n.op != "shift" for a in n.args)
 
 
 def _read(family: Family, graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:

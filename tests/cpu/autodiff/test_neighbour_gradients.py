@@ -3,6 +3,7 @@
 import pytest
 
 from codegen.checking import testing
+from codegen.plan.op import stages_of
 from codegen.runtime.ops.backward import backward_ops
 from tests.making import make_op, spec_text
 from tests.turns import EVERY, some
@@ -59,4 +60,20 @@ def test_rows_of_halves_and_their_neighbours(tmp_path):
     )  # fmt: skip
     assert op.plan.kind == "row"
     testing.check_op(op, "interpret", examples=4 if EVERY else 2)
+    testing.check_gradient(op, "interpret", examples=2 if EVERY else 1)
+
+
+def test_gradients_of_mixes_with_the_element_before(tmp_path):
+    """Each of five results reads the neighbour: their gradients' sum is written, and no gradient is copied."""
+    op = make_op(
+        tmp_path,
+        spec_text(
+            "x: T[B, S, N]; mu: T[M=5, N]", "y: T[M, B, S, N]", "y = x + (shift(x, axis=S, by=1) - x) * mu",
+            "last = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]; y = x + (last - x) * mu[:, None, None]",
+            types="{T: [float32, bfloat16]}",
+        ),
+    )  # fmt: skip
+    (backward,) = (k for k in backward_ops(op) if not k.spec.op.endswith("_frozen"))
+    written = [[a.axes for a in stage.spec.outputs] for stage in stages_of(backward.planned)]
+    assert written == [[("B", "S", "N")] * 2, [("B", "S", "N")], [("M", "N")]]
     testing.check_gradient(op, "interpret", examples=2 if EVERY else 1)

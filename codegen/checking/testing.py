@@ -147,11 +147,14 @@ def check_op(
 def check_case(
     op: AnyOp, implementation: str, case: Case, report: Report | None = None, run: Callable[..., Any] | None = None
 ) -> None:
-    """Check one call against the reference. Where a GEMM's kernel for Hopper is interpreted, so is the kernel for others."""
+    """Check one call against the reference. Where a GEMM's kernel for Hopper is interpreted, so is the kernel for others. A product
+    that XLA stores is also checked as calls get it by default."""
     report = report or Report()
     report.examples += 1
     arch = interpreted.architecture()
     _check_case(op, implementation, arch, case, report, run)
+    if implementation == "xla" and isinstance(op, GemmOp) and op.stored_sums:
+        _check_case(op, None, arch, case, report, run)
     if implementation == "interpret" and isinstance(op, GemmOp):
         other = next(a for a in ("sm_80", "sm_89") if not lacks(op, case.types, a))
         with contextlib.suppress(UserError):
@@ -160,7 +163,7 @@ def check_case(
 
 
 def _check_case(
-    op: AnyOp, implementation: str, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
+    op: AnyOp, implementation: str | None, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
 ) -> None:
     with jax.enable_x64(True), interpreted.interpreting_for(arch), walking_far(implementation, case):
         made, args, keywords, expected, narrow, bounds = _expected(op, case)
@@ -169,7 +172,7 @@ def _check_case(
             call = jax.jit(call, compiler_options=cpu_options())
         outputs = call(*args)
         outputs = tuple(outputs) if len(op.spec.outputs) > 1 else (outputs,)
-    how = f"{implementation}, {arch}" if implementation == "interpret" else implementation
+    how = f"{implementation}, {arch}" if implementation == "interpret" else implementation or "by default"
     for i, array in enumerate(op.spec.outputs):
         got = np.asarray(outputs[i])
         shape, dtype = views.user_shape(array, case.axes), case.types.dtype(array)

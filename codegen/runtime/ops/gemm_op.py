@@ -138,11 +138,12 @@ class GemmOp(Op[P, R]):
         made = []
         for name, output in zip(self.stored_sums, self.spec.outputs, strict=True):
             p, dtype = next(p for p in self.plan.products if p.acc.name == name), key.types.dtype(output)
+            p = replace(p, acc=replace(p.acc, dims=output.dims))  # whose axes may have another order, or be joined
             direct = narrow and DTYPES[dtype].kind == "float" and DTYPES[dtype].size > 1 and p.acc.dtype == "float32"
             exact = self.spec.math == "precise"
             factors, kept = (arrays[p.a.name], self._b(key, p, arrays, axes)), dtype if direct else p.acc.dtype
             found = product(p, *factors, axes, kept, exact, arch_alone())
-            made.append(store(found, dtype).reshape(views.user_shape(output, axes)))  # where it has joined axes
+            made.append(store(found, dtype))
         return tuple(made)
 
     def composed(self, key: Key, *operands: Any) -> tuple[Any, ...]:

@@ -91,6 +91,16 @@ def test_an_argmax_that_finds_nothing_or_another_element_is_found(fault, tmp_pat
         check_case(op, "xla", case, run=wrong)
 
 
+def test_a_stored_product_is_checked_as_calls_get_it_by_default(tmp_path, monkeypatch):
+    op = make_op(tmp_path, spec_text("x: float32[H, N]; w: float32[H, K]", "y: float32[K, N]", "y = dot(x, w, axis=H)",
+                                     "y = w.T @ x"))  # fmt: skip
+    case = Case(Types(()), (), (("H", 5), ("N", 4), ("K", 3)), (), (), False, 1.0, 0)
+    stored = type(op).stored
+    monkeypatch.setattr(type(op), "stored", lambda *given: tuple(-y for y in stored(*given)))
+    with pytest.raises(Disagreement, match="by default"):
+        check_case(op, "xla", case)
+
+
 def test_elements_that_nothing_decides_are_counted_and_agree_with_nothing():
     """All elements of a row tie: rounding decides whether the first or the last is the largest."""
     chain = "z = x * 0.1; m = max(z, axis=N); y = where(x * 0.1 + 1 == m + 1, 1.0, 0.0)"

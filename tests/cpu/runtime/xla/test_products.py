@@ -255,6 +255,17 @@ def test_joined_axes_of_which_the_other_factor_has_one(tmp_path, first, implemen
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=2e-3)
 
 
+@pytest.mark.parametrize("implementation", [None, "xla"])
+@pytest.mark.parametrize("result", ["KSN", "SKN", "SNK", "NSK"])
+def test_the_axes_of_a_stored_product_in_any_order(tmp_path, result, implementation):
+    """A gradient by a weight has the weight's axes, in its order."""
+    inputs, axes = "x: float32[..., S, H, N]; w: float32[..., H, K]", ", ".join(result)
+    op = make_op(tmp_path, spec_text(inputs, f"y: float32[{axes}]", "y = dot(x, w, axis=(..., H))"))
+    x, w = np.arange(144.0).reshape(2, 4, 3, 6), np.arange(30.0).reshape(2, 3, 5)
+    expected = np.einsum(f"bshn,bhk->{result.lower()}", x, w)
+    np.testing.assert_array_equal(op(x.astype("float32"), w.astype("float32"), implementation=implementation), expected)
+
+
 WEIGHTS = {
     "dense_squared_relu": lambda x, w: jnp.square(jax.nn.relu(x @ w)),
     "dense_transposed": lambda x, w, bias: x @ w.T + bias,

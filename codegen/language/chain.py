@@ -11,12 +11,13 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from codegen.errors import Diagnostic, Later, UserError, shown
-from codegen.graph.names import RESERVED
+from codegen.graph.names import RESERVED, fresh
 from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
 from codegen.language.formula.calls import functions, put
 from codegen.language.formula.operations import with_article
 from codegen.language.formula.reader import part_names, reader
-from codegen.language.scope import Scope, make_scope
+from codegen.language.parted import part_axes, parts_in
+from codegen.language.scope import Parted, Scope, make_scope
 from codegen.language.statements import MAX_STATEMENTS, Line, Placed, read_lines
 from codegen.spec.spec import Array, Spec
 
@@ -36,9 +37,16 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
             continue
         try:
             target, part, tree = split_statement(line.tree)
+            output = outputs.get(target.id)
+            count = parts_in(scope, tree) if part is None and (output is None or output.parts is not None) else None
+            if count is not None and (output is None or output.parts == count):
+                check_target(spec, target, None if output is None else 0, assigned)
+                statements += parted(spec, scope, target.id, output, tree, count)
+                assigned |= dict.fromkeys([(target.id, p) for p in ([None] if output is None else range(count))], line)
+                continue
             check_target(spec, target, part, assigned)
             assigned[target.id, part] = line
-            output, at = outputs.get(target.id), None
+            at = None
             if output is not None and isinstance(tree, ast.Call) and getattr(tree.func, "id", "") == "put":
                 at, value = put(reader(scope), tree, output)
             else:
@@ -51,12 +59,35 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
         except Placed as error:
             diagnostics += line.diagnostics(error)
             broken |= {line.first_name} - set(scope.names())
+    hidden = {name for value in scope.parted.values() for name in value.names} - scope.used
+    statements = [s for s in statements if s.name not in hidden]
     chain = None if diagnostics else Chain(tuple(statements), scope.graph)
     if len(lines) <= MAX_STATEMENTS:
         diagnostics += unassigned(spec, assigned, broken)
     if not diagnostics:
         diagnostics += [*unused(spec, scope, assigned), *read_tables(statements, assigned)]
     return chain, diagnostics
+
+
+def parted(spec: Spec, scope: Scope, name: str, output: Array | None, tree: ast.expr, count: int) -> list[Statement]:
+    """The statements of the parts of a name, or of an output, that is assigned whole arrays with parts."""
+    found = []
+    taken = {*scope.names(), *scope.later, *(a.name for a in spec.arrays), *(p.name for p in spec.params)}
+    names = tuple(name if output is not None else fresh(taken, f"{name}_{part}") for part in range(count))
+    for part in range(count):
+        scope.part = part
+        try:
+            value = reader(scope)(tree)
+        finally:
+            scope.part = None
+        if output is not None:
+            value = stored(spec, scope, output, value, tree)
+        else:
+            scope.values[names[part]] = value
+        found.append(Statement(names[part], part if output is not None else None, value))
+    if output is None:
+        scope.parted[name] = Parted(names, part_axes(scope, tree))
+    return found
 
 
 def split_statement(node: ast.stmt) -> tuple[ast.Name, int | None, ast.expr]:

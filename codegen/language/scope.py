@@ -12,6 +12,14 @@ from codegen.spec.spec import Array, Spec
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
 
 
+@dataclass(frozen=True)
+class Parted:
+    """A value with parts: the name of each part's value, and the axes that have the parts."""
+
+    names: tuple[str, ...]
+    axes: frozenset[str]
+
+
 @dataclass
 class Scope:
     """The names that a formula may use, and their values."""
@@ -29,6 +37,8 @@ class Scope:
         str, ...
     ] = ()  # the axes of random numbers whose call names none: the first output's, in its order
     later: frozenset[str] = frozenset()  # names that some line assigns
+    parted: dict[str, Parted] = field(default_factory=dict)  # names that the chain has assigned whole arrays with parts
+    part: int | None = None  # the part that a statement of whole arrays computes
     broken: set[str] = field(default_factory=set)  # names that a wrong line assigns
     used: set[str] = field(default_factory=set)
 
@@ -41,7 +51,7 @@ class Scope:
         return DTYPES[self.types.get(array.dtype, (array.dtype,))[0]].kind
 
     def names(self) -> list[str]:
-        return [*self.inputs, *self.values]
+        return [*self.inputs, *self.values, *self.parted]
 
 
 def make_scope(spec: Spec, chain: Chain | None = None) -> Scope:

@@ -69,9 +69,11 @@ class Reader(Operations):
         if name in scope.inputs:
             array = scope.inputs[name]
             scope.used.add(name)
-            if array.parts is not None:
+            if array.parts is not None and scope.part is None:
                 raise self.fail(tree, f"{name!r} is {array}: name its part", part_names(array))
-            return self.leaf(array, None)
+            return self.leaf(array, scope.part if array.parts is not None else None)
+        if name in scope.parted:
+            return self.part(tree, name, scope.part)
         if name in CONSTANTS:
             return self.graph.const(CONSTANTS[name])
         if name in functions():
@@ -85,8 +87,18 @@ class Reader(Operations):
             raise self.fail(tree, f"{name!r} has no value yet", hint)
         raise self.fail(tree, f"unknown name {shown(name)}", known(name, scope.names()))
 
+    def part(self, tree: ast.AST, name: str, part: object) -> Node:
+        """The value of a part of a name."""
+        names = self.scope.parted[name].names
+        if type(part) is not int or not 0 <= part < len(names):
+            raise self.fail(tree, f"{name!r} has {len(names)} parts: name one", f"as in {name}[0]")
+        self.scope.used |= {name, names[part]}
+        return self.scope.values[names[part]]
+
     def read_Subscript(self, tree: ast.Subscript) -> Node:
         base, index = tree.value, tree.slice
+        if isinstance(base, ast.Name) and base.id in self.scope.parted:
+            return self.part(tree, base.id, index.value if isinstance(index, ast.Constant) else None)
         array = self.scope.inputs.get(base.id) if isinstance(base, ast.Name) else None
         if array is None:
             hint = for_index(tree) or "parts come from (2 N), (N 2) or T[3]"

@@ -72,7 +72,12 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         10: "  a = top_k(x, K, axis=N)", 11: "  b = top_k(x, K, axis=N)", 12: "  c = top_k(x, K, axis=N)",
         13: "  d = top_k(where(m, 1, 0), K, axis=N)", 14: "  e = top_k(x, K, axis=N)",
         15: "  f = sort(where(m, 1, 0), axis=N)", 16: "  g = argsort(x, axis=N)",
-        17: "  h = unsort(x, argsort(x, axis=N), axis=N)", 18: "  i = unsort(x, argsort(x, axis=N), axis=N)", 19: "  y = top_k(x, K, axis=N)",
+        17: "  h = unsort(x, argsort(x, axis=N), axis=N)", 18: "  i = unsort(x, argsort(x, axis=N), axis=N)",
+        19: "  j = top_k(x, L=4, axis=N)", 20: "  k = top_k(x, L=4, axis=N)", 21: "  y = top_k(x, K=8, axis=N)",
+    },
+    "parts_of_values": {
+        12: "  b = a * v[0]", 13: "  c = a[0] @ w[0] + a[1] @ w[1]", 14: "  d = sum(a[0], axis=N)", 15: "  e = softmax(x[0], axis=N)",
+        16: "  f = a[0]", 17: "  g = a[0]", 18: "  z[0] = v[0]", 19: "  y = a[0]",
     },
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},

@@ -6,8 +6,9 @@ import cutlass
 import jax
 import jax.numpy as jnp
 from cutlass._mlir_helpers import op
+from cutlass.base_dsl.dsl import BaseDSL
 from cutlass.base_dsl.typing import Numeric
-from cutlass.cutlass_dsl.cutlass import CuTeDSL
+from cutlass.cutlass_dsl.cutlass import CuTeDSL, CutlassBaseDSL
 
 import generated
 from codegen.runtime.call.arguments import Types
@@ -29,7 +30,8 @@ def test_the_code_is_the_same(monkeypatch):
 
 def test_the_compiler_is_as_before_afterwards(monkeypatch):
     def functions():
-        return op._pyir_auto_load_arg, vars(Numeric)["from_mlir_type"]
+        added = CutlassBaseDSL._enter_gpu_module, BaseDSL._should_remove_empty_gpu_modules
+        return op._pyir_auto_load_arg, vars(Numeric)["from_mlir_type"], *added
 
     before = functions()
     with tracing.traced_quickly():

@@ -241,7 +241,8 @@ def ragged_words(op: Op) -> str:
     op = launched(op)
     if any(DTYPES[d].packed for a in op.spec.arrays for d in op.spec.dtypes(a)):
         return "the vector width divides the last axis, since two 4-bit numbers share a byte; an odd number of them is left to XLA"
-    if all(launch_of(op, binding, dict.fromkeys(op.spec.axes, 1)).vec == 1 for binding in bindings(op.spec)):
+    long = {**dict.fromkeys(op.spec.axes, 4096), **op.spec.extents}  # short rows may have no vectors
+    if all(launch_of(op, binding, long).vec == 1 for binding in bindings(op.spec)):
         return "one element per thread: all sizes are equally fast"
     return words(op.plan).ragged()
 

@@ -334,7 +334,7 @@ class ReductionWords:
             return "nothing is read in vectors: all sizes are equally fast"
         columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
         text = (
-            f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
+            f"where the size of {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
         runs = "; short rows, and rows whose vectors would be shifted, are loaded and stored through shared memory"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import Node, lost_axes, topological
@@ -41,15 +42,45 @@ def wide(spec: Spec) -> contextlib.AbstractContextManager[Any]:
 
 def widened(spec: Spec, reference: Any, compute: str) -> Any:
     """A spec's reference for inputs of the dtype `compute`. Where this is float64, so is `jnp.float32`: what the reference widens must
-    not become narrower. But `jax.random` draws other numbers in another dtype."""
-    return _in_double(reference) if compute == "float64" and "_bits" not in spec.read.ops else reference
+    not become narrower. Random numbers are those that `jax.random` draws without x64, as an op's are."""
+    wide, draws = compute == "float64", "_bits" in spec.read.ops
+    return _instead(reference, wide, draws) if wide or draws else reference
 
 
 @functools.cache
-def _in_double(reference: FunctionType) -> FunctionType:
-    double = ModuleType(jnp.__name__)
-    double.__dict__.update(jnp.__dict__, float32=jnp.float64)
-    return FunctionType(reference.__code__, {**reference.__globals__, "jnp": double}, reference.__name__)
+def _instead(reference: FunctionType, wide: bool, draws: bool) -> FunctionType:
+    """A function with another `jnp` where it is to be `wide`, and another `jax.random` where it `draws`."""
+    names = dict(reference.__globals__)
+    if wide:
+        names["jnp"] = _changed(jnp, float32=jnp.float64)
+    if draws:
+        own = {name: _single(f, wide) for name, f in vars(jax.random).items() if isinstance(f, FunctionType)}
+        names["jax"] = _changed(jax, random=_changed(jax.random, **own))
+    return FunctionType(reference.__code__, names, reference.__name__)
+
+
+def _changed(module: ModuleType, **names: Any) -> ModuleType:
+    changed = ModuleType(module.__name__)
+    changed.__dict__.update(module.__dict__, **names)
+    return changed
+
+
+def _single(draw: Callable[..., Any], wide: bool) -> Callable[..., Any]:
+    """A function of `jax.random` without x64, whose floating results are then float64 if they are to be `wide`."""
+
+    def narrow(x: Any) -> Any:
+        if x is jnp.float64:
+            return jnp.float32
+        return x.astype("float32") if getattr(x, "dtype", None) == np.float64 else x
+
+    def drawn(*args: Any, **keywords: Any) -> Any:
+        with jax.enable_x64(False):
+            made = draw(*map(narrow, args), **{name: narrow(x) for name, x in keywords.items()})
+        return jax.tree.map(
+            lambda x: x.astype("float64") if wide and jnp.issubdtype(x.dtype, jnp.floating) else x, made
+        )
+
+    return drawn
 
 
 def evaluate_outputs(

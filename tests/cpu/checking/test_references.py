@@ -5,7 +5,7 @@ import pytest
 from codegen.checking.agreement import Disagreement
 from codegen.checking.draw import Case
 from codegen.checking.gradients import check_gradient_case
-from codegen.checking.testing import check_case, check_op
+from codegen.checking.testing import check_case, check_gradient, check_op
 from codegen.checking.verify import verify
 from codegen.runtime.call.arguments import Types
 from tests.making import make_jnp_op, spec_text
@@ -77,6 +77,25 @@ def test_a_reference_that_rounds_its_result_is_told_not_to():
     op = normalised(WIDENED.replace("y = ", "z = ") + "; y = z.astype(jnp.bfloat16)")
     with pytest.raises(Disagreement, match="leave out its last cast"):
         check_gradient_case(op, "xla", case((3,), 40))
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain", "reference"),
+    [
+        ("true", "y = where(bernoulli(key, p), x / p, 0)", "y = jnp.where(jax.random.bernoulli(key, p, x.shape), x / p, 0)"),
+        ("false", "y = where(bernoulli(key, p), x / p, 0)", "y = jnp.where(jax.random.bernoulli(key, p, x.shape), x / p, 0)"),
+        ("true", "y = x * p + uniform(key)", "y = x.astype(jnp.float32) * p + jax.random.uniform(key, x.shape, jnp.float32)"),
+        ("true", "y = x - p * log(normal(key))", "y = x - p * jnp.log(jax.random.normal(key, x.shape))"),
+    ],
+)  # fmt: skip
+def test_a_reference_draws_what_the_op_draws(kind, chain, reference):
+    """In tests, whose other numbers are float64, as without x64."""
+    more = f"params: {{p: {{type: float, default: 0.5, static: {kind}}}}}\ndomain: {{p: [0.1, 0.9]}}"
+    op = make_jnp_op(
+        spec_text("x: T[..., N]; key: uint32[2]", "y: T[..., N]", chain, reference, more, types="{T: [float32]}")
+    )
+    check_op(op, "xla", 4)
+    check_gradient(op, "xla", 2)
 
 
 def test_an_exception_of_a_call_is_that_op_s_failure_and_the_next_op_is_checked(monkeypatch):

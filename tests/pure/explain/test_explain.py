@@ -126,6 +126,8 @@ def test_access_of_each_array():
 def test_ragged_words_name_who_stays_wide():
     words = explain(library("bias_relu"), {"...": 1, "N": 1})["ragged"]
     assert words.endswith("x and y keep wide accesses; bias goes element by element")
+    words = explain(library("rmsnorm"), {"...": 1, "N": 1})["ragged"]  # whose short rows have no vectors
+    assert "accesses stay wide" in words
     words = explain(library("gelu"), {"...": 1, "N": 1})["ragged"]
     assert "only" not in words and "the last ones are handled one by one" in words
     words = explain(made("y = x + 1.0", "x: float64[N]", "y: float64[N]", "schedule: {vector_bytes: 8}"), {"N": 5})[

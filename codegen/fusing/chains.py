@@ -80,7 +80,7 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
     names = [f"x{place}" for place in range(len(inputs))]
     request = Request(
         "chain", "A chain of a model.", steps, dict(zip(inputs, names, strict=True)),
-        list(zip(unique(["y"] * len(outputs), names), outputs, strict=True)), generic=False, own=False,
+        list(zip(unique(["y"] * len(outputs), names), outputs, strict=True)), generic=False, own=False, lean=True,
     )  # fmt: skip
     try:
         made = spec_of(request)

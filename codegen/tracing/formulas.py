@@ -170,3 +170,85 @@ def mapped(formulas: Formulas, roots: Iterable[Formula], change: Callable[[Formu
     for formula in walk(roots):
         new[id(formula)] = change(formulas.rebuilt(formula, tuple(new[id(a)] for a in formula.args)))
     return [new[id(root)] for root in roots]
+
+
+def with_less_work(formulas: Formulas, roots: Iterable[Formula], picks: bool) -> list[Formula]:
+    """The roots, with what JAX's derivatives leave in them gone: a number that is multiplied and then divided by, as in the slope of
+    `cap * tanh(x / cap)`. With `picks`, the element of a row at an index is computed alone, of what `take` reads."""
+
+    def change(formula: Formula) -> Formula:
+        return (picks and _picked(formulas, formula)) or _with_one_factor(formulas, formula) or formula
+
+    return mapped(formulas, roots, change)
+
+
+LEAST, MOST = 2.0**-60, 2.0**60  # factors that no product of values of their size takes beyond float32
+
+
+def _with_one_factor(formulas: Formulas, formula: Formula) -> Formula | None:
+    """The same product, or quotient, by one number, where a number is a factor of its value too."""
+    if formula.op not in ("mul", "div") or formula.kind != "float":
+        return None
+    value, number = formula.args[::-1] if formula.args[0].is_number and formula.op == "mul" else formula.args
+    if not number.is_number or not LEAST < abs(number.attr) < MOST:
+        return None
+    factor, rest = _factor(formulas, value)
+    if factor == 1 or rest is None:
+        return None
+    total = factor * number.attr if formula.op == "mul" else factor / number.attr
+    return formulas.make("mul", (formulas.number(total, "float"), rest), "float") if LEAST < abs(total) < MOST else None
+
+
+def _factor(formulas: Formulas, value: Formula) -> tuple[float, Formula | None]:
+    """The number that is a factor of a value, and the rest of it, which is None for a number."""
+    if value.is_number and value.kind == "float" and LEAST < abs(value.attr) < MOST:
+        return value.attr, None
+    if value.op not in ("mul", "add", "sub") or value.kind != "float":
+        return 1.0, value
+    (first, a), (second, b) = (_factor(formulas, arg) for arg in value.args)
+    if a is None or b is None:
+        product = value.op == "mul" and LEAST < abs(first * second) < MOST
+        return (first * second, a or b) if product else (1.0, value)
+    if value.op != "mul" and first != second:
+        return 1.0, value
+    factor = first * second if value.op == "mul" else first
+    if factor == 1 or not LEAST < abs(factor) < MOST:
+        return 1.0, value
+    return factor, formulas.make(value.op, (a, b), "float")
+
+
+def _picked(formulas: Formulas, formula: Formula) -> Formula | None:
+    """The element at an index of a row that is computed element by element of arrays; None for other formulas."""
+    match formula:
+        case Formula(op="sum", args=(Formula(op="where", args=(condition, value, zero)),)):
+            if len(formula.attr) != 1 or not zero.is_number or zero.attr != 0 or condition.op != "eq":
+                return None
+            (axis,) = formula.attr
+            index = formulas.make("index", (), "int", axis)
+            places = [a for a in condition.args if a is not index]
+            if (
+                len(places) == 1
+                and places[0].op == "input"
+                and places[0].attr[1] is None
+                and axis not in places[0].axes
+            ):
+                return _at(formulas, value, axis, places[0])
+    return None
+
+
+def _at(formulas: Formulas, formula: Formula, axis: Axis, place: Formula) -> Formula | None:
+    """A formula's value at one place along an axis."""
+    if axis not in formula.axes:
+        return formula
+    if formula.op == "index":
+        return place
+    if formula.op == "input":
+        return formulas.make("take", (formula, place), formula.kind, axis) if formula.attr[1] is None else None
+    if formula.op == "log_softmax" and formula.attr == {axis}:
+        element = _at(formulas, formula.args[0], axis, place)
+        total = formulas.make("logsumexp", formula.args, formula.kind, formula.attr)
+        return element and formulas.make("sub", (element, total), formula.kind)
+    if formula.attr is not None and formula.op != "own":  # other operations than element-wise ones
+        return None
+    args = [_at(formulas, a, axis, place) for a in formula.args]
+    return None if None in args else formulas.rebuilt(formula, tuple(a for a in args if a is not None))

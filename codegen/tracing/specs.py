@@ -12,7 +12,7 @@ from codegen.graph.nodes import DTYPES
 from codegen.pipeline import read_op
 from codegen.plan.op import Op
 from codegen.tracing.axes import Axis
-from codegen.tracing.formulas import Formula, walk
+from codegen.tracing.formulas import Formula, walk, with_less_work
 from codegen.tracing.layout import ArrayOf, Layout, array_of, layouts
 from codegen.tracing.naming import assigned_names
 from codegen.tracing.patterns import recognised
@@ -53,6 +53,7 @@ class Request:
     source: Callable[[Sequence[str], Sequence[str]], list[str]] = no_source
     generic: bool = True  # whether the common float type is a type variable
     own: bool = True  # whether functions with their own derivative may be read by their values
+    lean: bool = False  # whether formulas may be written otherwise than the steps are, with less work
     notes: Sequence[str] = ()
     dtypes: Mapping[Value, str] = field(default_factory=dict)  # of inputs and outputs, where they are not their values'
 
@@ -83,26 +84,30 @@ def spec_of(request: Request) -> Made:
     flat = [f for parts in roots for f in parts]
     tolerance = ROUNDED if any(v.dtype in ("bfloat16", "float16") for s in request.steps for v in s.outputs) else EXACT
     after = recognised(formulas, [*flat, *(translator.values[v][0] for v, _ in named)], tolerance)
-    names = {id(f): name for f, (_, name) in zip(after[len(flat) :], named, strict=True)}
-    new, recognised_roots = iter(after), []
-    for parts in roots:
-        recognised_roots.append([next(new) for _ in parts])
-    if not request.own and any(f.op == "own" for f in walk(f for parts in recognised_roots for f in parts)):
+    if not request.own and any(f.op == "own" for f in walk(after[: len(flat)])):
         raise UserError("a function has a derivative of its own", "")
-    used = used_names(f for parts in recognised_roots for f in parts)
+    forms = [after]
+    if request.lean:
+        slopes = any(step.name == "scatter-add" for step in request.steps)
+        lean = with_less_work(formulas, after, picks=slopes)
+        forms = [lean, after] if lean != after else forms
+    sizes = [len(parts) for parts in roots]
+    chains = [_Chain.of(form, sizes, [name for _, name in named]) for form in forms]
+    used = used_names(after[: len(flat)])
     inputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for v, n in request.inputs.items() if n in used]
     outputs = [array_of(n, v, axes, request.dtypes.get(v, "")) for n, v in request.outputs]
     if not inputs:
         raise UserError("the function's results do not depend on its arguments", "")
     error: SpecError | UserError | None = None
     for layout in layouts(inputs, outputs, flat):
-        writing = _Writing(request, layout, inputs, outputs, recognised_roots, roots, names, used)
-        for reference in writing.references():
-            try:
-                text = writing.text(reference())
-                return Made(text, read_op(f"specs/{request.op}.yaml", text), tuple(inputs), tuple(outputs))
-            except (SpecError, UserError) as found:
-                error = found
+        for chain in chains:
+            writing = _Writing(request, layout, inputs, outputs, chain, roots, used)
+            for reference in writing.references():
+                try:
+                    text = writing.text(reference())
+                    return Made(text, read_op(f"specs/{request.op}.yaml", text), tuple(inputs), tuple(outputs))
+                except (SpecError, UserError) as found:
+                    error = found
     assert error is not None
     raise error
 
@@ -119,6 +124,21 @@ def _with_params(request: Request, before: Translator) -> Translator:
 
 
 @dataclass(frozen=True)
+class _Chain:
+    """The formulas of a chain: those of each output's parts, and the names of some of them."""
+
+    outputs: Sequence[Sequence[Formula]]
+    names: Mapping[int, str]
+
+    @classmethod
+    def of(cls, formulas: Sequence[Formula], sizes: Sequence[int], names: Sequence[str]) -> _Chain:
+        """Of the outputs' formulas, of which each has `sizes` parts, and of those with names."""
+        left = iter(formulas)
+        outputs = [[next(left) for _ in range(size)] for size in sizes]
+        return cls(outputs, {id(f): name for f, name in zip(left, names, strict=True)})
+
+
+@dataclass(frozen=True)
 class _Writing:
     """The parts of a spec's text: arrays, and the formulas of outputs, as a chain has them and as steps were."""
 
@@ -126,9 +146,8 @@ class _Writing:
     layout: Layout
     inputs: Sequence[ArrayOf]
     outputs: Sequence[ArrayOf]
-    chain: Sequence[Sequence[Formula]]
+    chain: _Chain
     plain: Sequence[Sequence[Formula]]
-    names: Mapping[int, str]
     used: set[str]
 
     @property
@@ -153,11 +172,11 @@ class _Writing:
         types = type_variable([*self.inputs, *self.outputs]) if request.generic else {}
         targets: list[str] = []
         roots: list[Formula] = []
-        for array, parts in zip(self.outputs, self.chain, strict=True):
+        for array, parts in zip(self.outputs, self.chain.outputs, strict=True):
             cut = any(d.parts for d in array.dims)
             targets += [f"{array.name}[{i}]" if cut else array.name for i in range(len(parts))]
             roots += parts
-        lines = Writer(layout, self.names, self.taken).write(targets, roots)
+        lines = Writer(layout, self.chain.names, self.taken).write(targets, roots)
         written = [
             *(f"# {note}" for note in request.notes),
             f"op: {request.op}",
@@ -172,7 +191,7 @@ class _Writing:
             written += ["params:", *(f"  {p.name}: {{type: float, default: {p.default!r}}}" for p in self.params)]
         written += ["chain: |", *(f"  {line}" for line in lines)]
         written += ["reference: |", *(f"  {line}" for line in reference)]
-        domain = {f.attr[0]: layout.names[axis] for f, axis in _indices(self.chain) if f.op == "input"}
+        domain = {f.attr[0]: layout.names[axis] for f, axis in _indices(self.chain.outputs) if f.op == "input"}
         if domain:
             written += ["domain:", *(f"  {name}: index({axis})" for name, axis in domain.items())]
         return "\n".join(written) + "\n"

@@ -63,6 +63,28 @@ def test_a_loss_and_its_gradient_are_one_chain(loss):
     assert chain.count("== index(N)") + chain.count("index(N) ==") == 1
 
 
+@pytest.mark.parametrize("loss", [capped, of_sums, of_probabilities, with_squared_sums], ids=lambda loss: loss.__name__)
+def test_the_element_at_a_label_is_read_alone_where_the_gradient_is_there(loss):
+    """A kernel adds up no row for it. Alone, the loss adds up a row, whose gradient is no scatter."""
+    both, alone = codegen.fuse(jax.value_and_grad(loss)), codegen.fuse(loss)
+    both(LOGITS, LABEL), alone(LOGITS, LABEL)
+    assert ["take(x0, x1, axis=N)" in r.chain for r in (*both.report, *alone.report)] == [True, False]
+
+    def squares(gradient):
+        return lambda logits: jnp.sum(jnp.square(gradient(logits, LABEL)))
+
+    got, wanted = (jax.grad(squares(f))(LOGITS) for f in (lambda *a: both(*a)[1], jax.grad(loss)))
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_what_a_slope_multiplies_and_divides_by_is_left_out():
+    """cap * tanh(x / cap) has the slope cap * (1 - t) * (1 + t) / cap."""
+    fused = codegen.fuse(jax.value_and_grad(capped))
+    fused(LOGITS, LABEL)
+    (chain,) = (r.chain for r in fused.report)
+    assert chain.count("15 * ") == chain.count(" / 15") == chain.count("tanh(")
+
+
 @pytest.mark.parametrize("loss", some(LOSSES, 2), ids=lambda loss: loss.__name__)
 def test_the_gradient_of_a_fused_loss_is_computed_with_it(loss):
     fused = codegen.fuse(loss)

@@ -211,7 +211,7 @@ class SelectLaunch:
     per_row: int  # threads of a block that share a row: some of a warp, a warp, or all
     vectors: int  # of a thread, of a piece of the row
     count: int  # elements that are selected
-    whole: bool = False  # whether a piece is known to be the whole row, which registers then hold
+    whole: bool = False  # whether registers are known to hold the whole row; in turn: and no thread holds fewer elements than others
     bits: int = 32  # of a position in the row; fewer where one number of 32 bits has a key, too
     in_turn: bool = False  # whether few elements are taken in turn, from what threads hold of a whole row
 
@@ -230,10 +230,22 @@ class SelectLaunch:
         """The number of elements that are sorted, at most, to select the largest of them."""
         return max(WARP, 2 << (self.count - 1).bit_length())
 
+    @property
+    def rows_a_block(self) -> int:
+        return self.threads // self.per_row
+
     def blocks(self, rows: int, columns: int = 0) -> int:
         """The number of blocks: one more than are full, for the last rows, or for arrays without rows."""
         del columns
-        return rows // (self.threads // self.per_row) + 1
+        return rows // self.rows_a_block + 1
+
+
+@dataclass(frozen=True)
+class StepsLaunch(SelectLaunch):
+    """The launch of a kernel whose blocks compute, select and compute again, each on its own rows."""
+
+    room: int = 0  # elements of a row for which shared memory has room
+    steps: tuple[RowLaunch | SelectLaunch, ...] = ()
 
 
 def slot_bytes(row: int, single: bool) -> int:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, reduce, rowwise, select, sorting
-from codegen.shared import RowLaunch, SelectLaunch
+from codegen.shared import RowLaunch, SelectLaunch, StepsLaunch
 
 SPEC = {
     "op": "top_k_gate",
@@ -268,6 +268,358 @@ def top_k_gate_stage3_xla(chosen):
     return weights
 
 
+def top_k_gate_whole_step1_held_t0(logits, row_max):
+    """t0, on one vector of each operand: several passes need it."""
+    t0 = device.exp(logits - row_max, False)
+    return t0
+
+
+def top_k_gate_whole_step1_row_max(logits):
+    """The values to reduce into row_max (max), from one vector of each operand."""
+    return logits
+
+
+def top_k_gate_whole_step1_row_sum(t0):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return t0
+
+
+def top_k_gate_whole_step1_chain(t0, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    p_ = device.divide_by_row(t0, row_sum, False)
+    return p_
+
+
+@cute.jit
+def top_k_gate_whole_step1(
+    mLogits: cute.Tensor,  # (rows, N) T
+    sPRows: cute.Tensor,  # (rows, N) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mLogits.shape[0], mLogits.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rLogits = access.registers(mLogits, (vec, vectors, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax = rowwise.shared(how, cutlass.Float32)
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, N, shifts=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        reduce.meet([*sRowMax, *sRowSum], how.cluster)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_whole_step1_row_max(device.floats(rLogits[None, v, u]))
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
+        row_max, = row.reduce([rRowMax], ("max",), sRowMax)
+
+        row = row.forget((mLogits, rLogits))
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                t0 = top_k_gate_whole_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                if cutlass.const_expr(how.holds_expensive):
+                    rT0Held[None, v].store(t0)
+                values = top_k_gate_whole_step1_row_sum(t0)
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mLogits, rLogits))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                if cutlass.const_expr(how.holds_expensive):
+                    t0 = rT0Held[None, v].load()
+                else:
+                    t0 = top_k_gate_whole_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                p_ = top_k_gate_whole_step1_chain(t0, device.full(vec, row_sum))
+                at.store(p_.to(sPRows.element_type), sPRows, (own, 0))
+
+
+def top_k_gate_whole_step3_row_sum(chosen):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return chosen
+
+
+def top_k_gate_whole_step3_chain(chosen, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    weights = device.divide_by_row(chosen, row_sum, False)
+    return weights
+
+
+@cute.jit
+def top_k_gate_whole_step3(
+    sChosenRows: cute.Tensor,  # (rows, K) float32
+    mWeights: cute.Tensor,  # (rows, K) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, K = mWeights.shape[0], mWeights.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rChosen = access.registers(sChosenRows, (vec, vectors, at_once))
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, K, shifts=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(sChosenRows, (own, 0), rChosen[None, None, u])
+        reduce.meet([*sRowSum], how.cluster)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(sChosenRows, (own, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_whole_step3_row_sum(device.floats(rChosen[None, v, u]))
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((sChosenRows, rChosen))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(sChosenRows, (own, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                weights = top_k_gate_whole_step3_chain(device.floats(rChosen[None, v, u]), device.full(vec, row_sum))
+                at.store(weights.to(mWeights.element_type), mWeights, (index, 0))
+
+
+@cute.kernel
+def top_k_gate_whole_kernel(
+    mLogits: cute.Tensor,  # (rows, N) T
+    mWeights: cute.Tensor,  # (rows, K) float32
+    mExperts: cute.Tensor,  # (rows, K) int32
+    how: cutlass.Constexpr[StepsLaunch],
+):
+    # A block has some rows, and shared memory for what a step writes of them for a later one.
+    tidx, _, _ = cute.arch.thread_idx()
+    rows, columns = mLogits.shape[0], mLogits.shape[1]
+    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    sPRows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
+    sChosenRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
+    top_k_gate_whole_step1(mLogits, sPRows, how.steps[0])
+    select.meet(how.per_row)
+    if select.first_row(how) < rows:  # of its warp, whose threads work together
+        found = select.top_k(sPRows, own, select.own_rows(how, rows), columns, how.steps[1], shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(sPRows, own, select.own_rows(how, rows), columns, found, how.steps[1], shared)
+        for c in cutlass.range_constexpr(how.held):
+            slot = tidx % how.per_row + c * how.per_row
+            if (slot < how.count) & (row < rows):
+                select.put(
+                    sChosenRows, own, slot,
+                    select.value_of(shared[0][slot], sPRows.element_type).to(sChosenRows.element_type), how.count,
+                )
+                select.put(
+                    mExperts, row, slot,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mExperts.element_type), how.count,
+                )
+    select.meet(how.per_row)
+    top_k_gate_whole_step3(sChosenRows, mWeights, how.steps[2])
+
+
+@cute.jit
+def top_k_gate_whole_launch(
+    stream: cuda.CUstream, mLogits: cute.Tensor, mWeights: cute.Tensor, mExperts: cute.Tensor,
+    how: cutlass.Constexpr[StepsLaunch],
+):
+    top_k_gate_whole_kernel(mLogits, mWeights, mExperts, how).launch(**select.grid(how, mLogits.shape[0], stream))
+
+
+def top_k_gate_saving_step1_held_t0(logits, row_max):
+    """t0, on one vector of each operand: several passes need it."""
+    t0 = device.exp(logits - row_max, False)
+    return t0
+
+
+def top_k_gate_saving_step1_row_max(logits):
+    """The values to reduce into row_max (max), from one vector of each operand."""
+    return logits
+
+
+def top_k_gate_saving_step1_row_sum(t0):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return t0
+
+
+def top_k_gate_saving_step1_chain(t0, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    p_ = device.divide_by_row(t0, row_sum, False)
+    return p_
+
+
+@cute.jit
+def top_k_gate_saving_step1(
+    mLogits: cute.Tensor,  # (rows, N) T
+    mP: cute.Tensor,  # (rows, N) float32
+    sPRows: cute.Tensor,  # (rows, N) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mLogits.shape[0], mLogits.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rLogits = access.registers(mLogits, (vec, vectors, at_once))
+    if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sRowMax = rowwise.shared(how, cutlass.Float32)
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, N, shifts=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mLogits, (index, 0), rLogits[None, None, u])
+        reduce.meet([*sRowMax, *sRowSum], how.cluster)
+        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_saving_step1_row_max(device.floats(rLogits[None, v, u]))
+                reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
+        row_max, = row.reduce([rRowMax], ("max",), sRowMax)
+
+        row = row.forget((mLogits, rLogits))
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                t0 = top_k_gate_saving_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                if cutlass.const_expr(how.holds_expensive):
+                    rT0Held[None, v].store(t0)
+                values = top_k_gate_saving_step1_row_sum(t0)
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mLogits, rLogits))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mLogits, (index, 0), rLogits[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                if cutlass.const_expr(how.holds_expensive):
+                    t0 = rT0Held[None, v].load()
+                else:
+                    t0 = top_k_gate_saving_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
+                p_ = top_k_gate_saving_step1_chain(t0, device.full(vec, row_sum))
+                at.store(p_.to(mP.element_type), mP, (index, 0))
+                at.store(p_.to(mP.element_type), sPRows, (own, 0))
+
+
+def top_k_gate_saving_step3_row_sum(chosen):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return chosen
+
+
+def top_k_gate_saving_step3_chain(chosen, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    weights = device.divide_by_row(chosen, row_sum, False)
+    return weights
+
+
+@cute.jit
+def top_k_gate_saving_step3(
+    sChosenRows: cute.Tensor,  # (rows, K) float32
+    mWeights: cute.Tensor,  # (rows, K) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, K = mWeights.shape[0], mWeights.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rChosen = access.registers(sChosenRows, (vec, vectors, at_once))
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, K, shifts=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(sChosenRows, (own, 0), rChosen[None, None, u])
+        reduce.meet([*sRowSum], how.cluster)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(sChosenRows, (own, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_saving_step3_row_sum(device.floats(rChosen[None, v, u]))
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((sChosenRows, rChosen))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(sChosenRows, (own, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                weights = top_k_gate_saving_step3_chain(device.floats(rChosen[None, v, u]), device.full(vec, row_sum))
+                at.store(weights.to(mWeights.element_type), mWeights, (index, 0))
+
+
+@cute.kernel
+def top_k_gate_saving_kernel(
+    mLogits: cute.Tensor,  # (rows, N) T
+    mWeights: cute.Tensor,  # (rows, K) float32
+    mExperts: cute.Tensor,  # (rows, K) int32
+    mChosen: cute.Tensor,  # (rows, K) float32
+    mP: cute.Tensor,  # (rows, N) float32
+    how: cutlass.Constexpr[StepsLaunch],
+):
+    # A block has some rows, and shared memory for what a step writes of them for a later one.
+    tidx, _, _ = cute.arch.thread_idx()
+    rows, columns = mLogits.shape[0], mLogits.shape[1]
+    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    sPRows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
+    sChosenRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
+    top_k_gate_saving_step1(mLogits, mP, sPRows, how.steps[0])
+    select.meet(how.per_row)
+    if select.first_row(how) < rows:  # of its warp, whose threads work together
+        found = select.top_k(sPRows, own, select.own_rows(how, rows), columns, how.steps[1], shared)
+        if cutlass.const_expr(not how.in_turn):
+            sorting.largest_first(sPRows, own, select.own_rows(how, rows), columns, found, how.steps[1], shared)
+        for c in cutlass.range_constexpr(how.held):
+            slot = tidx % how.per_row + c * how.per_row
+            if (slot < how.count) & (row < rows):
+                select.put(
+                    mChosen, row, slot, select.value_of(shared[0][slot], sPRows.element_type).to(mChosen.element_type),
+                    how.count,
+                )
+                select.put(
+                    sChosenRows, own, slot,
+                    select.value_of(shared[0][slot], sPRows.element_type).to(sChosenRows.element_type), how.count,
+                )
+                select.put(
+                    mExperts, row, slot,
+                    device.cast(cute.full((1,), shared[1][slot], cutlass.Int32), mExperts.element_type), how.count,
+                )
+    select.meet(how.per_row)
+    top_k_gate_saving_step3(sChosenRows, mWeights, how.steps[2])
+
+
+@cute.jit
+def top_k_gate_saving_launch(
+    stream: cuda.CUstream, mLogits: cute.Tensor, mWeights: cute.Tensor, mExperts: cute.Tensor, mChosen: cute.Tensor,
+    mP: cute.Tensor, how: cutlass.Constexpr[StepsLaunch],
+):
+    top_k_gate_saving_kernel(
+        mLogits, mWeights, mExperts, mChosen, mP, how,
+    ).launch(**select.grid(how, mLogits.shape[0], stream))
+
+
 def top_k_gate_backward_stage1_t0(chosen):
     """The values to reduce into t0 (sum), from one vector of each operand."""
     return chosen
@@ -493,6 +845,185 @@ def top_k_gate_backward_stage3_xla(p, t1):
     return dlogits
 
 
+def top_k_gate_backward_whole_step1_t0(chosen):
+    """The values to reduce into t0 (sum), from one vector of each operand."""
+    return chosen
+
+
+def top_k_gate_backward_whole_step1_row_sum(dweights, chosen, t0):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return dweights * device.divide_by_row(chosen, t0, False)
+
+
+def top_k_gate_backward_whole_step1_chain(dweights, t0, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    sub_of_rows_k = device.divide_by_row(dweights, t0, False) - device.divide(row_sum, t0, False)
+    return sub_of_rows_k
+
+
+@cute.jit
+def top_k_gate_backward_whole_step1(
+    mDweights: cute.Tensor,  # (rows, K) float32
+    mChosen: cute.Tensor,  # (rows, K) float32
+    sSubOfRowsKRows: cute.Tensor,  # (rows, K) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, K = mDweights.shape[0], mDweights.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rDweights = access.registers(mDweights, (vec, vectors, at_once))
+    rChosen = access.registers(mChosen, (vec, vectors, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32)
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, K, shifts=False)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mDweights, (index, 0), rDweights[None, None, u])
+        row.load(mChosen, (index, 0), rChosen[None, None, u])
+        reduce.meet([*sT0, *sRowSum], how.cluster)
+        rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_backward_whole_step1_t0(device.floats(rChosen[None, v, u]))
+                reduce.accumulate([rT0], ("sum",), values, part.vector(v).inside())
+        t0, = row.reduce([rT0], ("sum",), sT0)
+
+        row = row.forget((mDweights, rDweights), (mChosen, rChosen))
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDweights, (index, 0), rDweights[None, None, u])
+            part.load(mChosen, (index, 0), rChosen[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_backward_whole_step1_row_sum(
+                    device.floats(rDweights[None, v, u]), device.floats(rChosen[None, v, u]), device.full(vec, t0),
+                )
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mDweights, rDweights), (mChosen, rChosen))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mDweights, (index, 0), rDweights[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                sub_of_rows_k = top_k_gate_backward_whole_step1_chain(
+                    device.floats(rDweights[None, v, u]), device.full(vec, t0), device.full(vec, row_sum),
+                )
+                at.store(sub_of_rows_k.to(sSubOfRowsKRows.element_type), sSubOfRowsKRows, (own, 0))
+
+
+def top_k_gate_backward_whole_step3_row_sum(p, t1):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return t1 * p
+
+
+def top_k_gate_backward_whole_step3_chain(p, t1, row_sum):
+    """The chain, on one vector of each operand and the row's statistics."""
+    dlogits = p * (t1 - row_sum)
+    return dlogits
+
+
+@cute.jit
+def top_k_gate_backward_whole_step3(
+    mP: cute.Tensor,  # (rows, N) float32
+    sT1Rows: cute.Tensor,  # (rows, N) float32
+    mDlogits: cute.Tensor,  # (rows, N) T
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mP.shape[0], mP.shape[1]
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rP = access.registers(mP, (vec, vectors, at_once))
+    rT1 = access.registers(sT1Rows, (vec, vectors, at_once))
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+
+    first_row = rowwise.first_row(how)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        own = select.own_row(how)
+        row = rowwise.row(how, index, index < rows, N, shifts=False)
+        row.load(mP, (index, 0), rP[None, None, u])  # if the row stays in registers; else each pass reads its part
+        row.load(sT1Rows, (own, 0), rT1[None, None, u])
+        reduce.meet([*sRowSum], how.cluster)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mP, (index, 0), rP[None, None, u])
+            part.load(sT1Rows, (own, 0), rT1[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                values = top_k_gate_backward_whole_step3_row_sum(
+                    device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]),
+                )
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mP, rP), (sT1Rows, rT1))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mP, (index, 0), rP[None, None, u])
+            part.load(sT1Rows, (own, 0), rT1[None, None, u])
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                dlogits = top_k_gate_backward_whole_step3_chain(
+                    device.floats(rP[None, v, u]), device.floats(rT1[None, v, u]), device.full(vec, row_sum),
+                )
+                at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0))
+
+
+@cute.kernel
+def top_k_gate_backward_whole_kernel(
+    mDweights: cute.Tensor,  # (rows, K) float32
+    mExperts: cute.Tensor,  # (rows, K) int32
+    mChosen: cute.Tensor,  # (rows, K) float32
+    mP: cute.Tensor,  # (rows, N) float32
+    mDlogits: cute.Tensor,  # (rows, N) T
+    how: cutlass.Constexpr[StepsLaunch],
+):
+    # A block has some rows, and shared memory for what a step writes of them for a later one.
+    tidx, _, _ = cute.arch.thread_idx()
+    rows, columns = mDweights.shape[0], mP.shape[1]
+    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    sSubOfRowsKRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
+    sT1Rows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
+    top_k_gate_backward_whole_step1(mDweights, mChosen, sSubOfRowsKRows, how.steps[0])
+    select.meet(how.per_row)
+    if row < rows:
+        if cutlass.const_expr(how.steps[1].in_turn):  # registers hold what is placed
+            places = [select.held_at(mExperts, row, slot, how.count) for slot in range(how.count)]
+            values = [
+                select.value_at(
+                    sSubOfRowsKRows, own, slot, how.count,
+                ).to(sT1Rows.element_type) for slot in range(how.count)
+            ]
+            select.write_placed(sT1Rows, own, columns, places, values, how.steps[1])
+        else:
+            select.clear(sT1Rows, own, columns, how.steps[1])
+            for slot in cutlass.range(how.count, unroll=8):
+                place = select.held_at(mExperts, row, slot, how.count)
+                if select.is_cleared(place, how.steps[1]):  # by this thread
+                    select.put(
+                        sT1Rows, own, place,
+                        select.value_at(sSubOfRowsKRows, own, slot, how.count).to(sT1Rows.element_type), columns,
+                    )
+    select.meet(how.per_row)
+    top_k_gate_backward_whole_step3(mP, sT1Rows, mDlogits, how.steps[2])
+
+
+@cute.jit
+def top_k_gate_backward_whole_launch(
+    stream: cuda.CUstream, mDweights: cute.Tensor, mExperts: cute.Tensor, mChosen: cute.Tensor, mP: cute.Tensor,
+    mDlogits: cute.Tensor, how: cutlass.Constexpr[StepsLaunch],
+):
+    top_k_gate_backward_whole_kernel(
+        mDweights, mExperts, mChosen, mP, mDlogits, how,
+    ).launch(**select.grid(how, mDweights.shape[0], stream))
+
+
 @runtime.op(
     SPEC,
     reference=top_k_gate_reference,
@@ -502,12 +1033,15 @@ def top_k_gate_backward_stage3_xla(p, t1):
     stage2_xla=top_k_gate_stage2_xla,
     stage3_launch=top_k_gate_stage3_launch,
     stage3_xla=top_k_gate_stage3_xla,
+    whole_launch=top_k_gate_whole_launch,
+    saving_launch=top_k_gate_saving_launch,
     backward_stage1_launch=top_k_gate_backward_stage1_launch,
     backward_stage1_xla=top_k_gate_backward_stage1_xla,
     backward_stage2_launch=top_k_gate_backward_stage2_launch,
     backward_stage2_xla=top_k_gate_backward_stage2_xla,
     backward_stage3_launch=top_k_gate_backward_stage3_launch,
     backward_stage3_xla=top_k_gate_backward_stage3_xla,
+    backward_whole_launch=top_k_gate_backward_whole_launch,
     result=TopKGateOutputs,
 )
 def top_k_gate(

@@ -73,7 +73,6 @@ def load_row(
     any value. Where N is not a multiple of the vector width (`ragged`), `aligned` says that vectors are still aligned in memory.
     `first` may be negative for that. Without it each vector is assembled from the two aligned ones that contain it. No vector
     before the one of the number `last` has the row's end. Data that is read `once` is not kept in the L1 cache."""
-    cached = EVICT.NO_ALLOCATE if once else EVICT.EVICT_NORMAL
     vectors = cute.size(dst, mode=[cute.rank(dst) - 1])
     count = cute.size(dst) // vectors
     pieces = [cute.make_tensor(dst.iterator + v * count, cute.make_layout((count,))) for v in range(vectors)]
@@ -83,7 +82,7 @@ def load_row(
             c = first + v * step
             if c < columns:
                 place = start + cutlass.Int64(c) * parts
-                cute.autovec_copy(device.vector(src, place, count), pieces[v], l1c_evict_priority=cached)
+                _take(src, place, pieces[v], once)
         # Else the compiler keeps narrow elements apart, because of the branches, and puts them into words again
         if cutlass.const_expr(src.element_type.width < 32):
             forget(dst)
@@ -100,7 +99,7 @@ def load_row(
             at = v * step * parts
             if cutlass.const_expr(aligned):
                 if at < left:
-                    cute.autovec_copy(device.vector(src, base + at, count), pieces[v], l1c_evict_priority=cached)
+                    _take(src, base + at, pieces[v], once)
             elif cutlass.const_expr(device.shiftable(pieces[0])):
                 clear(both)
                 if (at < left) & (at >= 2 * count or base + at >= 0):
@@ -115,6 +114,12 @@ def load_row(
                 if (first + v * step < columns) & (place + (at + count) > whole):
                     device.load_elements(src, place + at, pieces[v])
         forget(dst)  # else the compiler would split the vectors here, because of the few single elements
+
+
+def _take(src: cute.Tensor, place: cutlass.Int64, dst: cute.Tensor, once: bool) -> None:
+    """Load a vector of a tensor. Global memory that is read `once` is not kept in the L1 cache."""
+    how = {"l1c_evict_priority": EVICT.NO_ALLOCATE} if once and src.memspace == cute.AddressSpace.gmem else {}
+    cute.autovec_copy(device.vector(src, place, cute.size(dst)), dst, **how)
 
 
 def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:

@@ -17,6 +17,7 @@ from codegen.plan.op import Gemm, Op, Staged
 from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
+from codegen.plan.rows.steps import Steps
 from codegen.render.attention import AttentionBackwardContext, AttentionContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext, NeighboursContext
@@ -35,6 +36,7 @@ from codegen.render.rows.selection import (
     SortContext,
     ThresholdContext,
 )
+from codegen.render.rows.steps import StepsContext
 from codegen.render.turned import TurnedContext
 from codegen.render.wrapping import wrapped
 from codegen.spec.embedding import to_data
@@ -67,6 +69,8 @@ def context_of(op: Op) -> Context:
         if op.plan.turned is not None:
             return TurnedContext(op)
         return NeighboursContext(op) if op.plan.reads_rows else ElementwiseContext(op)
+    if isinstance(op.plan, Steps):
+        return StepsContext(op, kernel_text)
     if isinstance(op.plan, Placement):
         return PermutationContext(op) if isinstance(op.plan, Permutation) else PlacementContext(op)
     if isinstance(op.plan, Threshold):

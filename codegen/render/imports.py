@@ -35,6 +35,7 @@ GROUPS: tuple[dict[str, tuple[str, ...]], ...] = (
             "RowLaunch",
             "ScanLaunch",
             "SelectLaunch",
+            "StepsLaunch",
             "Walk",
         ),
     },

@@ -27,6 +27,7 @@ from codegen.plan.op import AnyPlan, Gemm, KernelPlan, Op, Staged
 from codegen.plan.planner import Whole
 from codegen.plan.rows import middle, reducing, scanning, selecting, single, strided
 from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.steps import Steps
 from codegen.spec.spec import Array, Spec
 from codegen.stages.batches import with_whole_batches
 from codegen.stages.cut import Stages, cut
@@ -37,9 +38,15 @@ from codegen.stages.parts import in_parts
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
+from codegen.stages.steps import make_plan as in_steps
 from codegen.stages.terms import with_terms_apart
 
-MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction]
+MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction | Steps]
+ONE_KERNEL: tuple[MakePlan, ...] = (
+    middle.make_plan,
+    strided.make_plan,
+    in_steps,
+)  # that computes all of what stages do
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
@@ -212,7 +219,7 @@ def _of_rows(spec: Spec, product: Node, every: Sequence[Node]) -> list[Node]:
     return [n for n in last if again(n)]
 
 
-def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = (middle.make_plan, strided.make_plan)) -> Staged:
+def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = ONE_KERNEL) -> Staged:
     """The plan of stages, with the first of these kernels that computes all of it for calls of some sizes, if there is one."""
     more = plan.held if spec.grad != "none" else ()
     for kernel in kernels:

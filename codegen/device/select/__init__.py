@@ -11,7 +11,18 @@ and written at positions.
 from codegen.device.select.bound import candidate
 from codegen.device.select.largest import top_k
 from codegen.device.select.placing import clear, held_at, is_cleared, put, value_at, write_placed
-from codegen.device.select.rows import first_row, grid, keys_of, meet, memory, row, value_of
+from codegen.device.select.rows import (
+    first_row,
+    grid,
+    keys_of,
+    meet,
+    memory,
+    own_row,
+    own_rows,
+    row,
+    rows_of_block,
+    value_of,
+)
 
 __all__ = [
     "candidate",
@@ -23,8 +34,11 @@ __all__ = [
     "keys_of",
     "meet",
     "memory",
+    "own_row",
+    "own_rows",
     "put",
     "row",
+    "rows_of_block",
     "top_k",
     "value_at",
     "value_of",

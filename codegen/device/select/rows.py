@@ -10,7 +10,7 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
-from codegen.shared import SPARE_BITS, WARP, SelectLaunch
+from codegen.shared import SPARE_BITS, WARP, RowLaunch, SelectLaunch
 
 SIGN = 1 << 31
 TYPES = {
@@ -38,6 +38,25 @@ def first_row(how: SelectLaunch) -> Int32:
     """The first row of this thread's warp."""
     tidx, _, _ = cute.arch.thread_idx()
     return row(how) - tidx % WARP // how.per_row
+
+
+def own_row(how: SelectLaunch | RowLaunch) -> Int32:
+    """The number of this thread's row among those of its block."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return tidx // how.per_row
+
+
+def own_rows(how: SelectLaunch, rows: Int32) -> Int32:
+    """The number of rows, of so many, that this block has."""
+    bidx, _, _ = cute.arch.block_idx()
+    left = rows - bidx * how.rows_a_block
+    return cutlass.select_(left < how.rows_a_block, left, Int32(how.rows_a_block))
+
+
+def rows_of_block(how: SelectLaunch, columns: Int32, most: int, dtype: type[cutlass.Numeric]) -> cute.Tensor:
+    """Shared memory for the elements of a block's rows, `columns` of each and at most `most`: (rows, columns)."""
+    whole = SmemAllocator().allocate_tensor(dtype, cute.make_layout((how.rows_a_block * most,)), 16)
+    return cute.make_tensor(whole.iterator, cute.make_layout((how.rows_a_block, columns), stride=(columns, 1)))
 
 
 def own_of(how: SelectLaunch) -> Int32:
@@ -124,8 +143,8 @@ def keys_of(values: device.Vector, spare: int = 0) -> list[Uint32]:
     found = []
     for i in range(count):
         key = bits[i] ^ Uint32(SIGN)
-        if values.dtype is Float32:
-            key = cutlass.select_(bits[i] < Uint32(SIGN), key, ~bits[i])
+        if values.dtype is Float32:  # of a negative number all bits are inverted
+            key = bits[i] ^ (Uint32(Int32(bits[i]) >> 31) | Uint32(SIGN))
             key = cutlass.select_(held[i] == held[i], key, Uint32(0xFFC00000))
         found.append(key >> Uint32(spare))
     return found

@@ -7,8 +7,8 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32, Uint64
 
 from codegen.device import access
-from codegen.device.select.rows import SPARE, keys_of, numbers
-from codegen.shared import SelectLaunch
+from codegen.device.select.rows import SPARE, keys_of, meet, numbers
+from codegen.shared import WARP, SelectLaunch
 
 
 @cute.jit
@@ -16,35 +16,50 @@ def take_in_turn(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
 ) -> None:
     """`top_k` of a row that its threads hold, in order. An element is one number: above, its key, and below, how far it is from the
-    row's end: no two are equal, and of equal keys the first comes first. 0 is no element."""
+    row's end: no two are equal, and of equal keys the first comes first. 0 is no element. Lanes compare the keys, and the rest only where
+    several have the largest one."""
     tidx, _, _ = cute.arch.thread_idx()
     own, vec, vectors, per_row = tidx % how.per_row, how.vec, how.vectors, how.per_row
     step, elements, spare = per_row * vec, vec * vectors, SPARE.get(src.element_type, 0)
-    places = (per_row * elements).bit_length() - 1  # bits of a position
+    places = (per_row * elements).bit_length() - 1  # bits of a position; 32 where two words have both
     short = 32 - spare + places <= 32
-    number = Uint32 if short else Uint64
+    number, places = (Uint32, places) if short else (Uint64, 32)
     raw = cute.make_rmem_tensor((vec, vectors), src.element_type)
     access.load_row(src, Int64(row) * columns, own * vec, step, columns, raw, 1, how.ragged, False, False)
-    held, taken = (cute.make_rmem_tensor((n,), number) for n in (elements, how.held))
-    taken.fill(0)
+    held = cute.make_rmem_tensor((elements,), number)
     for v in cutlass.range_constexpr(vectors):
         keys = keys_of(numbers(raw[None, v]), spare)
         for i in cutlass.range_constexpr(vec):
             left = columns - 1 - (own * vec + (v * step + i))
             element = (number(keys[i]) << number(places)) | number(Uint32(left))
-            held[v * vec + i] = cutlass.select_(left >= 0, element, number(0))
+            held[v * vec + i] = element if how.whole else cutlass.select_(left >= 0, element, number(0))
     _sort_down(held)
     for c in cutlass.range_constexpr(how.count):
-        largest = _largest_of_lanes(held[0], number, per_row)
-        taken[c // per_row] = cutlass.select_(own == c % per_row, largest, taken[c // per_row])
-        mine = held[0] == largest
+        key = Uint32(held[0] if short else held[0] >> number(places))
+        mine = key == _largest_of_lanes(key, per_row)
+        if cutlass.const_expr(not short):
+            mine = _first_of(mine, Uint32(held[0]), per_row)
+        if mine:
+            shared[0][c] = Uint32(held[0] >> number(places))
+            shared[1][c] = columns - 1 - Int32(Uint32(held[0]) & Uint32((1 << places) - 1))
         for i in cutlass.range_constexpr(min(elements, how.count - 1 - c)):
             following = held[i + 1] if cutlass.const_expr(i + 1 < elements) else number(0)
             held[i] = cutlass.select_(mine, following, held[i])
-    for c in cutlass.range_constexpr(how.held):
-        if own + c * per_row < how.count:
-            shared[0][own + c * per_row] = Uint32(taken[c] >> number(places))
-            shared[1][own + c * per_row] = columns - 1 - Int32(Uint32(taken[c]) & Uint32((1 << places) - 1))
+    meet(per_row)
+
+
+@cute.jit
+def _first_of(mine: cutlass.Boolean, left: Uint32, lanes: cutlass.Constexpr[int]) -> cutlass.Boolean:
+    """Whether this lane has the first of the elements that so many neighbouring lanes have in equal numbers, of which most have none:
+    `left` is larger the earlier an element is."""
+    tidx, _, _ = cute.arch.thread_idx()
+    first = tidx % WARP // lanes * lanes
+    alike = Uint32(cute.arch.vote_ballot_sync(mine)) >> Uint32(first)
+    alike &= Uint32((1 << lanes) - 1)
+    if cute.arch.vote_any_sync((alike & (alike - Uint32(1))) != Uint32(0)):
+        own = Uint32(cutlass.select_(mine, left, Uint32(0)))
+        mine = mine & (own == _largest_of_lanes(own, lanes))
+    return mine
 
 
 def _sort_down(held: cute.Tensor) -> None:
@@ -64,15 +79,13 @@ def _sort_down(held: cute.Tensor) -> None:
         run *= 2
 
 
-def _largest_of_lanes(value: cutlass.Numeric, number: type[cutlass.Numeric], lanes: int) -> cutlass.Numeric:
-    """The largest value, a `number`, of so many neighbouring lanes."""
+def _largest_of_lanes(value: Uint32, lanes: int) -> Uint32:
+    """The largest number of so many neighbouring lanes."""
+    if lanes == WARP:
+        return Uint32(cute.arch.warp_redux_sync(value, "max"))
     apart = 1
     while apart < lanes:
-        if number is Uint32:
-            other = Uint32(cute.arch.shuffle_sync_bfly(value, apart))
-        else:
-            high, low = (cute.arch.shuffle_sync_bfly(Uint32(v), apart) for v in (value >> Uint64(32), value))
-            other = (Uint64(high) << Uint64(32)) | Uint64(low)
-        value = number(cutlass.select_(other > value, other, value))
+        other = Uint32(cute.arch.shuffle_sync_bfly(value, apart))
+        value = Uint32(cutlass.select_(other > value, other, value))
         apart *= 2
     return value

@@ -100,7 +100,8 @@ class Selection(Unreduced):
             return self.by_bound(found, extents, dtypes[self.source.name])
         per_row = threads_of_row(size, found.vec)
         vectors = _power_of_two(-(-size // (per_row * found.vec)))
-        return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True)
+        whole = size == per_row * found.vec * vectors
+        return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True, whole=whole)
 
     def by_bound(self, found: SelectLaunch, extents: Extents, dtype: str) -> SelectLaunch:
         """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are long, or too
@@ -208,12 +209,12 @@ class Placement(Selection):
         per_row = WARP if columns is None or columns != extents.columns else threads_of_row(columns, vec)
         while columns is not None and per_row < MOST_THREADS and per_row * LONG_THREAD < columns:
             per_row *= 2
-        few = (
-            not self.selected.sorts
-            and self.selected.count <= PLACED_AT_ONCE
-            and DTYPES[dtypes[self.result.name]].size > 1
-        )
+        few = self.holds_few(DTYPES[dtypes[self.result.name]].size)
         return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count, in_turn=few)
+
+    def holds_few(self, size: int) -> bool:
+        """Whether registers hold all values that are placed, in elements of so many bytes."""
+        return not self.selected.sorts and self.selected.count <= PLACED_AT_ONCE and size > 1
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,7 @@ class RowKernel(RowsKernel):
     rows_stores: list[str]
     runs_read: list[Run]
     runs_written: list[Run]
+    step: bool = False  # whether it is a function that a kernel calls, and no kernel
 
 
 # Kernels that reduce over rows

@@ -14,6 +14,7 @@ from cutlass import Int32, Int64, Numeric, Uint32
 from cutlass.memory import SmemAllocator
 
 from codegen.device import functions as device
+from codegen.device import vectors as vectors_of
 from codegen.device.math.narrow import bytes_of
 from codegen.device.math.opaque import unseen
 from codegen.shared import WARP
@@ -82,7 +83,7 @@ def load_row(
             c = first + v * step
             if c < columns:
                 place = start + cutlass.Int64(c) * parts
-                _take(src, place, pieces[v], once)
+                vectors_of.take(src, place, pieces[v], once)
         # Else the compiler keeps narrow elements apart, because of the branches, and puts them into words again
         if cutlass.const_expr(src.element_type.width < 32):
             forget(dst)
@@ -99,7 +100,7 @@ def load_row(
             at = v * step * parts
             if cutlass.const_expr(aligned):
                 if at < left:
-                    _take(src, base + at, pieces[v], once)
+                    vectors_of.take(src, base + at, pieces[v], once)
             elif cutlass.const_expr(device.shiftable(pieces[0])):
                 clear(both)
                 if (at < left) & (at >= 2 * count or base + at >= 0):
@@ -114,12 +115,6 @@ def load_row(
                 if (first + v * step < columns) & (place + (at + count) > whole):
                     device.load_elements(src, place + at, pieces[v])
         forget(dst)  # else the compiler would split the vectors here, because of the few single elements
-
-
-def _take(src: cute.Tensor, place: cutlass.Int64, dst: cute.Tensor, once: bool) -> None:
-    """Load a vector of a tensor. Global memory that is read `once` is not kept in the L1 cache."""
-    how = {"l1c_evict_priority": EVICT.NO_ALLOCATE} if once and src.memspace == cute.AddressSpace.gmem else {}
-    cute.autovec_copy(device.vector(src, place, cute.size(dst)), dst, **how)
 
 
 def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:

@@ -1,4 +1,4 @@
-"""Predicated accesses of vectors in global memory, without a branch, so that later instructions can move before them.
+"""Accesses of single vectors. Those in global memory may be predicated, without a branch, so that later instructions can move before them.
 
 A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory. An
 instruction under a predicate does not.
@@ -17,6 +17,13 @@ from cutlass._mlir.dialects import llvm
 from codegen.device import functions as device
 
 _SUFFIX = {1: "b32", 2: "v2.b32", 4: "v4.b32"}
+
+
+def take(src: cute.Tensor, place: Int64, dst: cute.Tensor, once: bool) -> None:
+    """Load a vector of a compact tensor to registers. Global memory that is read `once` is not kept in the L1 cache."""
+    kept = not once or src.memspace != cute.AddressSpace.gmem
+    how = {} if kept else {"l1c_evict_priority": cute.nvgpu.CacheEvictionPriority.NO_ALLOCATE}
+    cute.autovec_copy(device.vector(src, place, cute.size(dst)), dst, **how)
 
 
 def load(src: cute.Tensor, place: Int64, valid: cutlass.Int32, vec: int, ragged: bool) -> cute.Tensor:

@@ -15,6 +15,7 @@ from codegen.plan.op import AnyPlan, Gemm, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
+from codegen.plan.rows.steps import Steps
 
 
 def words(
@@ -31,6 +32,8 @@ def words(
         return PermutationWords(plan) if isinstance(plan, Permutation) else PlacementWords(plan)
     if isinstance(plan, Threshold):
         return ThresholdWords(plan)
+    if isinstance(plan, Steps):
+        return StepsWords(plan)
     if isinstance(plan, Selection):
         return SortWords(plan) if isinstance(plan, Sort) else SelectionWords(plan)
     return ReductionWords(plan) if isinstance(plan, Reduction) else ElementwiseWords(plan)
@@ -101,6 +104,14 @@ def along(axes: Iterable[str]) -> str:
     return " x ".join(axis_word(axis) for axis in axes)
 
 
+def whole_of_rows(plan: AnyPlan) -> tuple[str, ...]:
+    """The axes along which a block has all elements of some rows."""
+    if isinstance(plan, Steps):
+        return plan.selected.axes
+    (axes,) = {lost_axes(s.node) for s in plan.rows}
+    return axes
+
+
 class SelectionWords:
     def __init__(self, plan: Selection):
         self.plan = plan
@@ -122,6 +133,28 @@ class SelectionWords:
 
     def ragged(self) -> str:
         return f"where {along(self.plan.selected.axes)} is not a multiple of a thread's elements, vectors are each made from two aligned ones"
+
+
+class StepsWords(SelectionWords):
+    plan: Steps
+
+    def kind(self) -> str:
+        how = self.plan.selected
+        return (
+            f"selection in {len(self.plan.steps)} steps: what is computed along {along(how.axes)}, the largest {how.count} elements, what is "
+            "computed of these; each warp or block has one row, and shared memory for what a step writes for a later one"
+        )
+
+    def groups(self) -> str:
+        rows, into, axis = (along(a for g in some for a in g.axes) for some in self.plan.parts_of_groups)
+        return f"{rows}, from whose elements along {axis} those along {into} are selected"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        return value_name(self.plan, access), "by one of the steps", "the same"
+
+    def ragged(self) -> str:
+        return "vectors are as wide as divides a row"
 
 
 class SortWords(SelectionWords):
@@ -460,7 +493,7 @@ class StagedWords:
         first, many = (
             (whole, "one kernel") if not isinstance(whole.plan, Staged) else (whole.plan.stages[0], "two kernels")
         )
-        (axes,) = {lost_axes(s.node) for s in first.plan.rows}
+        axes = whole_of_rows(first.plan)
         return f"{found}; or {many}, where a block has room for all elements along {' x '.join(map(axis_word, axes))} of some rows"
 
     def groups(self) -> str:

@@ -82,8 +82,14 @@ class Steps(Selection):
         return tuple(range(self.leading + 1, len(self.groups))), tuple(range(self.leading))
 
     @property
+    def parts_of_groups(self) -> tuple[tuple[Group, ...], ...]:
+        """The groups of rows, the one along which a selection writes, and those of elements."""
+        at = self.leading
+        return self.groups[:at], self.groups[at : at + 1], self.groups[at + 1 :]
+
+    @property
     def full(self) -> tuple[tuple[Array, int], ...]:
-        own = {a.name for view in self.views for a in (view.array,)}
+        own = {view.array.name for view in self.views}
         return tuple({a.name: (a, n) for step in self.steps for a, n in step.plan.full if a.name in own}.values())
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
@@ -231,7 +237,7 @@ class StepsPlanner(Planner):
 class _RowSteps(Reductions):
     """The planner of a step that computes elements of rows, whose position is in these groups."""
 
-    collapsed = False  # type: ignore[assignment]
+    collapsed = False
 
     def __init__(
         self, spec: Spec, statements: tuple[Statement, ...], rows: tuple[Group, ...], columns: tuple[str, ...]

@@ -39,6 +39,9 @@ class RowContext(RowAccess):
     template = "row.py.jinja"
 
     def kernel(self) -> RowsKernel:
+        return self.row_kernel()
+
+    def row_kernel(self) -> RowKernel:
         return RowKernel(
             **vars(self.kernel_head()),
             functions=self.functions(),

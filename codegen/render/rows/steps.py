@@ -18,6 +18,7 @@ from codegen.render.rows.row import RowContext
 from codegen.render.rows.selection import PlacementContext, SelectionContext
 from codegen.spec.spec import Array
 
+OWN = "(own, 0)"  # the coordinates of a row's first element among those of the block
 Render = Callable[[Context], str]  # a context to the text of its kernel
 
 
@@ -69,7 +70,7 @@ class RowStepContext(RowContext):
         return op.plan
 
     def kernel(self) -> RowKernel:
-        return replace(super().kernel(), step=True)
+        return replace(self.row_kernel(), step=True)
 
     def tensor_lines(self) -> list[Tensor]:
         more = [replace(self.tensor(a), name=memory_of(a)) for a in self.twice]
@@ -86,24 +87,18 @@ class RowStepContext(RowContext):
         return ["own = select.own_row(how)", *super().row_lines()]
 
     def place(self, access: Access) -> str:
-        if access.array is None or access.array.name not in self.local:
-            return super().place(access)
-        return self.own_place(access)
-
-    def own_place(self, access: Access) -> str:
-        """The coordinates of a row's first column among the block's rows."""
-        return "(own, 0)" if any(isinstance(t, int) and t >= self.plan.leading for t in access.tokens) else "(own,)"
+        return OWN if access.array is not None and access.array.name in self.local else super().place(access)
 
     def store_lines(self, stores: list[Access]) -> list[str]:
         more = [a for a in stores if a.array in self.twice]
-        own = [f"at.store({self.value(a)}, {memory_of(a.array)}, {self.own_place(a)})" for a in more if a.array]
+        own = [f"at.store({self.value(a)}, {memory_of(a.array)}, {OWN})" for a in more if a.array]
         return [*super().store_lines(stores), *own]
 
     def store_of_row(self, access: Access, tensor: str) -> str:
         found = super().store_of_row(access, tensor)
         if access.array not in self.twice or access.array is None:
             return found
-        return f"{found}; {self.record}.store_one({self.value(access)}, {memory_of(access.array)}, (own,))"
+        return f"{found}; {self.record}.store_one({self.value(access)}, {memory_of(access.array)}, {OWN})"
 
 
 class StepsContext(Context):

@@ -32,6 +32,7 @@ from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
 from codegen.plan.rows.single import Single
+from codegen.plan.rows.steps import Steps
 from codegen.plan.rows.strided import Strided
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types, all_types
@@ -113,7 +114,7 @@ def variants(op: AnyOp, wanted: Mapping[str, str] | None = None) -> Iterator[Var
         for columns in row_lengths(op, types):
             for ragged in (False, True):
                 variant = Variant(types, ragged, False, columns)
-                if isinstance(op.plan, Middle | Single | Strided) and not _has_room(op, variant):
+                if isinstance(op.plan, Middle | Single | Steps | Strided) and not _has_room(op, variant):
                     continue
                 if ragged and (whole or not _may_be_ragged(op, variant)):
                     continue
@@ -158,6 +159,8 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     plan = op.plan
     if isinstance(plan, Sort):
         return plan.edges({}, {})[-1] // 2, SORTED // 2
+    if isinstance(plan, Steps):  # a warp's row, and a block's
+        return WARP_ROW // 8, 2 * WARP_ROW
     if isinstance(plan, Threshold):  # whose row registers hold, or not
         return 2 * WARP_ROW, 2 * MOST_THREADS * THREAD_ELEMENTS
     if not isinstance(plan, Reduction) or plan.collapsed:

@@ -26,6 +26,7 @@ from codegen.plan.rows.selecting import (
     IN_TURN,
     MOST_THREADS,
     THREAD_ELEMENTS,
+    WARP_ROW,
     Placement,
     Selection,
     threads_of_row,
@@ -99,7 +100,7 @@ class Steps(Selection):
 
     def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes of a row at which the kernel changes its method: a vector, what a warp holds."""
-        return self._width(dtypes, schedule), WARP * THREAD_ELEMENTS
+        return self._width(dtypes, schedule), WARP_ROW
 
     def _width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
         return vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)

@@ -1,0 +1,160 @@
+"""The words of plans that select, sort, or place what was selected, and those of accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from codegen.graph.nodes import ROWS, part_text
+from codegen.plan.access import Access, Plan
+from codegen.plan.rows.selecting import Selection
+from codegen.plan.rows.steps import Steps
+
+
+def axis_word(name: str) -> str:
+    return "rows (...)" if name == ROWS else name
+
+
+def value_name(plan: Plan, access: Access) -> str:
+    """The value that an access reads or writes, as in the chain."""
+    if access.counted:
+        return f"{access.mode}({access.counted})"
+    if access.array is None:
+        assert access.group is not None
+        return f"{access.mode}({plan.groups[access.group].axes[0]})"
+    name = part_text(access.array.name, access.part)
+    if access.back:
+        return f"{name} at {', '.join(f'{a} - {n}' if n > 0 else f'{a} + {-n}' for a, n in access.back)}"
+    if access.index_of:
+        index, axis = access.index_of
+        return f"take({name}, {index}, axis={axis})"
+    return name
+
+
+def coordinate_words(access: Access) -> tuple[str, str]:
+    return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
+
+
+def along(axes: Iterable[str]) -> str:
+    return " x ".join(axis_word(axis) for axis in axes)
+
+
+class SelectionWords:
+    def __init__(self, plan: Selection):
+        self.plan = plan
+
+    def kind(self) -> str:
+        how = self.plan.selected
+        return f"selection: the largest {how.count} elements along {along(how.axes)}, in order; each warp or block has one row, and reads it a second time unless registers hold it"
+
+    def groups(self) -> str:
+        rows, into, axis = (along(g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, from whose elements along {axis} those along {into} are selected"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        name = value_name(self.plan, access)
+        if access in self.plan.loads:
+            return name, "whole vectors, in the order of memory", "whole vectors, each made from two aligned ones"
+        return name, "one by one, at the place that an element has among the selected ones", "the same"
+
+    def ragged(self) -> str:
+        return f"where {along(self.plan.selected.axes)} is not a multiple of a thread's elements, vectors are each made from two aligned ones"
+
+
+class StepsWords(SelectionWords):
+    plan: Steps
+
+    def kind(self) -> str:
+        how = self.plan.selected
+        return (
+            f"selection in {len(self.plan.steps)} steps: what is computed along {along(how.axes)}, the largest {how.count} elements, what is "
+            "computed of these; each warp or block has one row, and shared memory for what a step writes for a later one"
+        )
+
+    def groups(self) -> str:
+        rows, into, axis = (along(a for g in some for a in g.axes) for some in self.plan.parts_of_groups)
+        return f"{rows}, from whose elements along {axis} those along {into} are selected"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        return value_name(self.plan, access), "by one of the steps", "the same"
+
+    def ragged(self) -> str:
+        return "vectors are as wide as divides a row"
+
+
+class SortWords(SelectionWords):
+    def kind(self) -> str:
+        return f"sort: the elements along {along(self.plan.selected.axes)}, smallest first; each warp or block has one row, which is read once"
+
+    def groups(self) -> str:
+        rows, axis = (along(g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, whose elements along {axis} are sorted"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access in self.plan.loads:
+            return super().access(access)
+        return value_name(self.plan, access), "one by one: neighbouring elements by neighbouring threads", "the same"
+
+
+class ThresholdWords(SelectionWords):
+    def kind(self) -> str:
+        axis = along(self.plan.selected.axes)
+        return (
+            f"threshold: the least of the largest elements along {axis} that sum to a mass; a warp or a block has a row, in registers or "
+            "read again for every two bits of the result"
+        )
+
+    def groups(self) -> str:
+        rows, axis = (along(g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, of whose elements along {axis} one is found"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access is self.plan.loads[0]:
+            return super().access(access)
+        return value_name(self.plan, access), "one element a row", "the same"
+
+
+class PlacementWords(SelectionWords):
+    def kind(self) -> str:
+        how = self.plan.selected
+        return f"selection's derivative: {how.count} values along {along(how.axes)}, and zeros elsewhere; each warp or block writes one row"
+
+    def groups(self) -> str:
+        rows, into, axis = (along(g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, in which the values along {into} are written to positions along {axis}"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        if access.array is None:
+            return value_name(self.plan, access), *coordinate_words(access)
+        name = value_name(self.plan, access)
+        if access in self.plan.loads:
+            return name, "one by one: neighbouring elements by neighbouring threads", "the same"
+        return name, "zeros in whole vectors, then one by one at the positions", "zeros one by one too"
+
+    def ragged(self) -> str:
+        return f"where {along(self.plan.selected.axes)} is not a multiple of a vector, zeros are written one by one"
+
+
+class PermutationWords(PlacementWords):
+    def kind(self) -> str:
+        return f"sort's derivative: the values along {along(self.plan.selected.axes)} at other positions; each warp or block has one row"
+
+    def groups(self) -> str:
+        rows, axis = (along(g.axes) for g in self.plan.groups)
+        return f"{rows or 'one row'}, whose values along {axis} are written to other positions"
+
+    def access(self, access: Access) -> tuple[str, str, str]:
+        """The value's name; how it is accessed; how in a ragged call."""
+        found = super().access(access)
+        return (
+            found
+            if access.array is None or access in self.plan.loads
+            else (found[0], "one by one at the positions", "the same")
+        )
+
+    def ragged(self) -> str:
+        return "values are read and written one by one"

@@ -405,9 +405,10 @@ def top_k_gate_whole_kernel(
     how: cutlass.Constexpr[StepsLaunch],
 ):
     # A block has some rows, and shared memory for what a step writes of them for a later one.
-    tidx, _, _ = cute.arch.thread_idx()
     rows, columns = mLogits.shape[0], mLogits.shape[1]
-    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    row, own = select.row(how), select.own_row(how)
+    tidx, _, _ = cute.arch.thread_idx()
+    shared = select.memory(how)
     sPRows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
     sChosenRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
     top_k_gate_whole_step1(mLogits, sPRows, how.steps[0])
@@ -580,9 +581,10 @@ def top_k_gate_saving_kernel(
     how: cutlass.Constexpr[StepsLaunch],
 ):
     # A block has some rows, and shared memory for what a step writes of them for a later one.
-    tidx, _, _ = cute.arch.thread_idx()
     rows, columns = mLogits.shape[0], mLogits.shape[1]
-    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    row, own = select.row(how), select.own_row(how)
+    tidx, _, _ = cute.arch.thread_idx()
+    shared = select.memory(how)
     sPRows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
     sChosenRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
     top_k_gate_saving_step1(mLogits, mP, sPRows, how.steps[0])
@@ -985,9 +987,8 @@ def top_k_gate_backward_whole_kernel(
     how: cutlass.Constexpr[StepsLaunch],
 ):
     # A block has some rows, and shared memory for what a step writes of them for a later one.
-    tidx, _, _ = cute.arch.thread_idx()
     rows, columns = mDweights.shape[0], mP.shape[1]
-    row, own, shared = select.row(how), select.own_row(how), select.memory(how)
+    row, own = select.row(how), select.own_row(how)
     sSubOfRowsKRows = select.rows_of_block(how, how.count, how.count, cutlass.Float32)
     sT1Rows = select.rows_of_block(how, columns, how.room, cutlass.Float32)
     top_k_gate_backward_whole_step1(mDweights, mChosen, sSubOfRowsKRows, how.steps[0])

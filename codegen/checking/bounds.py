@@ -25,6 +25,8 @@ FAST_ABSOLUTE = {
 }  # fmt: skip
 # The error of a quotient, in halves of an ulp (`device/math/division.py`)
 QUOTIENT = 1 + 2.0**-17
+# XLA computes these of exp, whose argument it rounds: exp2(x) is exp(x log(2)), sinh(x) has exp(x - log(2))
+BY_EXP = frozenset(("exp2", "sinh", "cosh"))
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign stop_gradient ldexp _pinned _others".split()
 )  # operations without rounding

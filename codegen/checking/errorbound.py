@@ -37,6 +37,7 @@ import numpy as np
 from scipy import special
 
 from codegen.checking.bounds import (
+    BY_EXP,
     EXACT,
     FAST,
     FAST_ABSOLUTE,
@@ -77,7 +78,7 @@ class Analysis:
     """The bounds of a chain's values. `compute` is "float32" or "float64"; values have a dimension for each axis of
     `order`, `rows` of them for `...`, or are scalars; `narrow` holds the nodes, by identity, that may be approximate. `arrays` has
     the inputs' dtypes, and `lost` the part of a product's terms that tensor cores lose, for factors of some dtypes and a number of
-    terms. Integers are computed in `integer`."""
+    terms. Integers are computed in `integer`. `by_xla` says whether XLA computes the chain."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Analysis:
         arrays: Mapping[str, str] = MappingProxyType({}),
         lost: Callable[[Sequence[str], int], float] = lambda dtypes, count: 0.0,
         integer: str = "int32",
+        by_xla: bool = False,
     ):
         info = np.finfo(compute)
         self.compute = compute
@@ -98,9 +100,8 @@ class Analysis:
         self.fast = fast and compute == "float32"
         self.function = (FAST if fast else FUNCTION) * scale
         self.approximate = (FAST if fast else NARROW) * scale
-        self.narrow = narrow
-        self.casts = casts
-        self.arrays, self.lost, self.integer = arrays, lost, integer
+        self.narrow, self.casts = narrow, casts
+        self.arrays, self.lost, self.integer, self.by_xla = arrays, lost, integer, by_xla
         self.dimensions: dict[str, tuple[int, ...]] = {}
         for axis in order:
             start = sum(map(len, self.dimensions.values()))
@@ -135,8 +136,7 @@ class Analysis:
             value = np.asarray(node.attr if node.is_const else leaves[key])
             if node.kind == "float":
                 value = value.astype(np.float64)
-            exact = node.kind != "float" or node.op != "param"
-            inexact = (node.is_const and node.kind == "float") or not exact
+            inexact = node.kind == "float" and (node.is_const or node.op == "param")
             error = np.where(np.isfinite(value), np.abs(value), 0) * self.unit if inexact else np.zeros(value.shape)
             return Bound(value, error + (self.tiny if node.kind == "float" else 0), np.zeros(value.shape, bool))
         if node.op == "input":  # only a `take` reads it: its table and its index are bound as one leaf
@@ -226,11 +226,9 @@ class Analysis:
         """Where an uncertain comparison chose, here or on the way, between values whose distance is larger than their errors."""
         if node.kind == "bool" or not args:
             return nowhere()
-        if isinstance(node.attr, Selected):
-            axes = tuple(d for axis in node.attr.axes for d in self.dimensions[axis])
-            return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
-        if node.op in REDUCTIONS:
-            axes = tuple(d for axis in lost_axes(node) for d in self.dimensions[axis])
+        if isinstance(node.attr, Selected) or node.op in REDUCTIONS:
+            along = node.attr.axes if isinstance(node.attr, Selected) else lost_axes(node)
+            axes = tuple(d for axis in along for d in self.dimensions[axis])
             return np.asarray(np.broadcast_to(args[0].doubt, args[0].value.shape).any(axes, keepdims=True))
         if node.op == "contract":
             doubtful = any(a.doubt.any() for a in args)
@@ -286,6 +284,8 @@ class Analysis:
             error = error + np.where(np.isfinite(own), own, 0)
             if node.op == "gelu":
                 error = np.where(narrow & (x == -np.inf), np.inf, error)
+        if self.by_xla and node.op in BY_EXP:
+            error = error + np.where(np.isfinite(value), np.abs(value * values[0]), 0) * self.unit
         if self.fast and node.op in FAST_ABSOLUTE:
             size, limits = np.abs(values[0]), FAST_ABSOLUTE[node.op]
             error = error + np.select([size <= limit for limit, _ in limits], [own for _, own in limits], 0.0)

@@ -147,8 +147,8 @@ def approximate_nodes(op: AnyOp, types: Types, factors: dict[str, str]) -> set[i
     return {i for i, decide in found.items() if all(map(is_narrow, decide))}
 
 
-def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any]) -> list[Bound]:
-    """For each output, the chain's value and its bound."""
+def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any], by_xla: bool = False) -> list[Bound]:
+    """For each output, the chain's value, and its bound in a kernel, or in the `jnp` form, which XLA computes."""
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}
     products: dict[str, Terms] = {}
@@ -174,7 +174,7 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
     narrow = approximate_nodes(op, case.types, factors)
     analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
                         plan.order, len(case.axes.rows), {a.name: case.types.dtype(a) for a in spec.inputs},
-                        functools.partial(lost_terms, spec.math, on_gpu()), spec.integer)  # fmt: skip
+                        functools.partial(lost_terms, spec.math, on_gpu()), spec.integer, by_xla)  # fmt: skip
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     for access in plan.loads:
         if access.array is None or op.spec.kind(access.array) != "float":

@@ -20,6 +20,7 @@ import numpy as np
 from codegen import extras
 from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, Report, compare
+from codegen.checking.bounds import BY_EXP
 from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case
@@ -166,7 +167,8 @@ def _check_case(
     op: AnyOp, implementation: str | None, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
 ) -> None:
     with jax.enable_x64(True), interpreted.interpreting_for(arch), walking_far(implementation, case):
-        made, args, keywords, expected, narrow, bounds = _expected(op, case)
+        by_xla = implementation in (None, "xla") and any(n.op in BY_EXP for n in nodes_of(op.spec.read.statements))
+        made, args, keywords, expected, narrow, bounds = _expected(op, case, by_xla)
         call = functools.partial(run or op, **keywords, implementation=implementation)
         if implementation == "xla" and op.plan.extremes and not on_gpu():
             call = jax.jit(call, compiler_options=cpu_options())
@@ -200,12 +202,12 @@ def _past_axes(op: AnyOp, case: Case, made: Mapping[str, np.ndarray]) -> str:
 
 
 @functools.lru_cache(maxsize=24)  # tests of several implementations draw the same calls, one after the other
-def _expected(op: AnyOp, case: Case) -> tuple[Any, ...]:
+def _expected(op: AnyOp, case: Case, by_xla: bool) -> tuple[Any, ...]:
     """A call: its arrays by name, its arguments and keywords, the reference's values in float64 and in float32, and the bounds.
     The float32 values are computed only where float32 overflows on the way, since `compare` needs them only there."""
     made = draw.arrays(op, case)
     args, keywords = draw.operands(op, case, made)
-    bounds = error_bounds(op, case, args, keywords)
+    bounds = error_bounds(op, case, args, keywords, by_xla)
     expected = narrow = reference_values(op, args, keywords, "float64")
     if any(np.any(bound.overflow) for bound in bounds):
         narrow = reference_values(op, args, keywords, "float32")

@@ -115,3 +115,15 @@ def test_a_default_is_rounded():
         with jax.enable_x64(True):
             (bound,) = error_bounds(op, case, [x, given], {})
         assert bound.value == pytest.approx(10) and bound.error / 2.0**-20 == pytest.approx(wanted, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["exp2", "sinh", "cosh"])
+def test_what_xla_computes_of_exp_has_the_error_of_its_argument(name):
+    """An argument of 60 is rounded by up to 2**-19, which a kernel's own function is not."""
+    op = make_jnp_op(spec_text("x: float32[N]", "y: float32[N]", f"y = {name}(x)", f"y = jnp.{name}(x)"))
+    case = Case(Types(()), (), (("N", 1000),), (), (), False, 30.0, 0)
+    check_case(op, "xla", case)
+    for by_xla, most in ((False, 17), (True, 77)):
+        with jax.enable_x64(True):
+            (bound,) = error_bounds(op, case, [np.full(1000, 60, "float32")], {}, by_xla)
+        assert np.all(bound.error / bound.value <= most * 2.0**-24)

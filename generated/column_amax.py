@@ -277,9 +277,8 @@ def column_amax_backward_stage1_xla(y, x, row_axes):
 
 def column_amax_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_column(
-        device.where(cute.math.abs(x) == y, dy, 0.0), sum_of_n, approx,
-    ) * device.where(x >= 0.0, 1.0, -1.0)
+    t0 = device.where(cute.math.abs(x) == y, device.divide(dy, sum_of_n, approx), device.where(device.isnan(y), y, 0.0))
+    dx = t0 * device.where(x >= 0.0, 1.0, -1.0)
     return dx
 
 
@@ -313,7 +312,9 @@ def column_amax_backward_stage2_launch(
 
 def column_amax_backward_stage2_xla(dy, y, x, sum_of_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(jnp.abs(x) == y, dy, 0.0) / sum_of_n * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
+    dx = jnp.where(
+        jnp.abs(x) == y, dy / sum_of_n, jnp.where(jnp.isnan(y), y, 0.0),
+    ) * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     return dx
 
 
@@ -326,7 +327,9 @@ def column_amax_backward_whole_row_sum(y, x):
 def column_amax_backward_whole_chain(dy, y, x, row_sum, approx):
     """The chain, on one vector of each operand and the rows' statistics."""
     t0 = cute.math.abs(x) == y
-    dx = device.divide_by_column(device.where(t0, dy, 0.0), row_sum, approx) * device.where(x >= 0.0, 1.0, -1.0)
+    dx = device.where(
+        t0, device.divide(dy, row_sum, approx), device.where(device.isnan(y), y, 0.0),
+    ) * device.where(x >= 0.0, 1.0, -1.0)
     return dx
 
 

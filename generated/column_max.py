@@ -277,7 +277,7 @@ def column_max_backward_stage1_xla(y, x, row_axes):
 
 def column_max_backward_stage2_chain(dy, y, x, sum_of_n, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_column(device.where(x == y, dy, 0.0), sum_of_n, approx)
+    dx = device.where(x == y, device.divide(dy, sum_of_n, approx), device.where(device.isnan(y), y, 0.0))
     return dx
 
 
@@ -311,7 +311,7 @@ def column_max_backward_stage2_launch(
 
 def column_max_backward_stage2_xla(dy, y, x, sum_of_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(x == y, dy, 0.0) / sum_of_n
+    dx = jnp.where(x == y, dy / sum_of_n, jnp.where(jnp.isnan(y), y, 0.0))
     return dx
 
 
@@ -324,7 +324,7 @@ def column_max_backward_whole_row_sum(y, x):
 def column_max_backward_whole_chain(dy, y, x, row_sum, approx):
     """The chain, on one vector of each operand and the rows' statistics."""
     t0 = x == y
-    dx = device.divide_by_column(device.where(t0, dy, 0.0), row_sum, approx)
+    dx = device.where(t0, device.divide(dy, row_sum, approx), device.where(device.isnan(y), y, 0.0))
     return dx
 
 

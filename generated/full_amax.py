@@ -227,9 +227,10 @@ def full_amax_backward_stage1_xla(amax, x):
 
 def full_amax_backward_stage2_chain(damax, amax, x, sum_of_all, approx):
     """The chain, on one vector of each operand."""
-    dx = device.divide_by_shared(
-        device.where(cute.math.abs(x) == amax, damax, 0.0), sum_of_all, approx,
-    ) * device.where(x >= 0.0, 1.0, -1.0)
+    t0 = device.where(
+        cute.math.abs(x) == amax, device.divide(damax, sum_of_all, approx), device.where(device.isnan(amax), amax, 0.0),
+    )
+    dx = t0 * device.where(x >= 0.0, 1.0, -1.0)
     return dx
 
 
@@ -264,9 +265,9 @@ def full_amax_backward_stage2_launch(
 
 def full_amax_backward_stage2_xla(damax, amax, x, sum_of_all):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = jnp.where(jnp.abs(x) == amax, damax, 0.0) / sum_of_all * jnp.where(
-        x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0,
-    )
+    dx = jnp.where(
+        jnp.abs(x) == amax, damax / sum_of_all, jnp.where(jnp.isnan(amax), amax, 0.0),
+    ) * jnp.where(x >= 0.0, jnp.asarray(1.0, jnp.float32), -1.0)
     return dx
 
 

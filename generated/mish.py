@@ -76,9 +76,8 @@ def mish_backward_chain(dy, x, approx):
     t0 = device.minimum(x, 20.0)
     t1 = device.exp(t0, approx)
     t2 = t1 * (t1 + 2.0)
-    t3 = t2 + 2.0
-    t4 = device.divide_by_normal(t2, t3, approx) + device.divide(t0 * t1 * (1.0 + t1), t3 * t3, approx) * 4.0
-    dx = dy * t4
+    t3 = device.divide_by_normal(1.0, t2 + 2.0, approx)
+    dx = dy * (t2 * t3 + t0 * t1 * (1.0 + t1) * t3 * t3 * 4.0)
     return dx
 
 
@@ -109,8 +108,8 @@ def mish_backward_xla(dy, x):
     t0 = jnp.minimum(x, 20.0)
     t1 = jnp.exp(t0)
     t2 = t1 * (t1 + 2.0)
-    t3 = t2 + 2.0
-    dx = dy * (t2 / t3 + t0 * t1 * (1.0 + t1) / (t3 * t3) * 4.0)
+    t3 = jnp.reciprocal(t2 + 2.0)
+    dx = dy * (t2 * t3 + t0 * t1 * (1.0 + t1) * t3 * t3 * 4.0)
     return dx
 
 

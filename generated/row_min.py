@@ -106,7 +106,7 @@ def row_min_backward_row_sum(y, x):
 def row_min_backward_chain(dy, y, x, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = x == y
-    dx = device.divide_by_row(device.where(t0, dy, 0.0), row_sum, approx)
+    dx = device.where(t0, device.divide(dy, row_sum, approx), device.where(device.isnan(y), y, 0.0))
     return dx
 
 
@@ -180,7 +180,10 @@ def row_min_backward_launch(
 def row_min_backward_xla(dy, y, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = x == y
-    dx = jnp.where(t0, dy, 0.0) / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True)
+    dx = jnp.where(
+        t0, dy / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True),
+        jnp.where(jnp.isnan(y), y, 0.0),
+    )
     return dx
 
 

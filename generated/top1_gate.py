@@ -165,9 +165,8 @@ def top1_gate_backward_chain(dgate, x, t1, top, t2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = x == top
     t3 = device.divide(1.0, t2, approx)
-    dx = device.divide_by_row(
-        device.where(t0, dgate * t3, 0.0), row_sum, approx,
-    ) - device.divide(dgate, t2, approx) * t3 * t1
+    t4 = device.where(t0, device.divide(dgate * t3, row_sum, approx), device.where(device.isnan(top), top, 0.0))
+    dx = t4 - device.divide(dgate, t2, approx) * t3 * t1
     return dx
 
 
@@ -259,8 +258,9 @@ def top1_gate_backward_xla(dgate, x):
     t1 = jnp.exp(x - top)
     t2 = jnp.sum(t1, axis=-1, keepdims=True)
     t3 = 1.0 / t2
-    t4 = jnp.where(t0, dgate * t3, 0.0) / jnp.sum(
-        jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True,
+    t4 = jnp.where(
+        t0, dgate * t3 / jnp.sum(jnp.where(t0, jnp.asarray(1.0, jnp.float32), 0.0), axis=-1, keepdims=True),
+        jnp.where(jnp.isnan(top), top, 0.0),
     )
     dx = t4 - dgate / t2 * t3 * t1
     return dx

@@ -874,7 +874,10 @@ def viterbi_step_frozen_stage1_xla(max_of_b_j, score, transition):
 
 def viterbi_step_frozen_stage2_row_sum(dbest, max_of_b_j, score, transition, sum_of_b_j):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    t0 = device.divide_by_column(device.where(score + transition == max_of_b_j, dbest, 0.0), sum_of_b_j, False)
+    t0 = device.where(
+        score + transition == max_of_b_j, device.divide(dbest, sum_of_b_j, False),
+        device.where(device.isnan(max_of_b_j), max_of_b_j, 0.0),
+    )
     return t0
 
 
@@ -959,14 +962,20 @@ def viterbi_step_frozen_stage2_launch(
 
 def viterbi_step_frozen_stage2_xla(dbest, max_of_b_j, score, transition, sum_of_b_j):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(jax.lax.optimization_barrier(score + transition) == max_of_b_j, dbest, 0.0) / sum_of_b_j
+    t0 = jnp.where(
+        jax.lax.optimization_barrier(score + transition) == max_of_b_j, dbest / sum_of_b_j,
+        jnp.where(jnp.isnan(max_of_b_j), max_of_b_j, 0.0),
+    )
     dscore = jnp.sum(t0, axis=-1, keepdims=True)
     return dscore
 
 
 def viterbi_step_backward_stage2_rows_row_sum(dbest, max_of_b_j, score, transition, sum_of_b_j):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    t0 = device.divide_by_column(device.where(score + transition == max_of_b_j, dbest, 0.0), sum_of_b_j, False)
+    t0 = device.where(
+        score + transition == max_of_b_j, device.divide(dbest, sum_of_b_j, False),
+        device.where(device.isnan(max_of_b_j), max_of_b_j, 0.0),
+    )
     return t0
 
 
@@ -1051,7 +1060,10 @@ def viterbi_step_backward_stage2_rows_launch(
 
 def viterbi_step_backward_stage2_held_t1(dbest, max_of_b_j, score, transition, sum_of_b_j):
     """t1, on one vector of each operand: several passes need it."""
-    t1 = device.divide_by_column(device.where(score + transition == max_of_b_j, dbest, 0.0), sum_of_b_j, False)
+    t1 = device.where(
+        score + transition == max_of_b_j, device.divide(dbest, sum_of_b_j, False),
+        device.where(device.isnan(max_of_b_j), max_of_b_j, 0.0),
+    )
     return t1
 
 
@@ -1363,7 +1375,10 @@ def viterbi_step_backward_stage2_launch(
 
 def viterbi_step_backward_stage2_xla(dbest, max_of_b_j, score, transition, sum_of_b_j):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.where(jax.lax.optimization_barrier(score + transition) == max_of_b_j, dbest, 0.0) / sum_of_b_j
+    t1 = jnp.where(
+        jax.lax.optimization_barrier(score + transition) == max_of_b_j, dbest / sum_of_b_j,
+        jnp.where(jnp.isnan(max_of_b_j), max_of_b_j, 0.0),
+    )
     dscore = jnp.sum(t1, axis=-1, keepdims=True)
     dtransition = jnp.sum(t1, axis=-3, keepdims=True)
     return dscore, dtransition

@@ -178,11 +178,12 @@ TAKES = ("take", "pick")  # from a table, by an integer input, and by a computed
 # the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
 # are replaced by their roots, so that the product of all is in range wherever the product of the others is. Elements whose
 # root cannot be a divisor (0, infinity, NaN) are counted separately.
+_SHARED = "where(a == y, g / sum(where(a == y, 1.0, 0.0), axis=axis), where(isnan(y), y, 0))"
 REDUCTIONS = {
     "sum": ("arith", 0, "jnp.sum", "g"),
     "mean": ("float", 0, "jnp.mean", "g / size(axis)"),
-    "max": ("arith", "lowest", "jnp.max", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
-    "min": ("arith", "highest", "jnp.min", "where(a == y, g, 0) / sum(where(a == y, 1.0, 0.0), axis=axis)"),
+    "max": ("arith", "lowest", "jnp.max", _SHARED),
+    "min": ("arith", "highest", "jnp.min", _SHARED),
     "prod": ("arith", 1, "jnp.prod",
              "g * _others(_of_others(prod(_root(a), axis=axis) / _root(a), _besides(_is_zero(a), axis=axis), "
              "_besides(_is_inf(a), axis=axis), _besides(_is_nan(a), axis=axis)), a, prod(_root(a), axis=axis))"),

@@ -29,7 +29,7 @@ from codegen.plan.rows.selecting import (
     WARP_ROW,
     Placement,
     Selection,
-    threads_of_row,
+    lanes_of_row,
 )
 from codegen.shared import WARP, RowLaunch, SelectLaunch, StepsLaunch
 from codegen.spec.spec import Array, Spec
@@ -142,7 +142,7 @@ class Steps(Selection):
                 per_row *= 2 if per_row > WARP else BLOCK // WARP
             threads = max(per_row, BLOCK) if per_row == WARP and source is None else per_row
             return replace(found, threads=threads, per_row=per_row, vectors=-(-size // (per_row * vec)) or 1)
-        per_row = threads_of_row(size, vec)
+        per_row = lanes_of_row(size, vec, count, extents.rows)
         return replace(found, per_row=per_row, vectors=-(-size // (per_row * vec)) or 1, in_turn=True)
 
     def _step(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from dataclasses import replace
 
 from codegen.autodiff.exponentials import term_of
@@ -282,8 +283,12 @@ class PartContext(ElementwiseContext):
     def own_forms(self) -> dict[int, str]:
         """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
         exponents, unless the hardware's are used."""
-        plan, floats = self.attention, "attend.floats({{0}}, {}.0 * {})"
-        found = {key: floats.format(rise, self.more["at.steps()"]) for key, rise in self.distances.items()}
+        plan, multiples = self.attention, self.multiples
+        lines = {id(n.args[place]) for n, place in multiples}
+        found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in multiples}
+        for key, rise in self.distances.items():
+            name = "line" if key in lines else "floats"
+            found[key] = f"attend.{name}({{0}}, {rise}.0 * {self.more['at.steps()']})"
         if isinstance(plan, AttentionBackward):
             terms = [n for n in self.nodes if (term := term_of(n, plan.column)) and plan.column not in term[1].dims]
             found |= dict.fromkeys(map(id, terms), "device.exp_term({0}, {approx})")
@@ -303,6 +308,19 @@ class PartContext(ElementwiseContext):
             return {}
         found = rises(self.nodes, self.attention.column)
         return {id(n): found[id(n)] for n in self.nodes if n.op == "float" and found.get(id(n))}
+
+    @functools.cached_property
+    def multiples(self) -> list[tuple[Node, int]]:
+        """The products of a row's value and of `distances` that nothing else takes, each with the place of these."""
+        uses = Counter(id(a) for n in self.nodes for a in n.args)
+        found = []
+        for node in self.nodes:
+            for place, floats in enumerate(node.args if node.op == "mul" else ()):
+                other = node.args[1 - place]
+                alone = id(floats) in self.distances and uses[id(floats)] == 1
+                if alone and self.attention.column not in other.dims and id(node) not in self.rounding.products:
+                    found.append((node, place))
+        return found
 
     @functools.cached_property
     def more(self) -> dict[str, str]:

@@ -12,4 +12,6 @@ from codegen.device.attention.scores import Row as Row
 from codegen.device.attention.scores import Scores as Scores
 from codegen.device.attention.scores import Tile as Tile
 from codegen.device.attention.scores import floats as floats
+from codegen.device.attention.scores import line as line
+from codegen.device.attention.scores import multiples as multiples
 from codegen.device.attention.scores import tanh as tanh

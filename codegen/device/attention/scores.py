@@ -11,6 +11,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Numeric, Uint32
 
 from codegen.device import access, vectors
+from codegen.device import functions as device
 from codegen.device.attention import bounds
 from codegen.device.attention.bounds import Bounds
 from codegen.device.functions import Vector as Values
@@ -34,6 +35,17 @@ def powers(largest: Float32, base: float) -> tuple[Float32, Float32]:
 def floats(integers: Values, steps: Values) -> Values:
     """Floats of integers that are so much after the first: one is converted, and an addition gives each other."""
     return cute.full(steps.shape, Float32(integers[0]), Float32) + steps
+
+
+def line(integers: Values, steps: Values) -> tuple[Float32, Values]:
+    """Floats of integers that are so much after the first, as that one and the differences: see `multiples`."""
+    return Float32(integers[0]), steps
+
+
+def multiples(floats: tuple[Float32, Values], factor: Values) -> Values:
+    """The products of a `line` and of one number, each in one instruction."""
+    first, steps = floats
+    return device.fma(steps, factor, factor * first)
 
 
 def tanh(x: Values, approx: bool, near: bool) -> Values:

@@ -44,14 +44,15 @@ o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(jnp.where(j <= i, s, -jnp.inf))
 def alibi_attention_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
     scores = device.where(
-        index_s <= index_q, acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps), -float("inf"),
+        index_s <= index_q, acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes),
+        -float("inf"),
     )
     return scores
 
 
 def alibi_attention_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps)
+    scores = acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes)
     return scores
 
 
@@ -125,14 +126,15 @@ def alibi_attention_reference(q, k, v, slopes, scale):
 def alibi_attention_forward_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
     scores = device.where(
-        index_s <= index_q, acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps), -float("inf"),
+        index_s <= index_q, acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes),
+        -float("inf"),
     )
     return scores
 
 
 def alibi_attention_forward_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + slopes * attend.floats(index_s - index_q, 1.0 * steps)
+    scores = acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes)
     return scores
 
 

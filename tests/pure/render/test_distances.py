@@ -12,7 +12,10 @@ from codegen.render import render_op
     [
         ("slopes * (index(S) - index(Q))", "attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes)"),
         ("(index(Q) - index(S)) * slopes", "attend.multiples(attend.line(index_q - index_s, -1.0 * steps), slopes)"),
-        ("slopes * (index(S) - index(Q)) + near * (index(S) - index(Q))", "attend.floats(index_s - index_q, 1.0 * steps)"),
+        (
+            "slopes * (index(S) - index(Q)) + near * (index(S) - index(Q))",
+            "attend.floats(index_s - index_q, 1.0 * steps)",
+        ),
         ("near * (index(S) - index(Q))", "near * attend.floats(index_s - index_q, 1.0 * steps)"),
     ],
     ids=str,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from codegen.graph.nodes import Node
@@ -78,4 +79,18 @@ def rises(nodes: Sequence[Node], axis: str) -> dict[int, int]:
         elif node.op in ("add", "sub", "neg", "float") and None not in args:
             first, second = (*(n or 0 for n in args), 0)[:2]
             found[id(node)] = {"neg": -first, "sub": first - second}.get(node.op, first + second)
+    return found
+
+
+def multiples(
+    nodes: Sequence[Node], axis: str, numbers: Container[int], separate: Container[int]
+) -> list[tuple[Node, int]]:
+    """The products, but for `separate` ones, of a value that is the same along an axis and of one of some `numbers` that nothing else
+    takes, each with the place of that factor. Nodes are known by identity."""
+    uses = Counter(id(a) for n in nodes for a in n.args)
+    found = []
+    for node in nodes:
+        for place, number in enumerate(node.args if node.op == "mul" and id(node) not in separate else ()):
+            if id(number) in numbers and uses[id(number)] == 1 and axis not in node.args[1 - place].dims:
+                found.append((node, place))
     return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from dataclasses import replace
 
 from codegen.autodiff.exponentials import term_of
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node
-from codegen.graph.positions import rises
+from codegen.graph.positions import multiples, rises
 from codegen.graph.precision import linear_terms
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
@@ -283,9 +282,10 @@ class PartContext(ElementwiseContext):
     def own_forms(self) -> dict[int, str]:
         """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
         exponents, unless the hardware's are used."""
-        plan, multiples = self.attention, self.multiples
-        lines = {id(n.args[place]) for n, place in multiples}
-        found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in multiples}
+        plan = self.attention
+        products = multiples(self.nodes, plan.column, self.distances, self.rounding.products)
+        lines = {id(n.args[place]) for n, place in products}
+        found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in products}
         for key, rise in self.distances.items():
             name = "line" if key in lines else "floats"
             found[key] = f"attend.{name}({{0}}, {rise}.0 * {self.more['at.steps()']})"
@@ -308,19 +308,6 @@ class PartContext(ElementwiseContext):
             return {}
         found = rises(self.nodes, self.attention.column)
         return {id(n): found[id(n)] for n in self.nodes if n.op == "float" and found.get(id(n))}
-
-    @functools.cached_property
-    def multiples(self) -> list[tuple[Node, int]]:
-        """The products of a row's value and of `distances` that nothing else takes, each with the place of these."""
-        uses = Counter(id(a) for n in self.nodes for a in n.args)
-        found = []
-        for node in self.nodes:
-            for place, floats in enumerate(node.args if node.op == "mul" else ()):
-                other = node.args[1 - place]
-                alone = id(floats) in self.distances and uses[id(floats)] == 1
-                if alone and self.attention.column not in other.dims and id(node) not in self.rounding.products:
-                    found.append((node, place))
-        return found
 
     @functools.cached_property
     def more(self) -> dict[str, str]:

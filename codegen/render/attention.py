@@ -283,10 +283,11 @@ class PartContext(ElementwiseContext):
         """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
         exponents, unless the hardware's are used."""
         plan = self.attention
-        products = multiples(self.nodes, plan.column, self.distances, self.rounding.products)
+        apart, separate = self.distances, self.rounding.products
+        products = multiples(self.nodes, plan.column, apart, separate) if apart else []
         lines = {id(n.args[place]) for n, place in products}
         found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in products}
-        for key, rise in self.distances.items():
+        for key, rise in apart.items():
             name = "line" if key in lines else "floats"
             found[key] = f"attend.{name}({{0}}, {rise}.0 * {self.more['at.steps()']})"
         if isinstance(plan, AttentionBackward):

@@ -54,24 +54,19 @@ def nucleus_sampling_reference(logits, p):
     return y
 
 
-def nucleus_sampling_stage1_held_value(logits, row_max):
-    """value, on one vector of each operand: several passes need it."""
-    return device.exp(logits - row_max, False)
-
-
 def nucleus_sampling_stage1_row_max(logits):
     """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
-def nucleus_sampling_stage1_row_sum(value):
+def nucleus_sampling_stage1_row_sum(logits, row_max):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return value
+    return device.exp(logits - row_max, False)
 
 
-def nucleus_sampling_stage1_chain(value, row_sum):
+def nucleus_sampling_stage1_chain(logits, row_max, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
-    q = device.divide_by_row(value, row_sum, False)
+    q = device.divide_by_row(device.exp(logits - row_max, False), row_sum, False)
     return q
 
 
@@ -85,8 +80,6 @@ def nucleus_sampling_stage1_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
     rQ = access.registers(mQ, (vec, vectors, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
@@ -116,16 +109,11 @@ def nucleus_sampling_stage1_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = nucleus_sampling_stage1_held_value(
+                    values = nucleus_sampling_stage1_row_sum(
                         device.floats(rLogits[None, v, u]), device.full(vec, row_max),
                     )
-                    if cutlass.const_expr(how.holds_expensive):
-                        rValueHeld[None, v].store(value)
-                    values = nucleus_sampling_stage1_row_sum(value)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
@@ -133,13 +121,9 @@ def nucleus_sampling_stage1_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    value = rValueHeld[None, v].load()
-                else:
-                    value = nucleus_sampling_stage1_held_value(
-                        device.floats(rLogits[None, v, u]), device.full(vec, row_max),
-                    )
-                q = nucleus_sampling_stage1_chain(value, device.full(vec, row_sum))
+                q = nucleus_sampling_stage1_chain(
+                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                )
                 at.store(q.to(mQ.element_type), mQ, (index, 0), rQ[None, v, u], run=sQRun)
     rowwise.store_together(rQ, mQ, first_row, place)
     rowwise.send(how, (sQRun, mQ))

@@ -54,24 +54,20 @@ def top_k_gate_reference(logits):
     return weights, experts
 
 
-def top_k_gate_stage1_held_t0(logits, row_max):
-    """t0, on one vector of each operand: several passes need it."""
-    t0 = device.exp(logits - row_max, False)
-    return t0
-
-
 def top_k_gate_stage1_row_max(logits):
     """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
-def top_k_gate_stage1_row_sum(t0):
+def top_k_gate_stage1_row_sum(logits, row_max):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
+    t0 = device.exp(logits - row_max, False)
     return t0
 
 
-def top_k_gate_stage1_chain(t0, row_sum):
+def top_k_gate_stage1_chain(logits, row_max, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.exp(logits - row_max, False)
     p_ = device.divide_by_row(t0, row_sum, False)
     return p_
 
@@ -86,8 +82,6 @@ def top_k_gate_stage1_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
     rP_ = access.registers(mP, (vec, vectors, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sPRun = rowwise.run_of(how, mP, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
@@ -117,14 +111,9 @@ def top_k_gate_stage1_kernel(
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                    if cutlass.const_expr(how.holds_expensive):
-                        rT0Held[None, v].store(t0)
-                    values = top_k_gate_stage1_row_sum(t0)
+                    values = top_k_gate_stage1_row_sum(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
-        if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_held(rT0Held, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
@@ -132,11 +121,9 @@ def top_k_gate_stage1_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Held[None, v].load()
-                else:
-                    t0 = top_k_gate_stage1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                p_ = top_k_gate_stage1_chain(t0, device.full(vec, row_sum))
+                p_ = top_k_gate_stage1_chain(
+                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                )
                 at.store(p_.to(mP.element_type), mP, (index, 0), rP_[None, v, u], run=sPRun)
     rowwise.store_together(rP_, mP, first_row, place)
     rowwise.send(how, (sPRun, mP))
@@ -268,24 +255,20 @@ def top_k_gate_stage3_xla(chosen):
     return weights
 
 
-def top_k_gate_whole_step1_held_t0(logits, row_max):
-    """t0, on one vector of each operand: several passes need it."""
-    t0 = device.exp(logits - row_max, False)
-    return t0
-
-
 def top_k_gate_whole_step1_row_max(logits):
     """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
-def top_k_gate_whole_step1_row_sum(t0):
+def top_k_gate_whole_step1_row_sum(logits, row_max):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
+    t0 = device.exp(logits - row_max, False)
     return t0
 
 
-def top_k_gate_whole_step1_chain(t0, row_sum):
+def top_k_gate_whole_step1_chain(logits, row_max, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.exp(logits - row_max, False)
     p_ = device.divide_by_row(t0, row_sum, False)
     return p_
 
@@ -299,8 +282,6 @@ def top_k_gate_whole_step1(
     rows, N = mLogits.shape[0], mLogits.shape[1]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -327,10 +308,7 @@ def top_k_gate_whole_step1(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t0 = top_k_gate_whole_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                if cutlass.const_expr(how.holds_expensive):
-                    rT0Held[None, v].store(t0)
-                values = top_k_gate_whole_step1_row_sum(t0)
+                values = top_k_gate_whole_step1_row_sum(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
@@ -340,11 +318,9 @@ def top_k_gate_whole_step1(
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Held[None, v].load()
-                else:
-                    t0 = top_k_gate_whole_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                p_ = top_k_gate_whole_step1_chain(t0, device.full(vec, row_sum))
+                p_ = top_k_gate_whole_step1_chain(
+                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                )
                 at.store(p_.to(sPRows.element_type), sPRows, (own, 0))
 
 
@@ -440,24 +416,20 @@ def top_k_gate_whole_launch(
     top_k_gate_whole_kernel(mLogits, mWeights, mExperts, how).launch(**select.grid(how, mLogits.shape[0], stream))
 
 
-def top_k_gate_saving_step1_held_t0(logits, row_max):
-    """t0, on one vector of each operand: several passes need it."""
-    t0 = device.exp(logits - row_max, False)
-    return t0
-
-
 def top_k_gate_saving_step1_row_max(logits):
     """The values to reduce into row_max (max), from one vector of each operand."""
     return logits
 
 
-def top_k_gate_saving_step1_row_sum(t0):
+def top_k_gate_saving_step1_row_sum(logits, row_max):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
+    t0 = device.exp(logits - row_max, False)
     return t0
 
 
-def top_k_gate_saving_step1_chain(t0, row_sum):
+def top_k_gate_saving_step1_chain(logits, row_max, row_sum):
     """The chain, on one vector of each operand and the row's statistics."""
+    t0 = device.exp(logits - row_max, False)
     p_ = device.divide_by_row(t0, row_sum, False)
     return p_
 
@@ -472,8 +444,6 @@ def top_k_gate_saving_step1(
     rows, N = mLogits.shape[0], mLogits.shape[1]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rLogits = access.registers(mLogits, (vec, vectors, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
 
@@ -500,10 +470,7 @@ def top_k_gate_saving_step1(
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
-                t0 = top_k_gate_saving_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                if cutlass.const_expr(how.holds_expensive):
-                    rT0Held[None, v].store(t0)
-                values = top_k_gate_saving_step1_row_sum(t0)
+                values = top_k_gate_saving_step1_row_sum(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
                 reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
@@ -513,11 +480,9 @@ def top_k_gate_saving_step1(
             part.load(mLogits, (index, 0), rLogits[None, None, u])
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t0 = rT0Held[None, v].load()
-                else:
-                    t0 = top_k_gate_saving_step1_held_t0(device.floats(rLogits[None, v, u]), device.full(vec, row_max))
-                p_ = top_k_gate_saving_step1_chain(t0, device.full(vec, row_sum))
+                p_ = top_k_gate_saving_step1_chain(
+                    device.floats(rLogits[None, v, u]), device.full(vec, row_max), device.full(vec, row_sum),
+                )
                 at.store(p_.to(mP.element_type), mP, (index, 0))
                 at.store(p_.to(mP.element_type), sPRows, (own, 0))
 

@@ -16,7 +16,7 @@ from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Selected, Statement, nodes_of, topological
-from codegen.graph.ops import ALONE, IN_STAGES, PINNED, PLACED, SELECTIONS, UNSORT
+from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Gemm, Op, stages_of
@@ -78,6 +78,8 @@ class Cutting:
         for node in self.reductions:
             if id(node) not in self.results:
                 self.results[id(node)] = self.result(node)
+        selected = [n.args[0] for n in nodes if n.op in (*SELECTIONS, NUCLEUS)]
+        self.ordered = {self.results[id(n)].name for n in selected if id(n) in self.results}
         self.known: dict[int, Leaf] = {}
         self.left = list(spec.outputs)
         self.made: list[Op] = []
@@ -274,7 +276,8 @@ class Cutting:
         marked = self.marked(items, again)
         own = {a.name for a in arrays}
         names = {i: name for i, name in self.called.items() if name not in own}
-        spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
+        ordered = tuple(a.name for a in arrays if a.name in self.ordered)
+        spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=(), ordered=ordered)
         title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
         calls = self.spec.read.graph.calls
         made = restricted(spec, title, assigned, arrays, more, names, known, calls, marked)

@@ -6,16 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from codegen.graph.emit import PAIR
 from codegen.graph.nodes import Node, topological
+from codegen.graph.online import rescaled
 from codegen.graph.ops import COSTLY
 
 
 def held_values(
-    roots: Sequence[Sequence[Node]], along: set[str], nodes: Sequence[Node], each: bool
+    roots: Sequence[Sequence[Node]], along: set[str], nodes: Sequence[Node], each: bool, ordered: bool = False
 ) -> Iterator[tuple[Node, int]]:
     """The values that sweeps with these roots hold, in the order of `nodes`, and the first sweep that computes each. `each`: every sweep
-    holds the last ones of those before it; else the last one of each chain is held."""
+    holds the last ones of those before it; else the last one of each chain is held. `ordered`: elements are put in order later, so that
+    equal ones have equal bits. Exponentials that follow a thread's own maximum until the row's is known have other bits in another
+    thread, so they are not held."""
     sweeps = Sweeps(roots, along, each)
     last = (sweeps.last_of_sweeps if each else sweeps.last_of_chains)(nodes)
+    last -= {id(n.args[0]) for n in nodes if ordered and rescaled(n) is not None}
     return ((node, sweeps.first(node)) for node in nodes if id(node) in last and node.kind == "float")
 
 

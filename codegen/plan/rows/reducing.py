@@ -440,7 +440,7 @@ class Reductions(Planner):
         chain = {id(s.value): s.name for s in self.statements}
         return tuple(
             Expensive(names.beside(chain.get(id(n)) or names.statistic("value", id(n)), REDUCING_NAMES), n, first)
-            for n, first in held_values(sweeps, axes, self.nodes, walks)
+            for n, first in held_values(sweeps, axes, self.nodes, walks, ordered=bool(self.spec.ordered))
         )
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:

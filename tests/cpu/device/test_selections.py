@@ -54,6 +54,17 @@ def test_ties_are_taken_in_order_where_shared_memory_has_no_room_for_all(top_k, 
     np.testing.assert_array_equal(y, values)
 
 
+@pytest.mark.parametrize("size", some([64, 300, 1100], 2))
+def test_equal_elements_have_equal_weights(tmp_path, size):
+    """Of threads that see other maxima of a row before they know its own: the first of equal elements comes first."""
+    chain = "p = softmax(x, axis=N); y = top_k(p, K, axis=N); place = top_k_index(p, K, axis=N)"
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[..., K=16]; place: int32[..., K=16]", chain))
+    x = np.round(np.random.default_rng(size).standard_normal((32, size)).astype("float32") * 16) / 16
+    for implementation in ("interpret", "xla"):
+        place = op(x, implementation=implementation)[1]
+        np.testing.assert_array_equal(place, np.argsort(-x, axis=1, kind="stable")[:, :16])
+
+
 def test_selected_elements_that_no_output_has(tmp_path):
     """Two selections of a computed value, of which a kernel of its own uses the elements."""
     chain = "z = x * w  # not K=7; t = top_k(z, K=4, axis=N); y = where(z >= min(t, axis=K), z, 0); m = mean(top_k(z, L=3, axis=N), axis=L)"

@@ -36,7 +36,8 @@ class Replaced:
 
     def __str__(self) -> str:
         saved = (self.now - self.fused) * self.times
-        return f"{self.place} ({self.place.function}): {self.times} x {self.chain!r} saves {saved / 1e6:.3g} MB"
+        how = f"saves {saved / 1e6:.3g} MB" if saved else "takes less time"
+        return f"{self.place} ({self.place.function}): {self.times} x {self.chain!r} {how}"
 
 
 class Fused(Generic[P, R]):

@@ -2,15 +2,16 @@
 is assigned once.
 
 A call of a jitted or checkpointed function is replaced by the function's steps. A function with a derivative of its own
-stays one step, `own`, which also has the steps of its value.
+stays one step, `own`, which also has the steps of its value. So does causal attention by cuDNN, whose derivative is that of its value.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Place:
 @dataclass(frozen=True, eq=False)
 class Step:
     """One primitive. `inner` are the steps within a function that has its own derivative, on the same values; the last of
-    them, `own`, give its outputs. `equation` is what it was read from."""
+    them, `own`, give its outputs. Those of attention are written out, without. `equation` is what it was read from."""
 
     name: str
     inputs: tuple[Atom, ...]
@@ -85,6 +86,11 @@ class Step:
     place: Place
     inner: tuple[Step, ...] = ()
     equation: Any = None
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is a call of cuDNN's attention."""
+        return bool(self.inner) and self.inner[-1].name != "own"
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,11 +183,35 @@ def _own(
     name: str, params: dict[str, Any], given: tuple[Atom, ...], outputs: tuple[Value, ...], calls: dict[str, str], place: Place
 ) -> tuple[Step, ...]:  # fmt: skip
     jaxpr, consts = _jaxpr(params[OWN[name]])
+    if attention := _attention(jaxpr, given, outputs, calls):
+        return attention
     steps: list[Step] = []
     results = _inline(jaxpr, consts, given, steps, {**calls, **REMAT}, place)
     title = {"name": str(params.get("name", ""))}
     steps += [Step("own", (a,), (b,), title, place) for a, b in zip(results, outputs, strict=True)]
     return tuple(steps)
+
+
+def _attention(
+    jaxpr: Any, given: tuple[Atom, ...], outputs: tuple[Value, ...], calls: dict[str, str]
+) -> tuple[Step, ...]:
+    """The steps that a call of cuDNN's causal attention stands for; none for other functions, and where it has a bias, a window,
+    dropout or rows of another order."""
+    name = "dot_product_attention_fwd_wrapper"
+    if [e.primitive.name for e in jaxpr.eqns] != [name] or len(outputs) != 1:
+        return ()
+    params = dict(jaxpr.eqns[0].params)
+    scale, mask, _ = (params.pop(key, None) for key in ("scale", "mask_type", "seed"))
+    others = jax.tree.leaves(list(params.values()))
+    if getattr(mask, "name", "") != "CAUSAL" or any(others):
+        return ()
+    function = functools.partial(jax.nn.dot_product_attention, scale=scale, is_causal=True, implementation="xla")
+    closed = jax.make_jaxpr(function)(*(v.aval for v in jaxpr.invars[:3]))
+    steps: list[Step] = []
+    (result,) = _inline(closed.jaxpr, closed.consts, given[:3], steps, calls, Place())
+    if not steps or steps[-1].outputs != (result,):
+        return ()
+    return (*steps[:-1], replace(steps[-1], outputs=outputs))
 
 
 def _jaxpr(found: Any) -> tuple[Any, Sequence[Any]]:

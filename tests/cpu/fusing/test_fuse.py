@@ -355,3 +355,31 @@ def test_arrays_of_symbolic_sizes_are_left_as_they_are():
     whole = jax.export.export(jax.jit(fused))(jax.ShapeDtypeStruct((rows, 6, 16), X.dtype), W)
     close(whole.call(X, W), norm(X, W))
     assert fused.report == ()
+
+
+CUDNN = "jax._src.cudnn.fused_attention_stablehlo"
+
+
+def attended(implementation, causal, q, k, v):
+    o = jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=implementation)
+    return jnp.sum(jnp.square(o.astype("float32")))
+
+
+@pytest.mark.parametrize(("causal", "size", "taken"), [(True, 128, True), (True, 64, False), (False, 128, False)])
+def test_causal_attention_by_cudnn_is_the_op_of_attention(causal, size, taken, monkeypatch):
+    """Tracing asks for a GPU, which running the op does not need."""
+    monkeypatch.setattr(f"{CUDNN}.check_cudnn_version", lambda: 92000)
+    monkeypatch.setattr(f"{CUDNN}.check_compute_capability", lambda capability: True)
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 64, 4 >> (i > 0), size), "bfloat16") for i in range(3))
+    fused = codegen.fuse(functools.partial(attended, "cudnn", causal))
+    if not taken:
+        jax.make_jaxpr(fused)(q, k, v)
+        assert fused.report == ()
+        return
+    got, pull = jax.vjp(fused, q, k, v)
+    wanted, pull_wanted = jax.vjp(functools.partial(attended, "xla", causal), q, k, v)
+    np.testing.assert_allclose(got, wanted, rtol=1e-3)
+    for one, other in zip(pull(1.0), pull_wanted(1.0), strict=True):
+        np.testing.assert_allclose(np.float32(one), np.float32(other), atol=0.02 * float(abs(other).max()))
+    (found,) = fused.report
+    assert "softmax(" in found.chain and str(found).endswith("takes less time")

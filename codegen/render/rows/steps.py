@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -74,11 +75,24 @@ class RowStepContext(RowContext):
 
     def tensor_lines(self) -> list[Tensor]:
         more = [replace(self.tensor(a), name=memory_of(a)) for a in self.twice]
-        return [*super().tensor_lines(), *more]
+        sizes = [Tensor(self.groups[i].name, "cutlass.Int32", "of the call") for i in self.unsized]
+        return [*super().tensor_lines(), *more, *sizes]
+
+    @functools.cached_property
+    def apart(self) -> list[Array]:
+        """The arrays that have all rows of the call."""
+        return [a for a in (*self.spec.inputs, *self.spec.outputs) if a.name not in self.local]
+
+    @functools.cached_property
+    def unsized(self) -> list[int]:
+        """The groups of rows whose sizes none of its arrays has: the kernel says them."""
+        return [i for i in range(self.plan.leading) if not self.extent_in(self.apart, i)]
+
+    def extents(self) -> list[str]:
+        return self.extents_of([i for i in range(len(self.groups)) if i not in self.unsized])
 
     def extent_source(self, group: int) -> str:
-        apart = [a for a in (*self.spec.inputs, *self.spec.outputs) if a.name not in self.local]
-        if found := self.extent_in(apart, group):
+        if found := self.extent_in(self.apart, group):
             return found
         own = next(a for a in self.spec.arrays if a.name in self.local and group in self.plan.view(a.name).tokens)
         return f"{self.tensors[own.name]}.shape[1]"
@@ -134,11 +148,17 @@ class StepsContext(Context):
     def step(self, step: Step, number: int) -> StepText:
         if isinstance(step.plan, RowStep):
             own = RowStepContext(step, self.plan)
-            names = [t.name for t in own.tensor_lines()] + [p.constant for p in own.static]
+            sizes = {own.groups[i].name: self.size_of(own.groups[i].axes) for i in own.unsized}
+            names = [sizes.get(t.name, t.name) for t in own.tensor_lines()] + [p.constant for p in own.static]
             return StepText(self.render(own), f"{own.spec.op}({', '.join(names)}, how.steps[{number}])")
         if isinstance(step.plan, Placement):
             return self.placing(step, step.plan)
         return self.selecting(step)
+
+    def size_of(self, axes: tuple[str, ...]) -> str:
+        """The kernel's text for the number of elements along some axes of its rows."""
+        groups = [i for i, g in enumerate(self.groups) if {*g.axes} <= {*axes}]
+        return " * ".join(self.extent_in((*self.spec.inputs, *self.spec.outputs), i) for i in groups)
 
     def selecting(self, step: Step) -> StepText:
         """The text of a selection."""

@@ -65,21 +65,29 @@ def test_equal_elements_have_equal_weights(tmp_path, size):
         np.testing.assert_array_equal(place, np.argsort(-x, axis=1, kind="stable")[:, :16])
 
 
-def test_selected_elements_that_no_output_has(tmp_path):
-    """Two selections of a computed value, of which a kernel of its own uses the elements."""
+@pytest.mark.parametrize("many", [1, 30])
+def test_selected_elements_that_no_output_has(tmp_path, many):
+    """Two selections of a computed value, of which a kernel of its own uses the elements, or a step that has a block's rows alone."""
     chain = "z = x * w  # not K=7; t = top_k(z, K=4, axis=N); y = where(z >= min(t, axis=K), z, 0); m = mean(top_k(z, L=3, axis=N), axis=L)"
-    op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", "y: float32[..., N]; m: float32[...]", chain))
-    x, w = rows(37), np.linspace(0.5, 1.5, 37, dtype="float32")
-    z = x * w
-    z[2], x[2] = 0, 0
-    for implementation in ("interpret", "xla"):
-        y, m = op(x, w, implementation=implementation)
-        np.testing.assert_array_equal(y, np.where(z >= np.sort(z)[:, -4:-3], z, 0))
-        np.testing.assert_allclose(m, np.sort(z)[:, -3:].mean(-1), rtol=1e-6)
-        dx = jax.grad(lambda x: op(x, w, implementation=implementation)[1].sum())(x)
-        places = np.asarray(jax.lax.top_k(z, 3)[1])
-        np.testing.assert_allclose(np.take_along_axis(np.asarray(dx), places, 1), w[places] / 3, rtol=1e-6)
-        assert np.count_nonzero(dx) == places.size
+    for outputs, own in (
+        ("y: float32[..., N]; m: float32[...]", chain),
+        ("y: float32[..., N]", chain.partition("; m")[0]),
+    ):
+        op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, own))
+        x, w = np.concatenate([rows(37)] * many), np.linspace(0.5, 1.5, 37, dtype="float32")
+        z = x * w
+        z[2::3], x[2::3] = 0, 0
+        for implementation in ("interpret", "xla"):
+            y = op(x, w, implementation=implementation)
+            y, m = y if ";" in outputs else (y, None)
+            np.testing.assert_array_equal(y, np.where(z >= np.sort(z)[:, -4:-3], z, 0))
+            if m is None:
+                continue
+            np.testing.assert_allclose(m, np.sort(z)[:, -3:].mean(-1), rtol=1e-6)
+            dx = jax.grad(lambda x: op(x, w, implementation=implementation)[1].sum())(x)
+            places = np.asarray(jax.lax.top_k(z, 3)[1])
+            np.testing.assert_allclose(np.take_along_axis(np.asarray(dx), places, 1), w[places] / 3, rtol=1e-6)
+            assert np.count_nonzero(dx) == places.size
 
 
 @pytest.mark.parametrize("dtype", some(["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"], 3))

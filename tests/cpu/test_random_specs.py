@@ -12,8 +12,8 @@ MORE = (5, 7, 8, 14, 21, 23)  # of the same kinds, some of them long
 
 
 WANTED = [
-    *((seed, Wanted()) for seed in (*some(SEEDS, 4), *(MORE if EVERY else ()))),
-    *((seed, Wanted(further=True)) for seed in some(FURTHER, 2)),
+    *((seed, Wanted()) for seed in (*some(SEEDS, 2), *(MORE if EVERY else ()))),
+    *((seed, Wanted(further=True)) for seed in some(FURTHER, 1)),
 ]
 
 

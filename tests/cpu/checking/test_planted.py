@@ -7,7 +7,7 @@ from tests.planted import FAULTS, SHORT, found, module_of
 from tests.turns import some
 
 
-@pytest.mark.parametrize("fault", some([f for f in FAULTS if f.what in SHORT], 3), ids=lambda f: f"{f.op}: {f.what}")
+@pytest.mark.parametrize("fault", some([f for f in FAULTS if f.what in SHORT], 2), ids=lambda f: f"{f.op}: {f.what}")
 def test_a_planted_fault_is_found(fault, tmp_path):
     assert found(tmp_path, fault.op, fault, 8)
 

@@ -1,6 +1,7 @@
 """Attention's kernels for Hopper, interpreted, against float64: masks of which tiles are skipped, heads that share k and v, sizes
 that no tile divides, and every swizzle of TMA."""
 
+import itertools
 from dataclasses import replace
 
 import attention_kernels
@@ -84,7 +85,7 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"), some(WINDOWS, 2), ids=str
+    ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"), some(WINDOWS, 1), ids=str
 )
 def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
     """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In two of them, q and k are float8."""
@@ -121,7 +122,9 @@ GRADIENTS = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "d", "e", "tile_n", "joint", "separate"), some(GRADIENTS, 3), ids=str)
+@pytest.mark.parametrize(
+    ("arch", "d", "e", "tile_n", "joint", "separate"), GRADIENTS if EVERY else GRADIENTS[::3], ids=str
+)
 def test_gradients(arch, d, e, tile_n, joint, separate):
     """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
     each column. A tile of q, of `joint` rows, then takes the sums of two tiles of k, and the rows after the last column's window have
@@ -326,7 +329,7 @@ def test_a_soft_cap(tmp_path, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, other = (make_op(tmp_path, x) for x in (CAPPED, CAPPED.replace("300, s, -inf", "300, s + 1e-9, -inf")))
     assert op.plan.bend == Bend(("scale",), ("cap",), ("cap",)) and other.plan.bend is None
-    for cap, spread in [(50.0, 1), (50.0, 3), *some([(-50.0, 1), (5.0, 0.5)], 2)]:
+    for cap, spread in [(50.0, 1), (50.0, 3), *([(-50.0, 1), (5.0, 0.5)] if EVERY else [])]:  # each cap has a kernel
         capped(op, other, cap, spread)
 
 
@@ -352,7 +355,7 @@ def test_the_gradient_of_a_soft_cap(d, tmp_path, monkeypatch):
     q, k, v = (jnp.asarray(x[0].reshape(-1, d)) for x in draw(140, 200, 1, d, d, "bfloat16")[:3])
     q *= (16 / d) ** 0.5
     do = jnp.ones((140, d), "bfloat16")
-    for cap in (100.0, 4.0):
+    for cap in some((100.0, 4.0), 2):  # each has its kernels
 
         def gradients(implementation, cap=cap):
             return jax.vjp(lambda *x: op(*x, cap=cap, implementation=implementation).o, q, k, v)[1](do)
@@ -361,7 +364,8 @@ def test_the_gradient_of_a_soft_cap(d, tmp_path, monkeypatch):
         for x, y in zip(gradients("interpret"), wanted, strict=True):
             np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=3e-2, atol=3e-2)
         issued.append(sum(report.instructions for report in interpreted.last_reports()))
-    assert issued[0] < 0.99 * issued[1]
+    if EVERY:
+        assert issued[0] < 0.99 * issued[1]
 
 
 BIASED = """
@@ -381,7 +385,7 @@ def test_a_bias(tmp_path, monkeypatch):
     """A thread loads eight neighbours of a row at once where they divide the number of columns, two where that is even."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, requests = make_op(tmp_path, BIASED), []
-    for columns in (304, 300, 301):
+    for columns in (304, 300, 301) if EVERY else (304, 301):
         q, k, v = (x[0].reshape(-1, 16) / 2 for x in draw(140, columns, 1, 16, 16, "bfloat16")[:3])
         bias = np.random.default_rng(0).standard_normal((140, columns)).astype(q.dtype)
         o = op(q, k, v, bias, implementation="interpret")
@@ -389,7 +393,7 @@ def test_a_bias(tmp_path, monkeypatch):
         e = np.exp(q.astype(np.float64) @ k.astype(np.float64).T + bias.astype(np.float64))
         wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
         np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
-    assert requests[0] < 0.8 * requests[1] < 0.64 * requests[2]
+    assert all(wide < 0.8 * narrow for wide, narrow in itertools.pairwise(requests))
 
 
 SHARED_BIAS = """

@@ -151,7 +151,7 @@ def run(monkeypatch, *words) -> int:
 
 def test_processes_agree_with_one(cold_cache, monkeypatch):
     monkeypatch.setenv("CODEGEN_CACHE_LIMIT", "0")  # each process compiles them
-    tasks = [Task("relu", variant, "sm_90a") for variant in variants(generated.relu)]
+    tasks = [Task("relu", variant, "sm_90a") for variant in [*variants(generated.relu)][:3]]
     one, two = ({o.task: o.compiled for o in compile_tasks(Path("generated"), tasks, jobs)} for jobs in (1, 2))
     assert one == two
     assert None not in one.values()

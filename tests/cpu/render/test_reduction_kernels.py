@@ -209,7 +209,7 @@ def test_totals_of_nothing(rows, columns, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("places", "rows", "one"), some([(5, 8, True), (3000, 64, True), (3000, 65, False), (5, 9, False)], 2)
+    ("places", "rows", "one"), some([(5, 8, True), (3000, 64, True), (3000, 65, False), (5, 9, False)], 1)
 )
 def test_few_rows_of_many_places_take_one_kernel(places, rows, one, tmp_path):
     """It writes no partial results: up to 8 rows at any number of places, and up to 64 at so many that all SMs are busy."""

@@ -66,8 +66,8 @@ def test_softmax_of_special_rows(implementation, columns):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("rows", some([1, 2, 3], 2))
-@pytest.mark.parametrize("columns", some([1, 5, 8], 2))
+@pytest.mark.parametrize("rows", some([3, 1, 2], 2))
+@pytest.mark.parametrize("columns", some([8, 1, 5], 2))
 def test_sums_over_few_rows(rows, columns, implementation):
     x = jnp.asarray(np.arange(1, rows * columns + 1).reshape(rows, columns), "float32")
     got = run(generated.column_sum, implementation, x)

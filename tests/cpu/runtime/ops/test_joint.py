@@ -60,7 +60,7 @@ def check(op, args, **keywords):
             ("sm_80", "float32", False, 9),
             ("sm_80", "bfloat16", True, 40),
         ],
-        2,
+        1,
     ),
 )
 def test_one_launch_computes_all(arch, dtype, nk, rows, tmp_path, launches):

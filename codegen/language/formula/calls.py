@@ -96,7 +96,9 @@ def _size(own: Operations, tree: ast.Call, given: Given) -> Node:
 def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     table, place = own.read_all([given["table"], given["i"]])
-    if table.op not in ("input", *TAKES) and place.kind == "int" and {*place.dims, *axes} <= {*table.dims}:
+    # Axes of a few elements, as of `top_k_index`, may be the place's own: the value is picked from for each of them
+    own_rows = {*place.dims} <= {*table.dims, *own.scope.sizes}
+    if table.op not in ("input", *TAKES) and place.kind == "int" and {*axes} <= {*table.dims} and own_rows:
         return _taken_by_sum(own, tree, table, place, axes)
     if table.op != "input" or place.kind != "int":
         hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
@@ -115,7 +117,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
         if own.scope.inputs[place.attr.name].default is None:
             return own.graph.node("take", (table, place), axes[0], kind=table.kind, dims=dims)
     if ROWS in table.dims:
-        if {*place.dims} <= {*table.dims} - {*axes}:
+        if own_rows and not {*place.dims} & {*axes}:
             return _taken_by_sum(own, tree, table, place, axes)
         message = f"'take' by a computed index needs a table without '...', and {table.attr.name!r} has it"
         raise own.fail(given["table"], message, "name its axes")
@@ -125,7 +127,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axes: tuple[str, ...]) -> Node:
-    """The element of a computed value at a place of its own rows: a sum of which one term is not 0."""
+    """The elements of a computed value at places of its own rows: sums of which one term is not 0."""
     if len(axes) != 1 or axes[0] == ROWS or axes[0] in place.dims or value.kind == "bool":
         hint = "as in take(log_softmax(x, axis=N), label, axis=N), where label lacks N"
         raise own.fail(tree, "'take' of a computed value gathers numbers along one named axis", hint)

@@ -45,6 +45,19 @@ def test_the_kernel_of_a_picked_element_and_of_its_gradient(tmp_path):
     check_gradient_case(op, "interpret", case)
 
 
+def test_several_elements_of_a_row_at_selected_places(tmp_path):
+    """As a router takes scores without the bias with which it chose."""
+    text = spec_text(
+        "x: float32[..., N]; bias: float32[N]", "y: float32[..., K=3]; i: int32[..., K=3]",
+        "s = sigmoid(x); i = top_k_index(s + bias, K, axis=N); y = take(s, i, axis=N) * take(x, i + 1, axis=N)",
+        "s = jax.nn.sigmoid(x); i = jax.lax.top_k(s + bias, 3)[1]; y = jnp.take_along_axis(s, i, -1) * "
+        "jnp.take_along_axis(x, jnp.minimum(i + 1, x.shape[-1] - 1), -1)",
+    )  # fmt: skip
+    op, case = make_op(tmp_path, text), Case(Types(()), (3,), (("N", 37), ("K", 3)), (), (), False, 1.0, 0)
+    check_case(op, "interpret", case)
+    check_gradient_case(op, "interpret", case)
+
+
 @pytest.mark.parametrize("chain", ["take(x > 0, i, axis=N)", "take(x * 2, j, axis=N)", "take(x * 2, i, axis=...)"])
 def test_what_a_computed_row_does_not_give(chain):
     with pytest.raises(Exception, match="'take'"):

@@ -226,9 +226,9 @@ class ReductionWords:
     def ragged(self) -> str:
         if not self.plan.column_groups:
             return "nothing is read in vectors: all sizes are equally fast"
-        columns = listed(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
+        columns = " or ".join(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
         text = (
-            f"where the size of {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
+            f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
         )
         runs = "; short rows, and rows whose vectors would be shifted, are loaded and stored through shared memory"
@@ -292,7 +292,8 @@ class AttentionWords:
 
     def ragged(self) -> str:
         plan = self.plan
-        return f"rows and columns past the last in a tile are neither read nor written; {plan.contracted} and {plan.value} are multiples of 8 up to 256, or the jnp form runs"
+        heads = " or ".join(dict.fromkeys((plan.contracted, plan.value)))
+        return f"rows and columns past the last in a tile are neither read nor written; where {heads} is not a multiple of 8 up to 256, the jnp form runs"
 
 
 class GemmWords:

@@ -190,7 +190,7 @@ def bind_axes(spec: Spec, arrays: Mapping[str, Any]) -> Axes:
         lead = len(shape) - fixed
         has_rows = len(array.dims) > fixed
         if lead < 0 or (lead > 0 and not has_rows):
-            needs = f"at least {fixed} axes" if has_rows else f"{fixed} axes"
+            needs = ("at least " if has_rows else "") + ("1 axis" if fixed == 1 else f"{fixed} axes")
             raise ValueError(f"{spec.op}: {array.name!r} has shape {shape}, but {array} has {needs}")
         if has_rows:
             if rows is None:

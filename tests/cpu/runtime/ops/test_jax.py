@@ -223,7 +223,7 @@ def test_reference_stores_as_the_op_does():
         (
             lambda: generated.bias_relu(X, jnp.ones((1, 8))),
             ValueError,
-            "bias_relu: 'bias' has shape (1, 8), but T[N] has 1 axes",
+            "bias_relu: 'bias' has shape (1, 8), but T[N] has 1 axis",
         ),
         (lambda: generated.bias_relu(1.0, BIAS), TypeError, "bias_relu: 'x' must be an array, T[..., N], not float"),
         (lambda: generated.swiglu(jnp.ones((2, 7))), ValueError, "T[..., (2 N)] divides 7 by 2"),

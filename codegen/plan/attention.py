@@ -436,26 +436,32 @@ class AttentionBackward(AttentionPlan):
         consumer's registers have two products, their halves in 16 bits, and sums. Where both sums leave no room for 32 rows of q, each
         consumer has one of them. (On an H200, heads of 192 and 128 took 7.3 ms so, and 6.4 ms with 32 rows.)"""
 
+        rows, columns, alone = self._apart(d, e)
+        if not columns:
+            return None
+        found = AttentionLaunch(max(rows, default=0), columns[0], d, e, warps=12, stages=2, processors=SMS)
+        if joint := self._together(d, e):
+            return replace(found, tile_m=joint[0], joint=True)
+        if rows:
+            return found
+        return replace(found, tile_m=alone[0], separate=True) if alone else None
+
+    def _apart(self, d: int, e: int) -> tuple[list[int], list[int], list[int]]:
+        """For what two kernels have room, the most first: rows of q, columns, and rows of q where each consumer has one of the sums."""
+
         def fits(passing: int, sums: int, factors: int, staying: int, statistics: int) -> bool:
             registers = passing + passing // 4 * factors + sums // 2
             return 2 * (staying + 2 * passing) * (d + e) + 1024 * (1 + statistics) <= SHARED and registers <= 226
 
         count = len(self.statistics)
-        rows = next((m for m in (64, 48, 32) if fits(m, d + e, 2, HELD, count)), 0)
-        alone = next((m for m in range(96, 0, -16) if fits(m, max(d, e), 1, HELD // 2, count)), 0)
-        columns = next((n for n in range(112, 0, -16) if fits(n, d, 1, HELD, 0)), None)
-        if columns is None:
-            return None
-        found = AttentionLaunch(rows, columns, d, e, warps=12, stages=2, processors=SMS)
-        if (joint := self.jointly(found)) or rows:
-            return joint or found
-        return replace(found, tile_m=alone, separate=True) if alone else None
+        rows = [m for m in (64, 48, 32) if fits(m, d + e, 2, HELD, count)]
+        alone = [m for m in range(96, 0, -16) if fits(m, max(d, e), 1, HELD // 2, count)]
+        return rows, [n for n in range(112, 0, -16) if fits(n, d, 1, HELD, 0)], alone
 
-    def jointly(self, how: AttentionLaunch) -> AttentionLaunch | None:
-        """The launch of one kernel of all gradients. Each of its two consumers has 64 rows of q's gradient, or some of the columns
-        if a tile has no more rows. Shared memory has two tiles of the scores' gradients too, and 128 rows of q's. None where they
-        do not fit, or values are summed along rows."""
-        d, e = how.d, how.e
+    def _together(self, d: int, e: int) -> list[int]:
+        """For how many rows of q one kernel of all gradients has room, the most first. Each of its two consumers has 64 rows of q's
+        gradient, or some of the columns if a tile has no more rows. Shared memory has two tiles of the scores' gradients too, and
+        128 rows of q's. There is no such kernel where values are summed along rows."""
 
         def fits(rows: int) -> bool:
             tiles = 2 * (128 + 2 * rows) * (d + e) + 2 * rows * 2 * 128 + 128 * 4 * d
@@ -463,14 +469,23 @@ class AttentionBackward(AttentionPlan):
             registers = rows + (d + e) // 2  # two products, and sums
             return tiles + numbers + BARRIERS <= SHARED and registers <= 208
 
-        rows = next((m for m in (128, 64) if fits(m)), None)
-        return None if rows is None or self.along_rows else replace(how, tile_m=rows, joint=True)
+        return [] if self.along_rows else [m for m in (128, 64) if fits(m)]
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         return AttentionLaunch(64, 32 if max(d, e) > 64 else 64, d, e, warps=4, stages=1)
 
     def unfit(self, how: AttentionLaunch) -> str:
-        return "the gradients of attention have the planned launch"
+        d, e = how.d, how.e
+        planned = self.on_hopper(d, e) if how.processors else self.anywhere(d, e)
+        settings = "tile_m", "tile_n", "stages", "splits", "joint"
+        if planned and all(getattr(how, name) == getattr(planned, name) for name in settings):
+            return ""
+        if not how.processors or how.separate or planned is None:
+            return "there the gradients of attention have the planned launch"
+        rows, columns, _ = self._apart(d, e)
+        rows, columns = (self._together(d, e), [planned.tile_n]) if how.joint else (rows, columns)
+        good = how.tile_m in rows and how.tile_n in columns and (how.stages, how.splits) == (2, 1)
+        return "" if good else f"tiles of {how.tile_m} rows and {how.tile_n} columns in {how.stages} stages"
 
 
 def _width(columns: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.reductions import Reduction
@@ -21,7 +22,7 @@ PARTS = (0.5, 2, 4)  # times the planned ones
 
 
 def neighbours(
-    plan: Elementwise | Reduction | Selection,
+    plan: Elementwise | Reduction | Selection | AttentionPlan,
     spec: Spec,
     dtypes: Mapping[str, str],
     extents: Extents,
@@ -43,10 +44,14 @@ def neighbours(
 
 
 def settings(
-    plan: Elementwise | Reduction | Selection, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
+    plan: Elementwise | Reduction | Selection | AttentionPlan,
+    how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
 ) -> Iterator[tuple[str, int | float | bool]]:
     """Each setting of a launch with each value to try."""
     if isinstance(how, AttentionLaunch):
+        if isinstance(plan, AttentionBackward):
+            yield "joint", not how.joint
+            yield from (("tile_m", n) for n in (32, 48, 64, 128))
         yield from (("tile_n", n) for n in range(16, 256 + 1, 16))
         yield from (("stages", n) for n in (1, 2, 3))
         yield from (("splits", max(1, int(how.splits * times))) for times in PARTS if how.splits > 1)

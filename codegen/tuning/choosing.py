@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from codegen.plan.attention import AttentionPlan
+from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
@@ -23,7 +23,7 @@ Changes = Mapping[str, int | float | bool]
 SCHEDULE = ("threads", "vector_bytes", "threads_per_row", "cluster")
 FIELDS: dict[type, tuple[str, ...]] = {
     RowLaunch: ("resident", "only_row", "holds_expensive", "vectors"), WalkLaunch: ("resident", "only_row", "paced", "at_once", "parts"),
-    AttentionLaunch: ("tile_n", "stages", "splits"),
+    AttentionLaunch: ("tile_m", "tile_n", "stages", "splits", "joint"),
 }  # fmt: skip
 MOST_DIVISOR = 16  # what a number of elements that is not known may be given as
 
@@ -112,6 +112,8 @@ def changed(
         )
         how = replace(how, **alone)  # type: ignore[arg-type]
     if isinstance(how, AttentionLaunch) and alone:
+        if alone.keys() & {"tile_m", "joint"} and not isinstance(plan, AttentionBackward):
+            return None
         how = replace(how, **alone)  # type: ignore[arg-type]
     return None if unfit(plan, how, dtypes, arch) else how
 

@@ -46,7 +46,7 @@ def tune(
 ) -> None:
     """Search for launches that are faster than the planned ones, on this machine's GPU.
 
-    For each kernel, forward and backward, at the shapes of its spec's `bench`, launches that differ from the planned one are
+    For each kernel, forward and backward, and each stage of several, at the shapes of its spec's `bench`, launches that differ from the planned one are
     compiled and timed, with the planned one, XLA and a copy in turns. A launch whose results differ is left out. The
     fastest is written to tuning/ARCH.yaml in the folder of specs, for all calls of such types and sizes. `codegen build` then
     puts it into the generated modules. Where XLA is faster, calls that name no implementation take it.

@@ -4,7 +4,7 @@ their results differ."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from codegen.language.sizes import Shape
 from codegen.measuring.times import bench
 from codegen.runtime.ops.backward import BackwardOp
 from codegen.runtime.ops.op import AnyOp
+from codegen.runtime.ops.staged import Stage
 
 # Relative errors that are no error: of results that were rounded once from float32 values that differ by a little
 TOLERANCE = {"float64": 1e-9, "float32": 1e-3, "bfloat16": 2**-6, "float16": 2**-8, "float8_e4m3fn": 2**-2,
@@ -36,12 +37,15 @@ def calls_of(op: AnyOp, binding: Binding, shape: Shape) -> Calls:
     op's spec. All functions can be traced."""
     if isinstance(op, BackwardOp):
         return _backward_calls(op, binding, shape)
-    static = bench.static_arguments(op.spec, binding)
+    spec, static = op.spec, bench.static_arguments(op.spec, binding)
+    if isinstance(op, Stage):
+        named = {a.name for a in spec.inputs}
+        spec = replace(spec, domain=tuple(pair for pair in op.origin.spec.domain if pair[0] in named))
 
     def run(implementation: str | None) -> Callable[..., Any]:
         return lambda arrays: op(**arrays, **static, implementation=implementation)
 
-    return Calls(lambda seed: bench.make_inputs(op.spec, binding, shape, seed), run)
+    return Calls(lambda seed: bench.make_inputs(spec, binding, shape, seed), run)
 
 
 def _backward_calls(op: BackwardOp, binding: Binding, shape: Shape) -> Calls:

@@ -21,7 +21,7 @@ from codegen.measuring.compiled.tasks import kernels_named, load_package
 from codegen.measuring.times import bench
 from codegen.measuring.times.calls import WRONG, compiled, differences
 from codegen.measuring.times.device_time import Candidate
-from codegen.measuring.tune.search import Kernel, Task, is_fatal
+from codegen.measuring.tune.search import Kernel, Task, is_fatal, is_stage
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.tuning.choosing import Changes
 
@@ -67,7 +67,8 @@ class Device:
     def compare(self, kernel: Kernel, best: Changes) -> dict[str, float]:
         """Microseconds of the launch with changes, of the planned one, of XLA and of a copy."""
         self._load(kernel)
-        calls = {"us": self._call(kernel, best), "planned_us": self.planned, "xla_us": self.xla}
+        calls = {"us": self._call(kernel, best), "planned_us": self.planned}
+        calls |= {"xla_us": self.xla} if self.xla is not None else {}
         copy = {"copy_us": lambda i: self.copy(self.halves[i % len(self.halves)])}
         return self._times({name: self._turns(call) for name, call in calls.items()} | copy)
 
@@ -84,7 +85,7 @@ class Device:
         # A product's plan may be XLA's product and a kernel, which is what XLA has to be compared with in any case
         self.planned = compiled(planned.run(self.implementation if whole else None), self.given[0])
         xla = planned.run("xla") if whole else kernel.calls(kernel.entry("xla")).run(None)
-        self.xla = compiled(xla, self.given[0])
+        self.xla = None if is_stage(kernel.op) else compiled(xla, self.given[0])
         self.expected = self.planned(self.given[0])
         self.differ = compiled(differences, self.expected, self.expected)
         words = max(1, count // 8 // bench.WHOLE * bench.WHOLE)

@@ -35,6 +35,7 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
+from codegen.runtime.ops.staged import Stage
 from codegen.targets import has_wgmma
 from codegen.tuning import candidates, choosing
 from codegen.tuning.choosing import Changes
@@ -72,7 +73,7 @@ class Task:
 @dataclass(frozen=True)
 class Found:
     """The result of a task. Times are in microseconds, by name: `us` of the fastest launch, `planned_us`, `xla_us`,
-    `copy_us`."""
+    `copy_us`. A stage is not compared with XLA, which does not run one stage alone."""
 
     task: Task
     entry: Tuned | None
@@ -112,7 +113,7 @@ class Kernel:
     @property
     def plans_xla(self) -> bool:
         """Whether the plan leaves a call that names no implementation to XLA."""
-        return not isinstance(self.op, GemmOp) and bool(self.op.left_to_xla(self.types, self.axes))
+        return not isinstance(self.op, GemmOp | Stage) and bool(self.op.left_to_xla(self.types, self.axes))
 
     @property
     def sizes(self) -> tuple[tuple[str, int, int | None], ...]:
@@ -169,15 +170,15 @@ def sizes_of(op: AnyOp, axes: Axes) -> dict[str, int]:
 def tasks_of(
     ops: Iterable[AnyOp], shapes: Callable[[AnyOp], Sequence[Shape]], wanted: Mapping[str, str], arch: str
 ) -> Iterator[Task]:
-    """A task for each kernel of the ops at each shape. Only kernels that run separately are measured: the forward, the
-    backward, and the backward without the gradients of arrays that all rows share."""
+    """A task for each kernel of the ops at each shape: the forward, the backward, the backward without the gradients of
+    arrays that all rows share, and their stages, except products."""
     for op in ops:
         binding = bench.typical(op.spec, wanted)
         if binding is None or any(DTYPES[binding.dtype(a)].size == 8 for a in op.spec.arrays):
             continue
         for kernel in op.kernels:
             backward = isinstance(kernel, BackwardOp) and not isinstance(kernel, GemmBackwardOp)
-            if not (kernel is op or backward) or lacks(kernel, binding, arch):
+            if not (kernel is op or backward or is_stage(kernel)) or lacks(kernel, binding, arch):
                 continue
             for shape in shapes(op):
                 task = Task(op.spec.op, kernel.spec.op, binding.types, tuple(shape.items()))
@@ -185,6 +186,15 @@ def tasks_of(
                     found = Kernel(op, task, arch)
                     if found.sizes and found.planned:
                         yield task
+
+
+def is_stage(kernel: AnyOp) -> bool:
+    """Whether it is a stage that is measured: no product, whose launch may compute other stages too, and not of a sample."""
+    return (
+        isinstance(kernel, Stage)
+        and not isinstance(kernel, GemmOp)
+        and not kernel.plan_of_whole.sampled_axes(kernel.place)
+    )
 
 
 def is_done(op: AnyOp, task: Task, arch: str, entries: Iterable[Tuned]) -> bool:
@@ -209,7 +219,7 @@ class Clock(Protocol):
         differ."""
 
     def compare(self, kernel: Kernel, best: Changes) -> dict[str, float]:
-        """The times in microseconds: `us`, `planned_us`, `xla_us`, `copy_us`."""
+        """The times in microseconds: `us`, `planned_us`, `xla_us` but for a stage, `copy_us`."""
 
 
 def search(
@@ -251,7 +261,7 @@ def tune(op: AnyOp, task: Task, arch: str, clock: Clock, more: Callable[[], bool
     if us["us"] > BETTER * us["planned_us"]:
         best, us = {}, us | {"us": us["planned_us"]}
     take = "launch" if best or kernel.plans_xla else "plan"
-    if us["xla_us"] < BETTER * us["us"]:
+    if us.get("xla_us", math.inf) < BETTER * us["us"]:
         take, best = "xla", {}
     measured = us | {"shape": task.shape_text, "plan": kernel.digest, "tried": len(times)}
     measured |= {"gpu": jax.devices()[0].device_kind, "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
@@ -300,7 +310,7 @@ def as_table(found: Iterable[Found]) -> Table:
         if f.entry is None or not f.us:
             table.add_row(call, *[""] * 5, f.error, style="red")
             continue
-        times = [time_text(f.us[name]) for name in ("us", "planned_us", "xla_us", "copy_us")]
+        times = [time_text(f.us[n]) if n in f.us else "" for n in ("us", "planned_us", "xla_us", "copy_us")]
         changes = ", ".join(f"{name} {value}" for name, value in f.entry.launch)
         table.add_row(call, *times, f"{f.loss:.1%}", changes or {"xla": "XLA"}.get(f.entry.take, "as planned"))
     return table

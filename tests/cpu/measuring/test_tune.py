@@ -1,6 +1,7 @@
 """The search for launches, without a GPU: with times that are made up, and one task in earnest on the jnp form."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,45 @@ def test_tasks_are_kernels_that_run_alone():
     ]
 
 
+ATTENTION = (("B", 1), ("Q", 256), ("S", 256), ("H", 2), ("G", 2), ("D", 128), ("E", 128))
+
+
+def test_stages_are_tasks_but_products_and_those_of_a_sample():
+    ops = [generated.causal_attention, generated.batch_norm_train, generated.mlp_swiglu]
+    shapes = lambda op: [dict.fromkeys(op.spec.axes, 4096) | dict(ATTENTION)]  # noqa: E731
+    assert [t.kernel for t in tasks_of(ops, shapes, {}, ARCH)] == [
+        "causal_attention",
+        "causal_attention_backward_stage1",
+        "causal_attention_backward_stage2",
+        "batch_norm_train_stage2",
+        "batch_norm_train_stage3",
+        "batch_norm_train_backward_stage1",
+        "batch_norm_train_backward_stage2",
+    ]
+
+
+def test_two_kernels_of_attention_s_gradients_are_tried_in_place_of_one(monkeypatch):
+    monkeypatch.setenv("CUTE_DSL_ARCH", ARCH)
+    op, name = generated.causal_attention, "causal_attention_backward_stage2"
+    kernel = Kernel(op, Task("causal_attention", name, TASK.types, ATTENTION), ARCH)
+    assert kernel.planned.joint
+    found = list(kernel.neighbours({"joint": False}).values())
+    assert {"joint": False} in kernel.neighbours({}).values()
+    assert {"joint": False, "tile_m": 48} in found and {"joint": False, "tile_n": 64} in found
+    assert _compile(Path(generated.__file__).parent, kernel.task, (("joint", False), ("tile_n", 64)), ARCH) == ""
+
+
+def test_a_stage_in_earnest_on_a_cpu(tmp_path):
+    """XLA does not run one stage alone: it is not timed."""
+    task = Task("batch_norm_train", "batch_norm_train_stage3", (("T", "float32"),), (("...", 64), ("N", 256)))
+    device, kernel = Device(tmp_path, ARCH, 0, "xla"), Kernel(generated.batch_norm_train, task, ARCH)
+    some = list(kernel.neighbours({}).values())[:1]
+    assert all(t is not None and t > 0 for t in device.measure(kernel, some))
+    assert device.compare(kernel, some[0]).keys() == {"us", "planned_us", "copy_us"}
+    found = tune.tune(generated.batch_norm_train, task, ARCH, device)
+    assert found.entry.take in ("plan", "launch") and tune.as_table([found]).row_count == 1
+
+
 def test_tiles_of_a_product_are_tried():
     shape = (("...", 4096), ("K", 1024), ("N", 4096))
     kernel = Kernel(generated.dense_gelu, Task("dense_gelu", "dense_gelu", TASK.types, shape), ARCH)
@@ -168,8 +208,6 @@ def test_a_launch_with_other_results_is_left_out(tmp_path, monkeypatch):
 
 
 def test_a_process_compiles_a_launch_into_the_cache(monkeypatch):
-    from pathlib import Path
-
     monkeypatch.setenv("CUTE_DSL_ARCH", ARCH)
     folder = Path(generated.__file__).parent
     assert _compile(folder, TASK, (("threads", 256),), ARCH) == ""

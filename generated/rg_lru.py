@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise, scan
+from codegen.device import access, flat, partials, reduce, rowwise, scan, walking
 from codegen.shared import ScanLaunch, Walk
 
 SPEC = {
@@ -124,395 +124,7 @@ def rg_lru_reference(x, r, i, decay, state):
     return y
 
 
-def rg_lru_frozen_stage1_operands(dy, r, decay):
-    """The operands of scan, on one vector of each input."""
-    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
-    return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
-
-
-def rg_lru_frozen_stage1_chain(dy, r, decay, state):
-    """The chain, on one vector of each operand."""
-    scan_of_b_s_d = state
-    return scan_of_b_s_d
-
-
-def rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mR, mDecay, mScanOfBSD, how):
-    """What a thread computes of the elements that a block has at once."""
-    _, _, iD = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rR) in zip(steps, ahead.held, strict=True):
-        rDecay, = at.load(flat.read(mDecay, (iD,)))
-        given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay),))
-    ahead.load(tile + 1)
-    operands = [rg_lru_frozen_stage1_operands(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d = rg_lru_frozen_stage1_chain(*own, *known)
-        at.store(scan_of_b_s_d.to(mScanOfBSD.element_type), mScanOfBSD)
-
-
-@cute.kernel
-def rg_lru_frozen_stage1_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mScanOfBSD.shape, axis=1, reverse=True)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDy, mR)
-    for tile in cutlass.range(walk.tiles):
-        rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mR, mDecay, mScanOfBSD, how)
-
-
-@cute.jit
-def rg_lru_frozen_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mR: cute.Tensor, mDecay: cute.Tensor, mScanOfBSD: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    rg_lru_frozen_stage1_kernel(mDy, mR, mDecay, mScanOfBSD, how).launch(**scan.grid(how, mScanOfBSD.shape, 1, stream))
-
-
-def rg_lru_frozen_stage1_xla(dy, r, decay):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
-    t2 = jnp.exp(t0)
-    scan_of_b_s_d = runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
-    return scan_of_b_s_d
-
-
-def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, state, scan_of_b_s_d, approx):
-    """The operands of scan, on one vector of each input."""
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t4 = device.expm1(2.0 * log_a, approx)
-    t5 = device.sqrt(-t4, approx)
-    t6 = device.sigmoid(i, approx)
-    t7 = t5 * t6
-    t2 = device.exp(log_a, False)
-    return t2, t7 * x, state
-
-
-def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, state, scan_of_b_s_d, state2, approx):
-    """The chain, on one vector of each operand."""
-    t3 = dy + scan_of_b_s_d
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t4 = device.expm1(2.0 * log_a, approx)
-    t5 = device.sqrt(-t4, approx)
-    t9, t10 = device.both_sigmoids(i, approx)
-    t6 = t9
-    t7 = t5 * t6
-    dx = t3 * t7
-    t2 = device.exp(log_a, False)
-    t8 = t3 * x
-    t11 = 8.0 * t1 * (
-        t3 * state2 * t2 - device.divide(t8 * t6, t5, approx) * (t4 + 1.0)
-    ) * t0 * device.sigmoid(-r, approx)
-    dr = -t11
-    di = t8 * t5 * t6 * t10
-    return dx, dr, di
-
-
-def rg_lru_frozen_stage2_tile(
-    walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
-):
-    """What a thread computes of the elements that a block has at once."""
-    iB, _, iD = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rX, rR, rI, rScanOfBSD) in zip(steps, ahead.held, strict=True):
-        rDecay, rState = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0))
-        given.append(
-            (
-                device.floats(rDy), device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay),
-                device.floats(rState), device.floats(rScanOfBSD),
-            )
-        )
-    ahead.load(tile + 1)
-    operands = [rg_lru_frozen_stage2_operands(*own, approx) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        dx, dr, di = rg_lru_frozen_stage2_chain(*own, *known, approx)
-        at.store(dx.to(mDx.element_type), mDx)
-        at.store(dr.to(mDr.element_type), mDr)
-        at.store(di.to(mDi.element_type), mDi)
-
-
-@cute.kernel
-def rg_lru_frozen_stage2_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mX: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mI: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mState: cute.Tensor | None,  # (B, D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
-    mDx: cute.Tensor,  # (B, S, D) T
-    mDr: cute.Tensor,  # (B, S, D) T
-    mDi: cute.Tensor,  # (B, S, D) T
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mDx.shape, axis=1, reverse=False)  # this thread's elements
-    approx = device.narrow(mDx)
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDy, mX, mR, mI, mScanOfBSD)
-    for tile in cutlass.range(walk.tiles):
-        rg_lru_frozen_stage2_tile(
-            walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how, approx,
-        )
-
-
-@cute.jit
-def rg_lru_frozen_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
-    mState: cute.Tensor | None, mScanOfBSD: cute.Tensor, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    rg_lru_frozen_stage2_kernel(
-        mDy, mX, mR, mI, mDecay, mState, mScanOfBSD, mDx, mDr, mDi, how,
-    ).launch(**scan.grid(how, mDx.shape, 1, stream))
-
-
-def rg_lru_frozen_stage2_xla(dy, x, r, i, decay, state, scan_of_b_s_d):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t3 = dy + scan_of_b_s_d
-    t0 = jax.lax.logistic(r)
-    t1 = jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay)))
-    log_a = -8.0 * t0 * t1
-    t4 = jnp.expm1(2.0 * log_a)
-    t5 = jnp.sqrt(-t4)
-    t6 = jax.lax.logistic(i)
-    t7 = t5 * t6
-    dx = t3 * t7
-    t2 = jnp.exp(log_a)
-    t8 = t3 * x
-    t9 = t3 * runtime.scanned("scan", -2, False, True, t2, t7 * x, state) * t2 - t8 * t6 / t5 * (t4 + 1.0)
-    dr = -(8.0 * t1 * t9 * t0 * jax.lax.logistic(-r))
-    di = t8 * t5 * t6 * jax.lax.logistic(-i)
-    return dx, dr, di
-
-
-def rg_lru_frozen_stage3_chain(dy, r, decay, scan_of_b_s_d, index_s, approx):
-    """The values to reduce into column_sum, from one vector of each operand."""
-    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    t1 = device.where(
-        device.equal_index(index_s, 0), device.exp(-8.0 * device.sigmoid(r, approx) * t0, False) * (dy + scan_of_b_s_d),
-        0.0,
-    )
-    return t1
-
-
-def rg_lru_frozen_stage3_columns(column_sum):
-    """The columns' results, from their statistics."""
-    dstate = column_sum
-    return dstate
-
-
-@cute.kernel
-def rg_lru_frozen_stage3_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
-    mDstate: cute.Tensor,  # (B, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * D) column_sum of each part
-    how: cutlass.Constexpr[Walk],
-):
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    B, S, D = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-
-    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, D)
-    parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
-    iB = place
-    first, step = rowwise.columns_of(how, piece)
-    rows_a_block, pace = rowwise.rows_of(how, parts)
-    approx = device.narrow(mDy)
-
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, held))
-    rR = access.registers(mR, (vec, vectors, held))
-    rDecay = access.registers(mDecay, (vec, vectors))
-    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
-    if cutlass.const_expr(how.staged):
-        sDy = rowwise.staging(how, mDy)
-        sR = rowwise.staging(how, mR)
-        sScanOfBSD = rowwise.staging(how, mScanOfBSD)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
-    all_rows = rowwise.every_row(how, D, first)
-    all_rows.load_shared(mDecay, (0,), rDecay)
-
-    for u in cutlass.range_constexpr(at_once):
-        row = part * rows_a_block + u * pace + tidx // per_row
-        iS = row
-        early = rowwise.walked(how, row < S, D, first)
-        if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, iS, 0), sDy, u)
-            early.fetch(mR, (iB, iS, 0), sR, u)
-            early.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            early.load(mR, (iB, iS, 0), rR[None, None, u])
-            early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-    for base in cutlass.range(part * rows_a_block, S, pace * at_once):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * pace + tidx // per_row
-            iS = row
-            own = rowwise.walked(how, row < S, D, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
-                own.take(mR, (iB, iS, 0), sR, u, rR[None, None, k])
-                own.take(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
-            if own.counts():
-                for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
-                    column_sum_of = rg_lru_frozen_stage3_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
-                    )
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
-            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iS = row
-            later = rowwise.walked(how, row < S, D, first)
-            if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, iS, 0), sDy, u)
-                later.fetch(mR, (iB, iS, 0), sR, u)
-                later.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-                later.load(mR, (iB, iS, 0), rR[None, None, u])
-                later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-    partials.begin_next()
-    if cutlass.const_expr(how.settles):
-        for v in cutlass.range_constexpr(vectors):
-            at = all_rows.vector(v)
-            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            dstate = rg_lru_frozen_stage3_columns(column_sum)
-            at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
-    else:
-        partials.store_parts(
-            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first,
-            step, D, per_row, how.ragged,
-        )
-
-
-@cute.kernel
-def rg_lru_frozen_stage3_places(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
-    mDstate: cute.Tensor,  # (B, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * D) column_sum of each part
-    how: cutlass.Constexpr[Walk],
-):
-    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    B, S, D = mDy.shape[0], mDy.shape[1], mDy.shape[2]
-    place, piece = rowwise.place_of(how, D)
-    there = place < B
-    iB = place
-    first, _ = rowwise.columns_of(how, piece)
-    approx = device.narrow(mDy)
-
-    held = at_once
-    rDy = access.registers(mDy, (vec, vectors, held))
-    rR = access.registers(mR, (vec, vectors, held))
-    rDecay = access.registers(mDecay, (vec, vectors))
-    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    all_rows = rowwise.walked(how, there, D, first)
-    all_rows.load_shared(mDecay, (0,), rDecay)
-
-    for base in cutlass.range(0, S, at_once):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u
-            iS = row
-            own = rowwise.walked(how, there & (row < S), D, first)
-            k = u
-            own.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            own.load(mR, (iB, iS, 0), rR[None, None, u])
-            own.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u
-            iS = row
-            own = rowwise.walked(how, there & (row < S), D, first)
-            k = u
-            if own.counts():
-                for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
-                    column_sum_of = rg_lru_frozen_stage3_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rR[None, v, k]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, k]), device.full(vec, iS, cutlass.Int32), approx,
-                    )
-                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
-
-    for v in cutlass.range_constexpr(vectors):
-        at = all_rows.vector(v)
-        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-        dstate = rg_lru_frozen_stage3_columns(column_sum)
-        at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
-
-
-@cute.kernel
-def rg_lru_frozen_stage3_finish(
-    mDstate: cute.Tensor,  # (B, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * D) column_sum of each part
-    D: cutlass.Int32,
-):
-    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnSumParts)
-    iD = c % D
-    iB = (c // D)
-    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
-    if there:
-        dstate = rg_lru_frozen_stage3_columns(device.full(1, column_sum))
-        mDstate[iB, iD] = dstate.to(mDstate.element_type)[0]
-
-
-@cute.jit
-def rg_lru_frozen_stage3_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mR: cute.Tensor, mDecay: cute.Tensor, mScanOfBSD: cute.Tensor,
-    mDstate: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
-):
-    B, D = mDy.shape[0], mDy.shape[2]
-    if cutlass.const_expr(how.by_place):
-        rg_lru_frozen_stage3_places(
-            mDy, mR, mDecay, mScanOfBSD, mDstate, mColumnSumParts, how,
-        ).launch(**rowwise.places_grid(how, B, D, stream))
-    else:
-        pieces = rowwise.pieces(how, D)
-        blocks = mColumnSumParts.shape[0] * pieces * B
-        if blocks > 0:
-            rg_lru_frozen_stage3_kernel(
-                mDy, mR, mDecay, mScanOfBSD, mDstate, mColumnSumParts, how,
-            ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, B * D)
-        if blocks > 0:
-            rg_lru_frozen_stage3_finish(mDstate, mColumnSumParts, D).launch(**partials.finishing_grid(blocks, stream))
-
-
-def rg_lru_frozen_stage3_xla(dy, r, decay, scan_of_b_s_d, index_s):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
-    dstate = jnp.sum(jnp.where(index_s == 0, jnp.exp(t0) * (dy + scan_of_b_s_d), 0.0), axis=-2, keepdims=True)
-    return dstate
-
-
-def rg_lru_backward_stage2_operands(x, r, i, decay, state, approx):
+def rg_lru_frozen_stage1_operands(x, r, i, decay, state, approx):
     """The operands of scan, on one vector of each input."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * device.sigmoid(r, False) * t0
@@ -521,13 +133,13 @@ def rg_lru_backward_stage2_operands(x, r, i, decay, state, approx):
     ) * device.sigmoid(i, approx) * x, state
 
 
-def rg_lru_backward_stage2_chain(x, r, i, decay, state, state2):
+def rg_lru_frozen_stage1_chain(x, r, i, decay, state, state2):
     """The chain, on one vector of each operand."""
     scan_of_b_s_d2 = state2
     return scan_of_b_s_d2
 
 
-def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx):
+def rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -537,15 +149,15 @@ def rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, 
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
     ahead.load(tile + 1)
-    operands = [rg_lru_backward_stage2_operands(*own, approx) for own in given]
+    operands = [rg_lru_frozen_stage1_operands(*own, approx) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d2 = rg_lru_backward_stage2_chain(*own, *known)
+        scan_of_b_s_d2 = rg_lru_frozen_stage1_chain(*own, *known)
         at.store(scan_of_b_s_d2.to(mScanOfBSD2.element_type), mScanOfBSD2)
 
 
 @cute.kernel
-def rg_lru_backward_stage2_kernel(
+def rg_lru_frozen_stage1_kernel(
     mX: cute.Tensor,  # (B, S, D) T
     mR: cute.Tensor,  # (B, S, D) T
     mI: cute.Tensor,  # (B, S, D) T
@@ -559,20 +171,20 @@ def rg_lru_backward_stage2_kernel(
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage2_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx)
+        rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx)
 
 
 @cute.jit
-def rg_lru_backward_stage2_launch(
+def rg_lru_frozen_stage1_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
     mState: cute.Tensor | None, mScanOfBSD2: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    rg_lru_backward_stage2_kernel(mX, mR, mI, mDecay, mState, mScanOfBSD2, how).launch(
+    rg_lru_frozen_stage1_kernel(mX, mR, mI, mDecay, mState, mScanOfBSD2, how).launch(
         **scan.grid(how, mScanOfBSD2.shape, 1, stream)
     )
 
 
-def rg_lru_backward_stage2_xla(x, r, i, decay, state):
+def rg_lru_frozen_stage1_xla(x, r, i, decay, state):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     log_a = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
     scan_of_b_s_d2 = runtime.scanned(
@@ -581,67 +193,243 @@ def rg_lru_backward_stage2_xla(x, r, i, decay, state):
     return scan_of_b_s_d2
 
 
-def rg_lru_backward_stage3_chain(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2, index_s, approx):
-    """The chain: dx, dr, di, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    t3 = dy + scan_of_b_s_d
-    t7, t10 = device.both_sigmoids(r, approx)
-    t0 = t7
+def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
+    """The operands of scan, on one vector of each input."""
+    t0 = device.sigmoid(r, False)
     t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
-    t4 = device.expm1(2.0 * log_a, False)
-    t5 = device.sqrt(-t4, False)
-    t11, t12 = device.both_sigmoids(i, approx)
-    t6 = t11
-    dx = t3 * (t5 * t6)
     t2 = device.exp(log_a, False)
+    return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, scan_of_b_s_d2, index_s, state, approx):
+    """The chain, on one vector of each operand."""
+    t0 = device.sigmoid(r, False)
+    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    log_a = -8.0 * t0 * t1
+    t2 = device.exp(log_a, False)
+    t3 = dy + state
+    t4 = device.expm1(2.0 * log_a, approx)
+    t5 = device.sqrt(-t4, approx)
+    t7, t9 = device.both_sigmoids(i, approx)
+    t6 = t7
+    dx = t3 * (t5 * t6)
     t8 = t3 * x
-    t9 = t3 * scan_of_b_s_d2 * t2 - device.divide(t8 * t6, t5, False) * (t4 + 1.0)
-    dr = -(8.0 * t1 * t9 * t0 * t10)
-    di = t8 * t5 * t6 * t12
-    return dx, dr, di, t9 * t0, device.where(device.equal_index(index_s, 0), t2 * t3, 0.0)
+    t10 = 8.0 * t1 * (
+        t3 * scan_of_b_s_d2 * t2 - device.divide(t8 * t6, t5, approx) * (t4 + 1.0)
+    ) * t0 * device.sigmoid(-r, approx)
+    dr = -t10
+    di = t8 * t5 * t6 * t9
+    return dx, dr, di, device.where(device.equal_index(index_s, 0), t2 * t3, 0.0)
 
 
-def rg_lru_backward_stage3_columns(decay, column_sum):
-    """The results of D, from their statistics."""
-    ddecay = -(column_sum * device.sigmoid(decay, False) * 8.0)
-    return ddecay
-
-
-def rg_lru_backward_stage3_columns_B_D(column_sum2):
-    """The columns' results, from their statistics."""
-    dstate = column_sum2
-    return dstate
+def rg_lru_frozen_stage2_tile(
+    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given, states = walk.steps(tile), [], []
+    for at, (rDy, rX, rR, rI, rScanOfBSD2) in zip(steps, ahead.held, strict=True):
+        rDecay, rIndexS = at.load(flat.read(mDecay, (iD,)), iS)
+        given.append(
+            (
+                device.floats(rDy), device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay),
+                device.floats(rScanOfBSD2), rIndexS.load().to(cutlass.Int32),
+            )
+        )
+    ahead.load(tile + 1)
+    operands = [rg_lru_frozen_stage2_operands(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        dx, dr, di, dstate_of = rg_lru_frozen_stage2_chain(*own, *known, approx)
+        scan.add(sums, at, (dstate_of,))
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(dr.to(mDr.element_type), mDr)
+        at.store(di.to(mDi.element_type), mDi)
 
 
 @cute.kernel
-def rg_lru_backward_stage3_kernel(
+def rg_lru_frozen_stage2_kernel(
     mDy: cute.Tensor,  # (B, S, D) T
     mX: cute.Tensor,  # (B, S, D) T
     mR: cute.Tensor,  # (B, S, D) T
     mI: cute.Tensor,  # (B, S, D) T
     mDecay: cute.Tensor,  # (D) float32
-    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
     mScanOfBSD2: cute.Tensor,  # (B, S, D) float32
     mDx: cute.Tensor,  # (B, S, D) T
     mDr: cute.Tensor,  # (B, S, D) T
     mDi: cute.Tensor,  # (B, S, D) T
-    mDdecay: cute.Tensor,  # (D) float32
     mDstate: cute.Tensor,  # (B, D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * D) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, B * D) column_sum2 of each part
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
+    approx = device.narrow(mDx)
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mX, mR, mI, mScanOfBSD2)
+    sums = scan.totals(walk, ("sum",), cutlass.Float32)
+    for tile in cutlass.range(walk.tiles):
+        rg_lru_frozen_stage2_tile(
+            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
+        )
+    at, (dstate,) = scan.summed(walk, sums)
+    iB, iS, iD = walk.axes
+    rDstate = access.registers(mDstate, (how.vec,))
+    rDstate.store(dstate.to(mDstate.element_type))
+    at.store_at(rDstate, mDstate, (iB, iD))
+
+
+@cute.jit
+def rg_lru_frozen_stage2_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
+    mScanOfBSD2: cute.Tensor, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    rg_lru_frozen_stage2_kernel(
+        mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how,
+    ).launch(**scan.grid(how, mDx.shape, 1, stream))
+
+
+def rg_lru_frozen_stage2_xla(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jax.lax.logistic(r)
+    t1 = jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay)))
+    log_a = -8.0 * t0 * t1
+    t2 = jnp.exp(log_a)
+    t3 = dy + runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
+    t4 = jnp.expm1(2.0 * log_a)
+    t5 = jnp.sqrt(-t4)
+    t6 = jax.lax.logistic(i)
+    dx = t3 * (t5 * t6)
+    t8 = t3 * x
+    dr = -(8.0 * t1 * (t3 * scan_of_b_s_d2 * t2 - t8 * t6 / t5 * (t4 + 1.0)) * t0 * jax.lax.logistic(-r))
+    di = t8 * t5 * t6 * jax.lax.logistic(-i)
+    dstate = jnp.sum(jnp.where(index_s == 0, t2 * t3, 0.0), axis=-2, keepdims=True)
+    return dx, dr, di, dstate
+
+
+def rg_lru_backward_stage1_operands(dy, r, decay, index_s):
+    """The operands of scan, on one vector of each input."""
+    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
+    return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def rg_lru_backward_stage1_chain(dy, r, decay, index_s, t10):
+    """The chain, on one vector of each operand."""
+    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
+    scan_of_b_s_d = t10
+    return scan_of_b_s_d, device.where(device.equal_index(index_s, 0), t2 * (dy + scan_of_b_s_d), 0.0)
+
+
+def rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given, states = walk.steps(tile), [], []
+    for at, (rDy, rR) in zip(steps, ahead.held, strict=True):
+        rDecay, rIndexS = at.load(flat.read(mDecay, (iD,)), iS)
+        given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay), rIndexS.load().to(cutlass.Int32),))
+    ahead.load(tile + 1)
+    operands = [rg_lru_backward_stage1_operands(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        scan_of_b_s_d, dstate_of = rg_lru_backward_stage1_chain(*own, *known)
+        scan.add(sums, at, (dstate_of,))
+        at.store(scan_of_b_s_d.to(mScanOfBSD.element_type), mScanOfBSD)
+
+
+@cute.kernel
+def rg_lru_backward_stage1_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mR: cute.Tensor,  # (B, S, D) T
+    mDecay: cute.Tensor,  # (D) float32
+    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
+    mDstate: cute.Tensor,  # (B, D) float32
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mScanOfBSD.shape, axis=1, reverse=True)  # this thread's elements
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
+    ahead = scan.ahead(walk, mDy, mR)
+    sums = scan.totals(walk, ("sum",), cutlass.Float32)
+    for tile in cutlass.range(walk.tiles):
+        rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how)
+    at, (dstate,) = scan.summed(walk, sums)
+    iB, iS, iD = walk.axes
+    rDstate = access.registers(mDstate, (how.vec,))
+    rDstate.store(dstate.to(mDstate.element_type))
+    at.store_at(rDstate, mDstate, (iB, iD))
+
+
+@cute.jit
+def rg_lru_backward_stage1_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mR: cute.Tensor, mDecay: cute.Tensor, mScanOfBSD: cute.Tensor,
+    mDstate: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+):
+    rg_lru_backward_stage1_kernel(mDy, mR, mDecay, mScanOfBSD, mDstate, how).launch(
+        **scan.grid(how, mScanOfBSD.shape, 1, stream)
+    )
+
+
+def rg_lru_backward_stage1_xla(dy, r, decay, index_s):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
+    t2 = jnp.exp(t0)
+    t10 = runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
+    scan_of_b_s_d = t10
+    dstate = jnp.sum(jnp.where(index_s == 0, t2 * (dy + scan_of_b_s_d), 0.0), axis=-2, keepdims=True)
+    return scan_of_b_s_d, dstate
+
+
+def rg_lru_backward_stage3_chain(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2, approx):
+    """The chain: dx, dr, di, and the values to reduce into column_sum, from one vector of each operand."""
+    t3 = dy + scan_of_b_s_d
+    t2, t7 = device.both_sigmoids(r, approx)
+    t0 = t2
+    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    log_a = -8.0 * t0 * t1
+    t4 = device.expm1(2.0 * log_a, False)
+    t5 = device.sqrt(-t4, False)
+    t10, t11 = device.both_sigmoids(i, approx)
+    t6 = t10
+    dx = t3 * (t5 * t6)
+    t8 = t3 * x
+    t9 = t3 * scan_of_b_s_d2 * device.exp(log_a, False) - device.divide(t8 * t6, t5, False) * (t4 + 1.0)
+    dr = -(8.0 * t1 * t9 * t0 * t7)
+    di = t8 * t5 * t6 * t11
+    return dx, dr, di, t9 * t0
+
+
+def rg_lru_backward_stage3_columns(decay, column_sum):
+    """The columns' results, from their statistics."""
+    ddecay = -(column_sum * device.sigmoid(decay, False) * 8.0)
+    return ddecay
+
+
+@cute.kernel
+def rg_lru_backward_stage3_kernel(
+    mDy: cute.Tensor,  # (BS, D) T
+    mX: cute.Tensor,  # (BS, D) T
+    mR: cute.Tensor,  # (BS, D) T
+    mI: cute.Tensor,  # (BS, D) T
+    mDecay: cute.Tensor,  # (D) float32
+    mScanOfBSD: cute.Tensor,  # (BS, D) float32
+    mScanOfBSD2: cute.Tensor,  # (BS, D) float32
+    mDx: cute.Tensor,  # (BS, D) T
+    mDr: cute.Tensor,  # (BS, D) T
+    mDi: cute.Tensor,  # (BS, D) T
+    mDdecay: cute.Tensor,  # (D) float32
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    B, S, D = mDy.shape[0], mDy.shape[1], mDy.shape[2]
+    BS, D = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
-    iB = place
+    part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
     approx = device.narrow(mDx)
@@ -665,99 +453,90 @@ def rg_lru_backward_stage3_kernel(
     sDrRun = rowwise.slots(how, mDr, 1)
     sDiRun = rowwise.slots(how, mDi, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, D, first)
     all_rows.load_shared(mDecay, (0,), rDecay)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iS = row
-        early = rowwise.walked(how, row < S, D, first)
+        iBS = row
+        early = rowwise.walked(how, row < BS, D, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iB, iS, 0), sDy, u)
-            early.fetch(mX, (iB, iS, 0), sX, u)
-            early.fetch(mR, (iB, iS, 0), sR, u)
-            early.fetch(mI, (iB, iS, 0), sI, u)
-            early.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
-            early.fetch(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u)
+            early.fetch(mDy, (iBS, 0), sDy, u)
+            early.fetch(mX, (iBS, 0), sX, u)
+            early.fetch(mR, (iBS, 0), sR, u)
+            early.fetch(mI, (iBS, 0), sI, u)
+            early.fetch(mScanOfBSD, (iBS, 0), sScanOfBSD, u)
+            early.fetch(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iB, iS, 0), rDy[None, None, u])
-            early.load(mX, (iB, iS, 0), rX[None, None, u])
-            early.load(mR, (iB, iS, 0), rR[None, None, u])
-            early.load(mI, (iB, iS, 0), rI[None, None, u])
-            early.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-            early.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
-    for base in cutlass.range(part * rows_a_block, S, pace * at_once):
+            early.load(mDy, (iBS, 0), rDy[None, None, u])
+            early.load(mX, (iBS, 0), rX[None, None, u])
+            early.load(mR, (iBS, 0), rR[None, None, u])
+            early.load(mI, (iBS, 0), rI[None, None, u])
+            early.load(mScanOfBSD, (iBS, 0), rScanOfBSD[None, None, u])
+            early.load(mScanOfBSD2, (iBS, 0), rScanOfBSD2[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
+    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iS = row
-            own = rowwise.walked(how, row < S, D, first)
+            iBS = row
+            own = rowwise.walked(how, row < BS, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mDy, (iB, iS, 0), sDy, u, rDy[None, None, k])
-                own.take(mX, (iB, iS, 0), sX, u, rX[None, None, k])
-                own.take(mR, (iB, iS, 0), sR, u, rR[None, None, k])
-                own.take(mI, (iB, iS, 0), sI, u, rI[None, None, k])
-                own.take(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
-                own.take(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u, rScanOfBSD2[None, None, k])
+                own.take(mDy, (iBS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iBS, 0), sX, u, rX[None, None, k])
+                own.take(mR, (iBS, 0), sR, u, rR[None, None, k])
+                own.take(mI, (iBS, 0), sI, u, rI[None, None, k])
+                own.take(mScanOfBSD, (iBS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
+                own.take(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u, rScanOfBSD2[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    dx, dr, di, column_sum_of, column_sum2_of = rg_lru_backward_stage3_chain(
+                    dx, dr, di, column_sum_of = rg_lru_backward_stage3_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rR[None, v, k]),
                         device.floats(rI[None, v, k]), device.floats(rDecay[None, v]),
-                        device.floats(rScanOfBSD[None, v, k]), device.floats(rScanOfBSD2[None, v, k]),
-                        device.full(vec, iS, cutlass.Int32), approx,
+                        device.floats(rScanOfBSD[None, v, k]), device.floats(rScanOfBSD2[None, v, k]), approx,
                     )
-                    reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
-                        at.inside_columns(),
-                    )
-                    at.store(dx.to(mDx.element_type), mDx, (iB, iS, 0), run=sDxRun)
-                    at.store(dr.to(mDr.element_type), mDr, (iB, iS, 0), run=sDrRun)
-                    at.store(di.to(mDi.element_type), mDi, (iB, iS, 0), run=sDiRun)
-            own.send(mDx, (iB, iS, 0), sDxRun)
-            own.send(mDr, (iB, iS, 0), sDrRun)
-            own.send(mDi, (iB, iS, 0), sDiRun)
+                    reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
+                    at.store(dx.to(mDx.element_type), mDx, (iBS, 0), run=sDxRun)
+                    at.store(dr.to(mDr.element_type), mDr, (iBS, 0), run=sDrRun)
+                    at.store(di.to(mDi.element_type), mDi, (iBS, 0), run=sDiRun)
+            own.send(mDx, (iBS, 0), sDxRun)
+            own.send(mDr, (iBS, 0), sDrRun)
+            own.send(mDi, (iBS, 0), sDiRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iS = row
-            later = rowwise.walked(how, row < S, D, first)
+            iBS = row
+            later = rowwise.walked(how, row < BS, D, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iB, iS, 0), sDy, u)
-                later.fetch(mX, (iB, iS, 0), sX, u)
-                later.fetch(mR, (iB, iS, 0), sR, u)
-                later.fetch(mI, (iB, iS, 0), sI, u)
-                later.fetch(mScanOfBSD, (iB, iS, 0), sScanOfBSD, u)
-                later.fetch(mScanOfBSD2, (iB, iS, 0), sScanOfBSD2, u)
+                later.fetch(mDy, (iBS, 0), sDy, u)
+                later.fetch(mX, (iBS, 0), sX, u)
+                later.fetch(mR, (iBS, 0), sR, u)
+                later.fetch(mI, (iBS, 0), sI, u)
+                later.fetch(mScanOfBSD, (iBS, 0), sScanOfBSD, u)
+                later.fetch(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iB, iS, 0), rDy[None, None, u])
-                later.load(mX, (iB, iS, 0), rX[None, None, u])
-                later.load(mR, (iB, iS, 0), rR[None, None, u])
-                later.load(mI, (iB, iS, 0), rI[None, None, u])
-                later.load(mScanOfBSD, (iB, iS, 0), rScanOfBSD[None, None, u])
-                later.load(mScanOfBSD2, (iB, iS, 0), rScanOfBSD2[None, None, u])
+                later.load(mDy, (iBS, 0), rDy[None, None, u])
+                later.load(mX, (iBS, 0), rX[None, None, u])
+                later.load(mR, (iBS, 0), rR[None, None, u])
+                later.load(mI, (iBS, 0), rI[None, None, u])
+                later.load(mScanOfBSD, (iBS, 0), rScanOfBSD[None, None, u])
+                later.load(mScanOfBSD2, (iBS, 0), rScanOfBSD2[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
-            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-            dstate = rg_lru_backward_stage3_columns_B_D(column_sum2)
-            at.store(dstate.to(mDstate.element_type), mDstate, (iB, 0))
-        partials.store_parts(
-            [fColumnSum], ("sum",), [cute.domain_offset((0, place * (D)), mColumnSumParts)], sColumns, part, first,
-            step, D, per_row, how.ragged,
-        )
+            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
+            ddecay = rg_lru_backward_stage3_columns(device.floats(rDecay[None, v]), column_sum)
+            at.store(ddecay.to(mDdecay.element_type), mDdecay, (0,))
     else:
         partials.store_parts(
-            [fColumnSum, fColumnSum2], ("sum", "sum"),
-            [
-                cute.domain_offset((0, place * (D)), mColumnSumParts),
-                cute.domain_offset((0, place * (D)), mColumnSum2Parts),
-            ], sColumns, part, first, step, D, per_row, how.ragged,
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D, per_row, how.ragged,
         )
 
 
@@ -765,13 +544,11 @@ def rg_lru_backward_stage3_kernel(
 def rg_lru_backward_stage3_finish(
     mDecay: cute.Tensor,  # (D) float32
     mDdecay: cute.Tensor,  # (D) float32
-    mColumnSumParts: cute.Tensor,  # (parts, B * D) column_sum of each part
-    B: cutlass.Int32,
-    D: cutlass.Int32,
+    mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
 ):
-    partials.await_last()  # then all parts of each result are there, which are reduced in a fixed order
-    c, there = partials.result_to_finish(mColumnSumParts, (B, D,), (False, True))
-    (column_sum,) = partials.over_parts_of([mColumnSumParts], ("sum",), c, (B, D,), (False, True))
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnSumParts)
+    (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     rDecay = access.registers(mDecay, (1,))
     rowwise.load_one(mDecay, (c,), there, rDecay)
     if there:
@@ -781,50 +558,27 @@ def rg_lru_backward_stage3_finish(
         mDdecay[c] = ddecay.to(mDdecay.element_type)[0]
 
 
-@cute.kernel
-def rg_lru_backward_stage3_finish_B_D(
-    mDstate: cute.Tensor,  # (B, D) float32
-    mColumnSum2Parts: cute.Tensor,  # (parts, B * D) column_sum2 of each part
-    D: cutlass.Int32,
-):
-    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnSum2Parts)
-    iD = c % D
-    iB = (c // D)
-    (column_sum2,) = partials.over_parts([mColumnSum2Parts], ("sum",), c)
-    if there:
-        dstate = rg_lru_backward_stage3_columns_B_D(device.full(1, column_sum2))
-        mDstate[iB, iD] = dstate.to(mDstate.element_type)[0]
-
-
 @cute.jit
 def rg_lru_backward_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
     mScanOfBSD: cute.Tensor, mScanOfBSD2: cute.Tensor, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor,
-    mDdecay: cute.Tensor, mDstate: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    mDdecay: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    B, D = mDy.shape[0], mDy.shape[2]
+    D = mDy.shape[1]
     pieces = rowwise.pieces(how, D)
-    blocks = mColumnSumParts.shape[0] * pieces * B
+    blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
         rg_lru_backward_stage3_kernel(
-            mDy, mX, mR, mI, mDecay, mScanOfBSD, mScanOfBSD2, mDx, mDr, mDi, mDdecay, mDstate, mColumnSumParts,
-            mColumnSum2Parts, how,
+            mDy, mX, mR, mI, mDecay, mScanOfBSD, mScanOfBSD2, mDx, mDr, mDi, mDdecay, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = partials.blocks_of_results(mColumnSumParts, (B, D,), (False, True), D)
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
-        rg_lru_backward_stage3_finish(mDecay, mDdecay, mColumnSumParts, B, D).launch(
-            **partials.finishing_grid(blocks, stream)
-        )
-    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSum2Parts, B * D)
-    if blocks > 0:
-        rg_lru_backward_stage3_finish_B_D(mDstate, mColumnSum2Parts, D).launch(
+        rg_lru_backward_stage3_finish(mDecay, mDdecay, mColumnSumParts).launch(
             **partials.finishing_grid(blocks, stream)
         )
 
 
-def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2, index_s):
+def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t3 = dy + scan_of_b_s_d
     t0 = jax.lax.logistic(r)
@@ -834,14 +588,12 @@ def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2
     t5 = jnp.sqrt(-t4)
     t6 = jax.lax.logistic(i)
     dx = t3 * (t5 * t6)
-    t2 = jnp.exp(log_a)
     t8 = t3 * x
-    t9 = t3 * scan_of_b_s_d2 * t2 - t8 * t6 / t5 * (t4 + 1.0)
+    t9 = t3 * scan_of_b_s_d2 * jnp.exp(log_a) - t8 * t6 / t5 * (t4 + 1.0)
     dr = -(8.0 * t1 * t9 * t0 * jax.lax.logistic(-r))
     di = t8 * t5 * t6 * jax.lax.logistic(-i)
     ddecay = -(jnp.sum(t9 * t0, axis=(-3, -2), keepdims=True) * jax.lax.logistic(decay) * 8.0)
-    dstate = jnp.sum(jnp.where(index_s == 0, t2 * t3, 0.0), axis=-2, keepdims=True)
-    return dx, dr, di, ddecay, dstate
+    return dx, dr, di, ddecay
 
 
 @runtime.op(
@@ -853,12 +605,10 @@ def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2
     frozen_stage1_xla=rg_lru_frozen_stage1_xla,
     frozen_stage2_launch=rg_lru_frozen_stage2_launch,
     frozen_stage2_xla=rg_lru_frozen_stage2_xla,
-    frozen_stage3_launch=rg_lru_frozen_stage3_launch,
-    frozen_stage3_xla=rg_lru_frozen_stage3_xla,
-    backward_stage1_launch=rg_lru_frozen_stage1_launch,
-    backward_stage1_xla=rg_lru_frozen_stage1_xla,
-    backward_stage2_launch=rg_lru_backward_stage2_launch,
-    backward_stage2_xla=rg_lru_backward_stage2_xla,
+    backward_stage1_launch=rg_lru_backward_stage1_launch,
+    backward_stage1_xla=rg_lru_backward_stage1_xla,
+    backward_stage2_launch=rg_lru_frozen_stage1_launch,
+    backward_stage2_xla=rg_lru_frozen_stage1_xla,
     backward_stage3_launch=rg_lru_backward_stage3_launch,
     backward_stage3_xla=rg_lru_backward_stage3_xla,
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -202,6 +202,33 @@ def reduced(ops: tuple[str, ...], found: list[cute.Tensor], count: int) -> list[
     """The results of these reductions, over so many states."""
     values = [reduce.result(op, total.load()) for op, total in zip(ops, found, strict=True)]
     return [value / count if op == "mean" else value for op, value in zip(ops, values, strict=True)]
+
+
+# Sums along the axis
+
+
+def add(sums: list[cute.Tensor], step: Step, values: tuple[Vector, ...]) -> None:
+    """Add a vector's elements to a thread's sums, if they are inside the arrays."""
+    inside = cute.full((step.how.vec,), step.inside, Boolean)
+    reduce.accumulate(sums, ("sum",) * len(sums), values, inside)
+
+
+def summed(walk: Walk, sums: list[cute.Tensor]) -> tuple[Step, list[Vector]]:
+    """The sums of all warps that share the axis, in their order, and where the first of them writes these."""
+    tidx, _, _ = cute.arch.thread_idx()
+    how, lane, found = walk.how, cute.arch.lane_idx(), sums
+    if how.along > 1:
+        layout = cute.make_layout((how.vec, len(sums), WARP, how.threads // WARP))
+        shared = SmemAllocator().allocate_tensor(sums[0].element_type, layout, 16)
+        for k, own in enumerate(sums):
+            cute.autovec_copy(own, shared[None, k, lane, tidx // WARP])
+        cute.arch.sync_threads()
+        found = [reduce.accumulator(how.vec, "sum", own.element_type) for own in sums]
+        for k, total in enumerate(found):
+            for other in range(how.along):
+                total.store(total.load() + shared[None, k, lane, walk.group * how.along + other].load())
+    leads = walk.there & (walk.warp == 0)
+    return replace(walk.steps(Int32(0))[0], inside=leads), [reduce.result("sum", total.load()) for total in found]
 
 
 # Partial results

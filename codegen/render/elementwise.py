@@ -234,8 +234,12 @@ class ElementwiseContext(Context):
 
     def stores(self) -> list[str]:
         """The lines that write the vector's results, in the order of the outputs."""
+        return self.stores_of(self.plan.stores)
+
+    def stores_of(self, written: Iterable[Access]) -> list[str]:
+        """The lines that write some of them."""
         lines: dict[str, list[str]] = {}
-        for access in self.plan.stores:
+        for access in written:
             assert access.array is not None
             parts = [access]
             if access.mode == "flat" and access.array.parts:  # they go together

@@ -34,7 +34,7 @@ from codegen.stages.cut import Stages, cut
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.neighbours import reduced_once, written_once
 from codegen.stages.order import from_the_end
-from codegen.stages.parts import in_parts
+from codegen.stages.parts import in_parts, summed_along_scans
 from codegen.stages.products import cut_around, factors_of, products_of, weights_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
@@ -150,7 +150,7 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = (_attending(spec) or _around_products(spec)) if contracts else _in_parts(spec) or _cut(spec)
+        stages = (_attending(spec) or _around_products(spec)) if contracts else _in_parts(spec) or _cut_scans(spec)
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -315,6 +315,16 @@ def _cut(spec: Spec) -> Stages | None:
                     return stages if form is spec else Stages(stages.ops, ())
         raise
     return cut(spec, one_kernel, apart)
+
+
+def _cut_scans(spec: Spec) -> Stages | None:
+    """The stages of a chain. Kernels that scan sum along their axis if stages then read and write less, and no backward takes the sums."""
+    stages, own = _cut(spec), summed_along_scans(spec) if spec.grad == "none" else None
+    with contextlib.suppress(SpecError):
+        found = None if own is None else _cut(own)
+        if found and stages and len(found.ops) <= len(stages.ops) and found.moved < stages.moved:
+            return found
+    return stages
 
 
 def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Selected, Statement, nodes_of, topological
-from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, SELECTIONS, UNSORT
+from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, nodes_of, topological
+from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, SCANS, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.plan.op import Gemm, Op, stages_of
@@ -38,6 +38,13 @@ class Stages:
 
     ops: tuple[Op, ...]
     held: tuple[tuple[str, Node], ...]
+
+    @property
+    def moved(self) -> int:
+        """The bytes that they read and write of the largest arrays, for each element of these."""
+        arrays = [(op.spec, a) for op in self.ops for a in op.spec.arrays]
+        most = max(len(a.axes) for _, a in arrays)
+        return sum(min(DTYPES[d].size for d in spec.dtypes(a)) for spec, a in arrays if len(a.axes) == most)
 
 
 def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> Stages | None:
@@ -200,14 +207,16 @@ class Cutting:
         return groups
 
     def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
-        """A kernel's results, and the outputs that the kernel can compute too without reading another large array."""
+        """A kernel's results, and the outputs that the kernel can compute too without reading another large array, or that need what it
+        scans and does not write."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
             alike = output.axes in {
                 self.results[id(item)].axes for item in group if isinstance(item, Node) and item.op in SELECTIONS
             }
             small = (alike or len(output.axes) < most) and self.read_by([output]) & large <= self.read_by(group)
-            if small and output in self.left and self.attempt([*group, output]):
+            scans = self.scanned_by([output]) & self.scanned_by(group) - {id(item) for item in group}
+            if (small or scans) and output in self.left and self.attempt([*group, output]):
                 group = [*group, output]
                 self.left = [a for a in self.left if a is not output]
         return group
@@ -215,6 +224,11 @@ class Cutting:
     def read_by(self, items: Iterable[Item]) -> set[str]:
         nodes = topological((s.value for s in self.assigned(items)), self.is_known)
         return {n.attr.name for n in nodes if isinstance(n.attr, Leaf)}
+
+    def scanned_by(self, items: Iterable[Item]) -> set[int]:
+        """The scans that a kernel of these items computes, by identity."""
+        nodes = topological((s.value for s in self.assigned(items)), self.is_known)
+        return {id(n) for n in nodes if n.op in SCANS and not self.is_known(n)}
 
     def is_known(self, node: Node) -> bool:
         return id(node) in self.known

@@ -1,4 +1,4 @@
-"""Cuts an op that one kernel could compute but for sums over more axes than the kernel's rows have.
+"""Cuts an op that one kernel could compute but for sums over more axes than the kernel's rows, or its scans, have.
 
 The gradients of a norm along middle axes are of this kind. Its elements need sums along these axes, `[B, S, N]` along S. The gradient of
 its weight is a sum over B and S. Here the one kernel writes the sum along S too, and another kernel adds these sums up along B. A kernel
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from codegen.errors import SpecError, UserError
-from codegen.graph.nodes import Graph, Node, lost_axes, topological
-from codegen.graph.ops import REDUCTIONS
+from codegen.graph.nodes import Graph, Node, along_of, lost_axes, topological
+from codegen.graph.ops import REDUCTIONS, SCANS
 from codegen.plan.op import Op
 from codegen.spec.spec import Spec
 from codegen.stages.cut import Cutting, Kernel
@@ -34,8 +34,18 @@ def _shorter(spec: Spec) -> Iterator[tuple[str, ...]]:
     return (axes for axes in found if any({*axes} < {*others} for others in found))
 
 
-def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, Op]:
-    """The two kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
+def summed_along_scans(spec: Spec) -> Spec | None:
+    """The same op with sums over more axes than the scans' in two: first along that axis, as the kernel that scans can. None if there are
+    no such sums."""
+    along = {along_of(n).axis for n in spec.read.nodes if n.op in SCANS}
+    if len(along) != 1:
+        return None
+    own, _, sums = _in_two(spec, tuple(along))
+    return own if sums else None
+
+
+def _in_two(spec: Spec, axes: tuple[str, ...]) -> tuple[Spec, list[Node], list[Node]]:
+    """The same op with sums of parts that are summed along these axes, instead of sums over them and more; the parts, and the sums."""
     parts, sums = list[Node](), list[Node]()
 
     def rule(graph: Graph, node: Node, args: tuple[Node, ...]) -> Node | None:
@@ -52,7 +62,12 @@ def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -
         sums.append(graph.node("sum", (parts[-1],), others, kind="float", dims=node.dims))
         return sums[-1]
 
-    own = rewritten(spec, rule, "sums in parts")
+    return rewritten(spec, rule, "sums in parts"), parts, sums
+
+
+def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, Op]:
+    """The two kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
+    own, parts, sums = _in_two(spec, axes)
     made = {id(n) for n in sums}
     late = {s.name for s in own.read.statements if any(id(n) in made for n in topological([s.value]))}
     elements = [a for a in own.outputs if a.name not in late]

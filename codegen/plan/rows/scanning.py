@@ -7,6 +7,9 @@ axis: each has some of its elements, and all exchange their results before the n
 
 States may have small axes that no output has, as `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`. A thread then
 has all states of an element, one after the other, and reduces them in registers, so that they are never in memory.
+
+Where the axis is not the innermost one, what is computed of the states may also be summed along it: a thread adds up what it has of its
+columns, and the warps that share an axis add up these sums in the end. So gradients of what sequences share read nothing again.
 """
 
 from __future__ import annotations
@@ -68,6 +71,12 @@ class Scan(Elementwise):
     reductions: tuple[Node, ...] = ()  # over all of these
     held: int = 1  # the values of an element that a thread holds while states are exchanged
     ordered: tuple[str, ...] = ()
+    sums: tuple[Node, ...] = ()  # along the axis: outputs without it
+
+    @property
+    def summed(self) -> tuple[Access, ...]:
+        """The stores of what is summed along the axis."""
+        return tuple(a for a in self.stores if self.sums and self.place not in a.tokens)
 
     @property
     def counted(self) -> tuple[tuple[int, ...], ...]:
@@ -126,7 +135,7 @@ class Scan(Elementwise):
         threads = max(THREADS, along * WARP)
         resident = 0 if self.innermost or self.states else RESIDENT // threads
         how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
-        shared = clusters(arch) and along == MOST_ALONG[self.innermost] and not self.states
+        shared = clusters(arch) and along == MOST_ALONG[self.innermost] and not (self.states or self.sums)
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
 
     def _for_states(self, vec: int, size: int | None, scans: int | None) -> tuple[int, int]:
@@ -174,19 +183,19 @@ class Scan(Elementwise):
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
-    planner = PlannedElements(spec, statements)
-    scans = tuple(n for n in planner.nodes if n.op in SCANS)
+    planner = _Scanned(spec, statements)
+    scans, sums = planner.scans, planner.sums
     along = along_of(scans[0])
     outputs = {axis for axes in planner.written_to.values() for axis in axes}
     states = tuple(a for a in spec.axes if a not in outputs and any(a in n.dims for n in scans))
-    if problem := _refused(planner, scans, states):
+    if problem := None if sums else _refused(planner, scans, states):
         raise SpecError([problem])
     for other in scans:
         if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse):
             message = "a kernel scans along one axis, in one direction"
             raise SpecError([planner.error_in_chain(other, message, "give each scan an op of its own")])
     for output in spec.outputs:
-        if along.axis not in output.axes:
+        if along.axis not in planner.written_to[output.name]:
             message = f"{output.name!r} lacks the axis {along.axis}, along which the kernel scans"
             raise SpecError([planner.error(message, "give it an op of its own", output)])
     for statement in statements:
@@ -197,6 +206,10 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         raise SpecError(problems)
     plan = planner.elementwise()
     place = next(i for i, g in enumerate(plan.groups) if along.axis in g.axes)
+    if sums and place == len(plan.groups) - 1:
+        raise SpecError(
+            [planner.error_in_chain(sums[0], "a kernel that scans the innermost axis does not sum along it", "")]
+        )
     values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan"}
     return Scan(
         **values,
@@ -204,10 +217,30 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         along=along,
         scans=scans,
         states=tuple((axis, spec.extents[axis]) for axis in states),
-        reductions=tuple(n for n in planner.nodes if n.op in REDUCTIONS),
+        reductions=() if sums else tuple(n for n in planner.nodes if n.op in REDUCTIONS),
+        sums=sums,
         held=_held(planner.nodes, along.axis),
         ordered=tuple(a for a in spec.axes if a in states or any(a in g.axes for g in plan.groups)),
     )
+
+
+class _Scanned(PlannedElements):
+    """The planner of a kernel that scans. The outputs that sum along its axis have all elements of the others, summed."""
+
+    def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
+        super().__init__(spec, statements)
+        self.scans = tuple(n for n in self.nodes if n.op in SCANS)
+        axis, reduced = along_of(self.scans[0]).axis, [n for n in self.nodes if n.op in REDUCTIONS]
+        written = {id(s.value): s.name for s in statements if s.at is None and s.part is None}
+        alike = all(
+            n.op == "sum" and n.kind == "float" and lost_axes(n) == (axis,) and id(n) in written for n in reduced
+        )
+        last = not any(a in reduced for n in self.nodes for a in n.args)
+        self.sums = tuple(reduced) if alike and last else ()
+        if self.sums:
+            whole = tuple(a for a in spec.axes if a == axis or any(a in axes for axes in self.written_to.values()))
+            self.written_to |= {written[id(n)]: whole for n in self.sums if {axis, *n.dims} == {*whole}}
+            self.axes = whole
 
 
 def _held(nodes: Iterable[Node], axis: str) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of
+from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
@@ -61,6 +62,17 @@ class States:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """The sums along the axis that a kernel writes."""
+
+    ops: str
+    values: str  # the names of what is summed
+    results: str
+    axes: str  # the names of the axes
+    stores: list[str]
+
+
+@dataclass(frozen=True)
 class ScanKernel(Kernel):
     """The values of `scan.py.jinja`."""
 
@@ -69,6 +81,7 @@ class ScanKernel(Kernel):
     scans: list[ScanFunction]
     chain: ScanFunction
     states: States | None
+    sums: Sums | None
     place: int
     reverse: bool
     compute: str
@@ -108,11 +121,14 @@ class ScanContext(ElementwiseContext):
             scans=scans,
             chain=chain,
             states=of_states,
+            sums=self.sums() if self.plan.sums else None,
             place=self.plan.place,
             reverse=self.plan.along.reverse,
             compute=self.compute(),
             extents=self.extents(),
-            tile_axes=self.axes_in([*reads.loads, *(of_states.reads.loads if of_states else []), *self.stores()]),
+            tile_axes=self.axes_in(
+                [*reads.loads, *(of_states.reads.loads if of_states else []), *self.stores_of(self.of_elements())]
+            ),
             settings=[*([self.compute_line()] if self.wide else []), *self.flag_lines(flags)],
             tile_params=[
                 *(t.name for t in self.tensor_lines()),
@@ -123,11 +139,27 @@ class ScanContext(ElementwiseContext):
             ],
             reads=reads,
             ahead=self.reads_ahead(),
-            written=[self.registers(a) for a in self.plan.stores if a.mode != "flat"],
-            stores=self.stores(),
-            results=", ".join(s.name for s in self.plan.stores),
+            written=[self.registers(a) for a in self.of_elements() if a.mode != "flat"],
+            stores=self.stores_of(self.of_elements()),
+            results=", ".join([*(a.name for a in self.of_elements()), *self.summed_names()]),
             launch_arguments=self.launch_arguments(),
         )
+
+    def of_elements(self) -> list[Access]:
+        """The stores of elements, and not of sums."""
+        return [a for a in self.plan.stores if a not in self.plan.summed]
+
+    def summed_names(self) -> list[str]:
+        """The names of what is summed along the axis."""
+        return [f"{a.name}_of" for a in self.plan.summed]
+
+    def sums(self) -> Sums:
+        """How sums along the axis are written."""
+        own = list(self.plan.summed)
+        lines = [self.registers(a) for a in own] + self.stores_of(own)
+        ops = tuple_text('"sum"' for _ in own)
+        names = ", ".join(a.name for a in own)
+        return Sums(ops, ", ".join(self.summed_names()), names, self.axes_in(lines), lines)
 
     def states(self, reduced: ScanFunction) -> States:
         """How a thread goes through an element's states, and reduces them."""
@@ -215,7 +247,8 @@ class ScanContext(ElementwiseContext):
             totals = self.named(plan.reductions, "total", taken)
             every, given = [*alone, *known.values(), *totals.values()], {**known, **totals}
         values = {(s.name, s.part): s.value for s in self.statements}
-        results = [values[s.array.name, s.part] for s in plan.stores if s.array]
+        results = [values[a.array.name, a.part] for a in self.of_elements() if a.array]
+        results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
         return shared, scans, reduced, self.function("chain", self.formula_doc(), results, every, given)
 
     def function(

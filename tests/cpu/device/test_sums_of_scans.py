@@ -1,0 +1,53 @@
+"""Kernels that scan and sum along the same axis: the sums, and gradients of what sequences share, which read no states again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.autodiff.backward import backward_of
+from codegen.pipeline import read_op
+from tests.making import make_op, spec_text
+
+SUMS = "h = scan(0.9, x * w, axis=S); y = h; last = sum(where(index(S) == size(S) - 1, h, 0.0), axis=S); total = sum(h * x, axis=S)"
+
+
+def states(x: np.ndarray, decay: float = 0.9) -> np.ndarray:
+    found, h = np.zeros_like(x), 0.0
+    for t in range(x.shape[1]):
+        found[:, t] = h = h * decay + x[:, t]
+    return found
+
+
+# Fewer elements than the warps that share an axis have; several tiles, the last not full; columns that do not fill a warp
+@pytest.mark.parametrize("shape", [(1, 5, 8), (2, 150, 33)])
+def test_sums_along_the_axis_of_a_scan_are_its_kernels(tmp_path, shape):
+    outputs = "y: float32[B, S, N]; last: float32[B, N]; total: float32[B, N]"
+    text = spec_text(
+        "x: float32[B, S, N]; w: float32[N]", outputs, SUMS, "y = x; last = x[:, 0]; total = last", more="grad: none"
+    )
+    op = make_op(tmp_path, text)
+    assert op.plan.kind == "scan" and len(op.plan.sums) == 2
+    x, w = np.random.default_rng(0).standard_normal(shape), np.linspace(0.5, 1.5, shape[-1])
+    h = states(x * w)
+    for how in ("interpret", "xla"):
+        y, last, total = op(jnp.asarray(x, "float32"), jnp.asarray(w, "float32"), implementation=how)
+        np.testing.assert_allclose(y, h, atol=1e-5)
+        np.testing.assert_allclose(last, h[:, -1], atol=1e-5)
+        np.testing.assert_allclose(total, (h * x).sum(axis=1), rtol=1e-5, atol=1e-4)
+
+
+def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(tmp_path):
+    chain = "y = square(scan(0.9, x * w, axis=S))"
+    text = spec_text("x: float32[B, S, N]; w: float32[N]", "y: float32[B, S, N]", chain, "y = x")
+    stages = backward_of(read_op("specs/made.yaml", text)).op.plan.stages
+    assert [op.plan.kind for op in stages] == ["scan", "scan", "column"]
+    assert [a.axes for a in stages[-1].spec.inputs] == [("B", "N")]
+    op, x = make_op(tmp_path, text), jnp.asarray(np.random.default_rng(0).standard_normal((3, 40, 20)), "float32")
+
+    def loss(x, w, how):
+        return (op(x, w, implementation=how) * jnp.cos(x)).sum()
+
+    found, expected = (jax.grad(loss, (0, 1))(x, jnp.linspace(0.5, 1.5, 20), how) for how in ("interpret", "xla"))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)

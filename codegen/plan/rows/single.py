@@ -17,6 +17,8 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
 from codegen.spec.spec import Spec
 
+# Elements of a row of which no array has all, as of pairs: kernels over rows hold one of each pair, and read the other once for many
+PAIRS = 8192
 STRETCHES = 64  # of the innermost axis in a row that kernels over rows share: with fewer, they would write much of what they read
 
 
@@ -29,6 +31,9 @@ class Single(Reduction):
     ) -> RowLaunch:
         """The launch for arrays of these dtypes (by name). Raises `UserError` where no block holds a row and others would share it, or where
         its size is not known."""
+        columns = set(range(self.leading, len(self.groups)))
+        if (extents.columns or 0) >= PAIRS and not any(columns <= {*a.tokens} for a in (*self.loads, *self.stores)):
+            raise UserError(f"no array has all {extents.columns} elements of a row: other kernels read them less often")
         found = super().launch(dtypes, extents, schedule, arch)
         assert isinstance(found, RowLaunch)
         stretches = (extents.columns or 0) // max(extents.inner or 1, 1)

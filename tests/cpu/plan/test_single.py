@@ -91,3 +91,20 @@ def test_a_long_row_has_the_same_sum_in_both_kernels(tmp_path):
     expected = np.sum(np.where(np.asarray(mask)[..., None], np.float64(x) ** 2, 0), axis=(1, 2))
     np.testing.assert_allclose(held, expected, rtol=1e-5)
     np.testing.assert_allclose(shared, expected, rtol=1e-5)
+
+
+PAIRS = (
+    "s: T[B, N]; t: T[B, M]", "y: float32[B]", "y = sum(relu(1 - (s - t)), axis=(N, M))",
+    "y = jnp.sum(jnp.maximum(1.0 - (s[:, :, None] - t[:, None]), 0), axis=(1, 2), dtype=jnp.float32)",
+)  # fmt: skip
+
+
+def test_rows_of_pairs(tmp_path):
+    """One kernel computes few pairs; of many, kernels over rows hold one element of each and read the other once."""
+    op = make_op(tmp_path, spec_text(*PAIRS, types=TYPES))
+    whole, dtypes = op.plan.whole.plan, {"s": "bfloat16", "t": "bfloat16", "y": "float32"}
+    assert whole.launch(dtypes, Extents(32, 1024, 1024, 8), {}, "sm_90a").holds_row
+    with pytest.raises(UserError, match="no array has all 16384 elements of a row"):
+        whole.launch(dtypes, Extents(128, 2**14, 2**14, 8), {}, "sm_90a")
+    s, t = normal(2, 96), normal(2, 96)
+    np.testing.assert_allclose(op(s, t, implementation="interpret"), op.reference(s, t), rtol=1e-5)

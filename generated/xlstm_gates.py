@@ -131,33 +131,24 @@ def xlstm_gates_reference(i, f):
 
 def xlstm_gates_backward_stage1_operands1(i, f):
     """The operands of cumsum, on one vector of each input."""
-    t1 = -f
-    return -(device.where(t1 < 0.0, 0.0, t1) + device.log1p(device.exp(-cute.math.abs(t1), False), False)),
+    t0 = -f
+    return -(device.where(t0 < 0.0, 0.0, t0) + device.log1p(device.exp(-cute.math.abs(t0), False), False)),
 
 
 def xlstm_gates_backward_stage1_operands2(i, f, t8):
     """The operands of cummax, on one vector of each input."""
     cumsum_of_b_s_h = t8
-    t0 = i - cumsum_of_b_s_h
-    return t0,
+    return i - cumsum_of_b_s_h,
 
 
-def xlstm_gates_backward_stage1_operands3(i, f, t8, state):
-    """The operands of cummax, on one vector of each input."""
-    cumsum_of_b_s_h = t8
-    t0 = i - cumsum_of_b_s_h
-    return t0,
-
-
-def xlstm_gates_backward_stage1_chain(i, f, t8, state, state2):
+def xlstm_gates_backward_stage1_chain(i, f, t8, state):
     """The chain, on one vector of each operand."""
     cumsum_of_b_s_h = t8
-    t3 = state
-    cummax_of_b_s_h = state2
-    return cumsum_of_b_s_h, t3, cummax_of_b_s_h
+    t1 = state
+    return cumsum_of_b_s_h, t1
 
 
-def xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how):
+def xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT1, how):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
     for (rI, rF) in ahead.held:
@@ -167,13 +158,10 @@ def xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsum
     states.append(scan.states("cumsum", walk, steps, carried[0], operands, False, tile))
     operands = [xlstm_gates_backward_stage1_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
     states.append(scan.states("cummax", walk, steps, carried[1], operands, True, tile))
-    operands = [xlstm_gates_backward_stage1_operands3(*own, *known) for own, *known in zip(given, *states, strict=True)]
-    states.append(scan.states("cummax", walk, steps, carried[2], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        cumsum_of_b_s_h, t3, cummax_of_b_s_h = xlstm_gates_backward_stage1_chain(*own, *known)
+        cumsum_of_b_s_h, t1 = xlstm_gates_backward_stage1_chain(*own, *known)
         at.store(cumsum_of_b_s_h.to(mCumsumOfBSH.element_type), mCumsumOfBSH)
-        at.store(t3.to(mT3.element_type), mT3)
-        at.store(cummax_of_b_s_h.to(mCummaxOfBSH.element_type), mCummaxOfBSH)
+        at.store(t1.to(mT1.element_type), mT1)
 
 
 @cute.kernel
@@ -181,94 +169,81 @@ def xlstm_gates_backward_stage1_kernel(
     mI: cute.Tensor,  # (B, S, H) T
     mF: cute.Tensor,  # (B, S, H) T
     mCumsumOfBSH: cute.Tensor,  # (B, S, H) float32
-    mT3: cute.Tensor,  # (B, S, H) float32
-    mCummaxOfBSH: cute.Tensor,  # (B, S, H) float32
+    mT1: cute.Tensor,  # (B, S, H) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mCumsumOfBSH.shape, axis=1, reverse=False)  # this thread's elements
-    carried = [
-        scan.carried("cumsum", walk, cutlass.Float32), scan.carried("cummax", walk, cutlass.Float32),
-        scan.carried("cummax", walk, cutlass.Float32),
-    ]
+    carried = [scan.carried("cumsum", walk, cutlass.Float32), scan.carried("cummax", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mI, mF)
     for tile in cutlass.range(walk.tiles):
-        xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how)
+        xlstm_gates_backward_stage1_tile(walk, tile, carried, ahead, mI, mF, mCumsumOfBSH, mT1, how)
 
 
 @cute.jit
 def xlstm_gates_backward_stage1_launch(
-    stream: cuda.CUstream, mI: cute.Tensor, mF: cute.Tensor, mCumsumOfBSH: cute.Tensor, mT3: cute.Tensor,
-    mCummaxOfBSH: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    stream: cuda.CUstream, mI: cute.Tensor, mF: cute.Tensor, mCumsumOfBSH: cute.Tensor, mT1: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
 ):
-    xlstm_gates_backward_stage1_kernel(mI, mF, mCumsumOfBSH, mT3, mCummaxOfBSH, how).launch(
+    xlstm_gates_backward_stage1_kernel(mI, mF, mCumsumOfBSH, mT1, how).launch(
         **scan.grid(how, mCumsumOfBSH.shape, 1, stream)
     )
 
 
 def xlstm_gates_backward_stage1_xla(i, f):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = -f
-    t8 = runtime.scanned("cumsum", -2, False, False, -(jnp.where(t1 < 0.0, 0.0, t1) + jnp.log1p(jnp.exp(-jnp.abs(t1)))))
+    t0 = -f
+    t8 = runtime.scanned("cumsum", -2, False, False, -(jnp.where(t0 < 0.0, 0.0, t0) + jnp.log1p(jnp.exp(-jnp.abs(t0)))))
     cumsum_of_b_s_h = t8
-    t0 = i - cumsum_of_b_s_h
-    t3 = runtime.scanned("cummax", -2, False, True, t0)
-    cummax_of_b_s_h = runtime.scanned("cummax", -2, False, False, t0)
-    return cumsum_of_b_s_h, t3, cummax_of_b_s_h
+    t1 = runtime.scanned("cummax", -2, False, True, i - cumsum_of_b_s_h)
+    return cumsum_of_b_s_h, t1
 
 
-def xlstm_gates_backward_stage2_operands1(
-    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, approx,
-):
+def xlstm_gates_backward_stage2_operands1(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, approx):
     """The operands of scan, on one vector of each input."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
-    t2 = dstabiliser - t1
-    t4 = t0 > t3
-    t5 = t0 == t3
+    t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
+    t3 = dstabiliser - t2
+    t4 = t0 > t1
+    t5 = t0 == t1
     t6 = device.where(t4, 0.0, device.where(t5, 0.5, 1.0))
-    return t6, t6 * t2, cute.full_like(ddecay, 0.0, cutlass.Float32)
+    return t6, t6 * t3, cute.full_like(ddecay, 0.0, cutlass.Float32)
 
 
-def xlstm_gates_backward_stage2_operands2(
-    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, state, approx,
-):
+def xlstm_gates_backward_stage2_operands2(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, state, approx):
     """The operands of cumsum, on one vector of each input."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
-    t2 = dstabiliser - t1
-    t4 = t0 > t3
-    t5 = t0 == t3
-    t7 = t1 + (t2 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
+    t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
+    t3 = dstabiliser - t2
+    t4 = t0 > t1
+    t5 = t0 == t1
+    t7 = t2 + (t3 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
     di = t7
     return ddecay - di,
 
 
-def xlstm_gates_backward_stage2_chain(
-    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3, state, state2, approx,
-):
+def xlstm_gates_backward_stage2_chain(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, state, state2, approx):
     """The chain, on one vector of each operand."""
     t0 = i - cumsum_of_b_s_h
-    t1 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - cummax_of_b_s_h, approx))
-    t2 = dstabiliser - t1
-    t4 = t0 > t3
-    t5 = t0 == t3
-    t7 = t1 + (t2 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
+    t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
+    t3 = dstabiliser - t2
+    t4 = t0 > t1
+    t5 = t0 == t1
+    t7 = t2 + (t3 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
     di = t7
     df = state2 * device.sigmoid(-f, approx)
     return di, df
 
 
 def xlstm_gates_backward_stage2_tile(
-    walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi, mDf, how,
-    approx,
+    walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mT1, mDi, mDf, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     steps, given, states = walk.steps(tile), [], []
-    for (rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rCummaxOfBSH, rT3) in ahead.held:
+    for (rDdecay, rDstabiliser, rDweight, rI, rF, rCumsumOfBSH, rT1) in ahead.held:
         given.append(
             (
                 device.floats(rDdecay), device.floats(rDstabiliser), device.floats(rDweight), device.floats(rI),
-                device.floats(rF), device.floats(rCumsumOfBSH), device.floats(rCummaxOfBSH), device.floats(rT3),
+                device.floats(rF), device.floats(rCumsumOfBSH), device.floats(rT1),
             )
         )
     ahead.load(tile + 1)
@@ -292,8 +267,7 @@ def xlstm_gates_backward_stage2_kernel(
     mI: cute.Tensor,  # (B, S, H) T
     mF: cute.Tensor,  # (B, S, H) T
     mCumsumOfBSH: cute.Tensor,  # (B, S, H) float32
-    mCummaxOfBSH: cute.Tensor,  # (B, S, H) float32
-    mT3: cute.Tensor,  # (B, S, H) float32
+    mT1: cute.Tensor,  # (B, S, H) float32
     mDi: cute.Tensor,  # (B, S, H) T
     mDf: cute.Tensor,  # (B, S, H) T
     how: cutlass.Constexpr[ScanLaunch],
@@ -301,37 +275,37 @@ def xlstm_gates_backward_stage2_kernel(
     walk = scan.walk(how, mDi.shape, axis=1, reverse=True)  # this thread's elements
     approx = device.narrow(mDi)
     carried = [scan.carried("scan", walk, cutlass.Float32), scan.carried("cumsum", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3)
+    ahead = scan.ahead(walk, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mT1)
     for tile in cutlass.range(walk.tiles):
         xlstm_gates_backward_stage2_tile(
-            walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi,
-            mDf, how, approx,
+            walk, tile, carried, ahead, mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mT1, mDi, mDf, how,
+            approx,
         )
 
 
 @cute.jit
 def xlstm_gates_backward_stage2_launch(
     stream: cuda.CUstream, mDdecay: cute.Tensor, mDstabiliser: cute.Tensor, mDweight: cute.Tensor, mI: cute.Tensor,
-    mF: cute.Tensor, mCumsumOfBSH: cute.Tensor, mCummaxOfBSH: cute.Tensor, mT3: cute.Tensor, mDi: cute.Tensor,
-    mDf: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    mF: cute.Tensor, mCumsumOfBSH: cute.Tensor, mT1: cute.Tensor, mDi: cute.Tensor, mDf: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
 ):
     xlstm_gates_backward_stage2_kernel(
-        mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mCummaxOfBSH, mT3, mDi, mDf, how,
+        mDdecay, mDstabiliser, mDweight, mI, mF, mCumsumOfBSH, mT1, mDi, mDf, how,
     ).launch(**scan.grid(how, mDi.shape, 1, stream))
 
 
-def xlstm_gates_backward_stage2_xla(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, cummax_of_b_s_h, t3):
+def xlstm_gates_backward_stage2_xla(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = i - cumsum_of_b_s_h
-    t1 = jnp.where(dweight == 0.0, 0.0, dweight * jnp.exp(t0 - cummax_of_b_s_h))
-    t2 = dstabiliser - t1
-    t4 = t0 > t3
-    t5 = t0 == t3
+    t2 = jnp.where(dweight == 0.0, 0.0, dweight * jnp.exp(t0 - jnp.maximum(t0, t1)))
+    t3 = dstabiliser - t2
+    t4 = t0 > t1
+    t5 = t0 == t1
     t6 = jnp.where(t4, 0.0, jnp.where(t5, jnp.asarray(0.5, jnp.float32), 1.0))
     t8 = (
-        t2 + runtime.scanned("scan", -2, True, True, t6, t6 * t2, jnp.asarray(0.0, jnp.float32))
+        t3 + runtime.scanned("scan", -2, True, True, t6, t6 * t3, jnp.asarray(0.0, jnp.float32))
     ) * jnp.where(t4, 1.0, jnp.where(t5, jnp.asarray(0.5, jnp.float32), 0.0))
-    t7 = t1 + t8
+    t7 = t2 + t8
     di = t7
     df = runtime.scanned("cumsum", -2, True, False, ddecay - di) * jax.lax.logistic(-f)
     return di, df

@@ -7,8 +7,8 @@ other scans behave like such a recurrence for small changes of their elements. T
 exp(y_(t-1) - y_t) for cumlogsumexp. For cummax it is 1 where the element is below the state before it, 1/2 where they
 are equal, and else 0.
 
-A backward that needs the states before and after each element of a recurrence stores only those before: it computes h_t
-again from h_(t-1).
+A backward that needs the states before and after each element of a recurrence, a product or a maximum stores only those before: it
+computes h_t again from h_(t-1).
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ STEPS = {
     "cummax": ("where(x > p, 0, where(x == p, 0.5, 1))", "l * where(x > p, 1, where(x == p, 0.5, 0))"),
     "cumlogsumexp": ("exp(p - where(isfinite(y), y, 0))", "l * exp(x - where(isfinite(y), y, 0))"),
 }
+
+# The state after an element: an operation of its first argument and the state before, then one more with the second argument
+AGAIN = {"scan": ("mul", "add"), "cumprod": ("mul",), "cummax": ("maximum",)}
 
 
 def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list[tuple[Node, Node]]:
@@ -78,23 +81,26 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
 
 
 def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
-    """Statements in which the state after each element of a recurrence is computed from the state before it, where that
+    """Statements in which the state after each element of a scan that is `AGAIN` computed comes from the state before it, where that
     is needed too. Nodes that are `known`, by identity, are read and stay."""
 
     def is_known(node: Node) -> bool:
         return id(node) in known
 
     nodes = list(topological((s.value for s in statements), is_known))
-    scans = [(tuple(map(id, n.args)), along_of(n), n) for n in nodes if n.op == "scan" and not is_known(n)]
+    scans = [((n.op, *map(id, n.args)), along_of(n), n) for n in nodes if n.op in AGAIN and not is_known(n)]
     before = {(args, how) for args, how, _ in scans if how.before}
     again = {id(n) for args, how, n in scans if not how.before and (args, replace(how, before=True)) in before}
     done: dict[int, Node] = {}
     for node in nodes if again else ():
         args = tuple(done.get(id(a), a) for a in node.args)
         if id(node) in again:
-            state = _scan(graph, "scan", args, replace(along_of(node), before=True))
-            carried = graph.node("mul", (args[0], state), kind="float", dims=node.dims)
-            done[id(node)] = graph.node("add", (carried, args[1]), kind="float", dims=node.dims)
+            state = _scan(graph, node.op, args, replace(along_of(node), before=True))
+            own, *more = AGAIN[node.op]
+            found = graph.node(own, (args[0], state), kind="float", dims=node.dims)
+            for op, arg in zip(more, args[1:], strict=False):
+                found = graph.node(op, (found, arg), kind="float", dims=node.dims)
+            done[id(node)] = found
         elif not is_known(node) and args != node.args:
             done[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
     return [replace(s, value=done.get(id(s.value), s.value)) for s in statements]

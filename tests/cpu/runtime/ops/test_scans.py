@@ -108,6 +108,22 @@ def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):
         np.testing.assert_allclose(got, [1, 10 * 3 + 100 * 15, 0])
 
 
+def test_gradients_of_running_maxima_store_those_before_each_element(tmp_path):
+    """The one with an element is computed from the one before it, with the same bits: equal elements share the gradient."""
+    text = spec_text(
+        "x: float32[R, S]", "y: float32[R, S]", "y = square(cummax(x, axis=S))", "y = jax.lax.cummax(x, axis=1) ** 2"
+    )
+    op = make_op(tmp_path, text)
+    first, last = op.backward.op.plan.stages
+    assert [len(stage.spec.outputs) for stage in (first, last)] == [1, 1]
+    x = jnp.asarray(np.random.default_rng(3).integers(-3, 9, (3, 45)), "float32")
+    found, expected = (
+        jax.grad(lambda x, how=how: (op(x, implementation=how) * jnp.cos(x)).sum())(x) for how in ("interpret", "xla")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.count_nonzero(np.asarray(found)) > x.shape[0]
+
+
 @pytest.mark.parametrize("axes", some(["R, D, S", "R, S, D"], 2))
 def test_states_are_reduced_in_the_kernel_that_scans(tmp_path, axes):
     """Two scans of two states each, of which the second uses the first, and all reductions; and what all states share."""

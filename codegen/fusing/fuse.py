@@ -36,7 +36,7 @@ class Replaced:
 
     def __str__(self) -> str:
         saved = (self.now - self.fused) * self.times
-        how = f"saves {saved / 1e6:.3g} MB" if saved else "takes less time"
+        how = f"saves {saved / 1e6:.3g} MB" if saved else "moves as many bytes"
         return f"{self.place} ({self.place.function}): {self.times} x {self.chain!r} {how}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import jax
 from codegen.errors import Diagnostic, Span, SpecError, UserError
 from codegen.graph.names import op_name_error
 from codegen.tracing import agreement
-from codegen.tracing.axes import RESHAPE
 from codegen.tracing.naming import argument_names, proper, result_names, unique
 from codegen.tracing.reference import source_of
 from codegen.tracing.specs import Made, Param, Request, no_source, spec_of
@@ -53,8 +52,9 @@ def made_of(function: Callable[..., Any], examples: tuple[Any, ...], op: str = "
                   if isinstance(v, Value) and isinstance(w, Value)}  # fmt: skip
         request = replace(_request(function, name, flat, names, scalars), dtypes=dtypes)
         made = spec_of(request)
-        if split := [a for a in (*made.inputs, *made.outputs) if a.is_split]:
-            raise UserError(f"a reshape splits or joins dimensions of {split[0].name!r}", RESHAPE)
+        if notes := [*_reshapes(made)]:
+            request = replace(request, notes=notes, source=no_source)
+            made = spec_of(request)
     except NotExpressed as error:
         raise SpecError([diagnostic(error.step.place, error.message, error.hint)]) from None
     except SpecError as error:
@@ -73,6 +73,17 @@ def made_of(function: Callable[..., Any], examples: tuple[Any, ...], op: str = "
     if wrong:
         raise _error(function, UserError(wrong, "codegen reads this function wrongly: please report it"))
     return made
+
+
+def _reshapes(made: Made) -> Iterator[str]:
+    """What a caller reshapes, for the functions that split or join dimensions: an op has each part as an axis."""
+    for array in made.inputs:
+        if array.is_split:
+            name = array.name
+            yield f"A call takes {name}.reshape{array.shape}, where the function takes {name} of shape {array.value.shape}."
+    for array in made.outputs:
+        if array.is_split:
+            yield f"The function's result is {array.name}.reshape{array.value.shape}."
 
 
 def _scalars(function: Callable[..., Any], examples: tuple[Any, ...]) -> dict[str, float]:

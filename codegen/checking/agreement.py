@@ -55,6 +55,10 @@ class BrokenReference(Disagreement):
     """A spec's reference raised an exception."""
 
 
+class EmptyCall(BrokenReference):
+    """A reference raised an exception in a call in which an axis has size 0, which many can't compute."""
+
+
 def compare(
     name: str, array: str, dtype: str, got: np.ndarray, expected: np.ndarray, narrow: np.ndarray, bound: Bound, case: Case,
     report: Report, made: Mapping[str, np.ndarray],

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.checking.agreement import BrokenReference
+from codegen.checking.agreement import BrokenReference, EmptyCall
 from codegen.checking.bounds import Bound, Terms, depth
 from codegen.checking.draw import Case
 from codegen.checking.errorbound import Analysis
@@ -61,8 +61,9 @@ def of_reference(op: AnyOp, axes: Axes) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         empty = next((name for name, extent in axes.extents.items() if extent == 0), "..." if 0 in axes.rows else "")
-        where = f" (in a call whose {empty} is 0: a reference is called with such sizes too)" if empty else ""
-        raise BrokenReference(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
+        where = f" (in a call whose {empty} is 0)" if empty else ""
+        kind = EmptyCall if empty else BrokenReference
+        raise kind(f"{op.spec.op}: its reference fails: {type(error).__name__}: {reason}{where}") from error
 
 
 def shapes_of_outputs(op: AnyOp, axes: Axes) -> tuple[list[tuple[int, ...]], bool]:

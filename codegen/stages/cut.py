@@ -96,6 +96,7 @@ class Cutting:
         """The array that holds a reduction for later stages: an output of the op, if one holds it without rounding, in
         the same order."""
         dtype = str(node.attr) if node.op == "cast" else self.dtypes[node.kind]
+        dtype = "int32" if SELECTIONS.get(node.op) == "int" else dtype  # a position, in an op of 64-bit integers too
         last = self.last.get(id(node), ())
         axes = (*(a for a in node.dims if a not in last), *(a for a in node.dims if a in last))
         alike = [node, *node.args] if node.op == "cast" else [node]  # a store of this type rounds the same

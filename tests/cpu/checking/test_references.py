@@ -51,6 +51,26 @@ def test_a_reference_is_not_called_where_all_outputs_are_empty():
         check(op, "xla", case((3,), 5))
 
 
+def test_calls_of_size_0_that_a_reference_cannot_compute_are_left_out():
+    text = spec_text(
+        "x: float32[..., N]",
+        "y: float32[...]",
+        "y = {} * sum(x, axis=N)",
+        "y = x[..., 0] + jnp.sum(x[..., 1:], axis=-1)",
+    )
+    good, wrong = (make_jnp_op(text.format(factor)) for factor in (1, 2))
+    with pytest.raises(Disagreement, match=r"its reference fails: .* \(in a call whose N is 0\)"):
+        check_case(good, "xla", case((3,), 0, "float32"))
+    for examples in (1, 12):  # the first one is empty, and another is drawn in its place
+        check_op(good, "xla", examples)
+        check_gradient(good, "xla", examples)
+        with pytest.raises(Disagreement, match="elements differ"):
+            check_op(wrong, "xla", examples)
+    broken = make_jnp_op(text.format(1).replace("axis=-1", "axis=7"))
+    with pytest.raises(Disagreement, match="its reference fails"):
+        check_op(broken, "xla", 12)
+
+
 def test_an_index_past_its_axis_says_which_domain_to_write():
     text = spec_text("x: float32[..., N]; i: int32[...]", "y: float32[...]", "y = take(2 * x, i, axis=N)",
                      "y = 2 * jnp.take_along_axis(x, i[..., None], -1)[..., 0]", "grad: none")  # fmt: skip

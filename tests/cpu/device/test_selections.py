@@ -65,6 +65,20 @@ def test_equal_elements_have_equal_weights(tmp_path, size):
         np.testing.assert_array_equal(place, np.argsort(-x, axis=1, kind="stable")[:, :16])
 
 
+def test_positions_are_int32_where_integers_have_64_bits(tmp_path):
+    """As with a key of random numbers."""
+    chain = "z = x + 0 * uniform(key); i = top_k_index(z, K, axis=N); y = take(x, i, axis=N); u = x"
+    op = make_op(tmp_path, spec_text(
+        "x: float32[..., N]; key: uint32[2]", "u: float32[..., N]; y: float32[..., K=5]; i: int32[..., K=5]", chain, more="grad: none",
+    ))  # fmt: skip
+    x = rows(70)
+    for implementation in ("interpret", "xla"):
+        y, i = op(x, np.zeros(2, "uint32"), implementation=implementation)[1:]
+        expected = jax.lax.top_k(x, 5)
+        np.testing.assert_array_equal(i, expected[1])
+        np.testing.assert_array_equal(y, expected[0])
+
+
 @pytest.mark.parametrize("many", [1, 30])
 def test_selected_elements_that_no_output_has(tmp_path, many):
     """Two selections of a computed value, of which a kernel of its own uses the elements, or a step that has a block's rows alone."""

@@ -239,14 +239,18 @@ def start(
 
 @cute.jit
 def fill(
-    boxes: tuple, ring: tuple, filled: cutlass.Uint32, stages: cutlass.Constexpr[int], size: cutlass.Constexpr[int]
-) -> None:
+    boxes: tuple, ring: tuple, filled: cutlass.Uint32, stages: cutlass.Constexpr[int], size: cutlass.Constexpr[int],
+    told: tuple = (),
+) -> None:  # fmt: skip
     """Load boxes, together of so many bytes, into the next stage of a ring as soon as it is free. A box is TMA's copy, its partition,
-    and the coordinates of the box."""
+    and the coordinates of the box. What consumers are `told` of the stage are words in shared memory (numbers, stages), and numbers."""
     full, empty = ring
     at, phase = place_in_ring(filled, stages)
     cute.arch.mbarrier_wait(empty + at, phase ^ 1)
     with cute.arch.elect_one():
+        if cutlass.const_expr(told != ()):
+            for i in cutlass.range_constexpr(len(told[1])):
+                told[0][i, at] = told[1][i]
         cute.arch.mbarrier_arrive_and_expect_tx(full + at, size)
     for i in cutlass.range_constexpr(len(boxes)):
         load, (dst, src), where = boxes[i]

@@ -37,6 +37,7 @@ from codegen.shared import HELD, AttentionLaunch
 
 NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
+PLAIN, LAST = 2, 1  # bits of what consumers are told of a tile
 
 
 def launch(stream: Any, given: Forward) -> None:
@@ -88,14 +89,15 @@ def _attention(
     )
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
+    words = cute.make_tensor(allocator.allocate_array(Int32, 2 * how.stages), cute.make_layout((2, how.stages)))
     hopper.start(rings, stages, (1, 1, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            _produce(loads, shared, rings, memory, sizes, batches, work, functions, how)
+            _produce(loads, shared, rings, words, memory, sizes, batches, work, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume(shared, rings, mmas, memory, sizes, batches, work, consumer, functions, how)
+        _consume(shared, rings, words, mmas, memory, sizes, batches, work, consumer, functions, how)
 
 
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
@@ -106,10 +108,11 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
 
 @cute.jit
 def _produce(
-    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    loads: tuple, shared: tuple, rings: tuple, words: cute.Tensor, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
+    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free, and tells what each is: see
+    `_told`."""
     boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
     to_q, to_k, to_v = (
         hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True)
@@ -119,86 +122,109 @@ def _produce(
         cpasync.prefetch_descriptor(load)
     q_ring, k_ring, v_ring = rings
     q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
-    filled = Uint32(0)  # stages of each ring so far
+    filled, used = Uint32(0), Uint32(0)  # tiles of k and of q so far
     turn = Int32(0)
     index = hopper.next_tile(turn, work[3])
+    tile, places = _place(index, sizes, batches, work)
+    before = Int32(0), places  # the tile of v that has not been loaded
     while index < work[0]:
         tile, places = _place(index, sizes, batches, work)
         walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
-        now = walk[3]
-        if now >= 0:
-            hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size)
-        hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, Uint32(turn), 1, q_size)
-        while now >= 0:
+        first = Boolean(True)
+        while walk[3] >= 0:
+            now, plain = walk[3], hopper.is_plain(walk)
             walk = hopper.step(walk, tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
-            if walk[3] >= 0:
-                hopper.fill(((load_k, to_k, (walk[3], 0, places)),), k_ring, filled + 1, how.stages, k_size)
-            hopper.fill(((load_v, to_v, (0, now, places)),), v_ring, filled, how.stages, v_size)
+            told = words, (_described(now, plain, walk[3] < 0), turn)
+            hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size, told)
+            if filled > 0:
+                hopper.fill(((load_v, to_v, (0, *before)),), v_ring, filled - 1, how.stages, v_size)
+            if first:
+                hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, used, 1, q_size)
+                used += 1
+            first, before = Boolean(False), (now, places)
             filled += 1
-            now = walk[3]
         turn += 1
         index = hopper.next_tile(turn, work[3])
+    hopper.fill((), k_ring, filled, how.stages, 0, (words, (Int32(-1), turn)))
+    if filled > 0:
+        hopper.fill(((load_v, to_v, (0, *before)),), v_ring, filled - 1, how.stages, v_size)
+
+
+def _described(tile: Int32, plain: Boolean, last: Boolean) -> Int32:
+    """A word with a tile's number, whether the mask holds in all of it, and whether it is the last that passes a tile of q."""
+    return 4 * tile + PLAIN * Int32(plain) + LAST * Int32(last)
+
+
+@cute.jit
+def _told(ring: tuple, words: cute.Tensor, used: cutlass.Uint32, stages: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
+    """What the producer tells of the next tile of k as soon as that is loaded: its description, and the turn of the block in which it
+    has the tile of q that this one passes. After the last one, the description is negative, and there are so many turns."""
+    at, phase = place_in_ring(used, stages)
+    cute.arch.mbarrier_wait(ring[0] + at, phase)
+    described, turn = words[0, at], words[1, at]
+    cute.arch.sync_warp()  # all lanes have read it when one says that the stage is free
+    return cute.arch.make_warp_uniform(described), cute.arch.make_warp_uniform(turn)
 
 
 @cute.jit
 def _consume(
-    shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    shared: tuple, rings: tuple, words: cute.Tensor, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """A consumer warpgroup: computes 64 rows of each tile of this block."""
-    (q_ring, k_ring, v_ring), tensors, tiles = rings, memory[1], functions.tiles
-    signals = cute.arch.lane_idx() == 0
+    """A consumer warpgroup: computes 64 rows of each tile of this block. The tiles of k that pass all of them are one sequence: the
+    products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
+    stages = how.stages
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank
-    state = tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3))
-    own_row, own_column = hopper.first_element()
-    q_free, k_free, v_free = (ring[1].toint() for ring in (q_ring, k_ring, v_ring))
-    used, turn = Uint32(0), Int32(0)
-    index = hopper.next_tile(turn, work[3])
+    # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank; and the same of finished rows
+    state, done = (tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3)) for _ in range(2))
+    own = hopper.first_element()
+    used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before this one; turns whose rows are stored
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
-    while index < work[0]:
-        tile, places = _place(index, sizes, batches, work)
-        row = tile * HELD + own_row
-        _reset(o, state)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], tiles, how.tile_n)
-        cute.arch.mbarrier_wait(q_ring[0], turn & 1)
-        some = walk[3] >= 0
-        if some:
-            _first_scores(factors, used, k_ring, k_free, signals, how.stages)
-            place = places, row, walk[3] * how.tile_n + own_column
-            _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
-            hopper.rounded(s, p, shared[2].element_type)
-            walk = hopper.step(walk, tile, places, sizes, memory[1:], tiles, how.tile_n)
-        while walk[3] >= 0:
-            before, before_phase = place_in_ring(used, how.stages)
+    _reset(o, state)
+    now, whose = _told(rings[1], words, used, stages)
+    if now >= 0:
+        _first_scores(factors, rings, now)
+    while now >= 0:
+        for kept, value in zip(done, state, strict=True):
+            kept.store(value.load())
+        _begin(state)
+        places, row = _rows(whose, own, sizes, batches, work)
+        place = places, row, now // 4 * how.tile_n + own[1]
+        _weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+        following, follows = _told(rings[1], words, used + 1, stages)
+        warpgroup.wait_group(0)
+        _free(rings[2], used - 1, used > 0, stages)
+        while turn < whose:
+            _finish(o, done, _rows(turn, own, sizes, batches, work), own[1], sizes, memory, functions)
+            _reset(o, done)
+            turn += 1
+        hopper.rounded(s, p, shared[2].element_type)
+        while now & LAST == 0:
             used += 1
-            at, phase = place_in_ring(used, how.stages)
-            cute.arch.mbarrier_wait(k_ring[0] + at, phase)
-            cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-            warpgroup.fence()
-            factors.scores(at)
-            cute.arch.mbarrier_wait(v_ring[0] + before, before_phase)
-            factors.values(before)
-            cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
-            warpgroup.wait_group(1)
-            tensorcore.arrive(k_free + at * 8, signals, False)
-            place = places, row, walk[3] * how.tile_n + own_column
-            _weigh(s, state, place, hopper.is_plain(walk), sizes, tensors, functions)
-            # A branch is here, or the assembler would wait for p @ v before the exponentials
-            walk = hopper.step(walk, tile, places, sizes, memory[1:], tiles, how.tile_n)
+            now = following
+            _multiply(factors, rings, used, now, consumer, stages)
+            place = places, row, now // 4 * how.tile_n + own[1]
+            _weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+            # A branch is in this, or the assembler would wait for p @ v before the exponentials
+            following, follows = _told(rings[1], words, used + 1, stages)
             warpgroup.wait_group(0)
-            tensorcore.arrive(v_free + before * 8, signals, False)
+            _free(rings[2], used - 1, Boolean(True), stages)
             hopper.rounded(s, p, shared[2].element_type)
             if cutlass.const_expr(functions.raises):
                 _shrink(o, state[2])
-        tensorcore.arrive(q_free, signals, False)
-        if some:
-            _last_values(factors, used, v_ring, v_free, signals, how.stages)
-            used += 1
-        _finish(o, state, (places, row, own_column), sizes, memory, functions)
+        now, whose = following, follows
+        used += 1
+        begun += 1
+        if now >= 0:
+            cute.arch.mbarrier_wait(rings[0][0], begun & 1)
+            _multiply(factors, rings, used, now, consumer, stages)
+    if used > 0:
+        _last_values(factors, used - 1, rings[2], stages)
+    while turn < whose:
+        _finish(o, state, _rows(turn, own, sizes, batches, work), own[1], sizes, memory, functions)
+        _reset(o, state)
         turn += 1
-        index = hopper.next_tile(turn, work[3])
 
 
 @dataclass(frozen=True)
@@ -239,32 +265,62 @@ def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) 
 def _reset(o: cute.Tensor, state: tuple) -> None:
     """Begin rows: nothing is added up."""
     o.fill(0.0)
+    _begin(state)
+
+
+def _begin(state: tuple) -> None:
     state[0].fill(-math.inf)
     state[1].fill(0.0)
 
 
-def _first_scores(
-    factors: Factors, used: Uint32, ring: tuple, free: Int32, signals: cutlass.Boolean, stages: int
-) -> None:
+def _rows(turn: Int32, own: tuple, sizes: tuple, batches: tuple, work: tuple) -> tuple[tuple, Int32]:
+    """The batch and the first row of a thread in the block's tile of a turn."""
+    tile, places = _place(hopper.next_tile(turn, work[3]), sizes, batches, work)
+    return places, tile * HELD + own[0]
+
+
+def _free(ring: tuple, used: Uint32, there: Boolean, stages: int) -> None:
+    """Say that a warp has read the stage after so many others, if it is there."""
+    at, _ = place_in_ring(used, stages)
+    tensorcore.arrive(ring[1].toint() + at * 8, (cute.arch.lane_idx() == 0) & there, False)
+
+
+def _first_scores(factors: Factors, rings: tuple, now: Int32) -> None:
     """Compute q @ k^T of the first tile."""
-    at, phase = place_in_ring(used, stages)
-    cute.arch.mbarrier_wait(ring[0] + at, phase)
+    cute.arch.mbarrier_wait(rings[0][0], 0)
+    warpgroup.fence()
+    factors.scores(Int32(0))
+    warpgroup.wait_group(0)
+    _free_keys(rings, Uint32(0), now, 1)
+
+
+def _free_keys(rings: tuple, used: Uint32, now: Int32, stages: int) -> None:
+    """Say that a warp has read a tile of k, and that of q if this was the last one that passes it."""
+    _free(rings[1], used, Boolean(True), stages)
+    _free(rings[0], Uint32(0), now & LAST != 0, 1)
+
+
+def _multiply(factors: Factors, rings: tuple, used: Uint32, now: Int32, consumer: Int32, stages: int) -> None:
+    """Start q @ k^T of a tile, and p @ v of the one before, when it is the consumer's turn. Waits for the first."""
+    at, _ = place_in_ring(used, stages)
+    before, phase = place_in_ring(used - 1, stages)
+    cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.fence()
     factors.scores(at)
-    warpgroup.wait_group(0)
-    tensorcore.arrive(free + at * 8, signals, False)
+    cute.arch.mbarrier_wait(rings[2][0] + before, phase)
+    factors.values(before)
+    cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
+    warpgroup.wait_group(1)
+    _free_keys(rings, used, now, stages)
 
 
-def _last_values(
-    factors: Factors, used: Uint32, ring: tuple, free: Int32, signals: cutlass.Boolean, stages: int
-) -> None:
+def _last_values(factors: Factors, used: Uint32, ring: tuple, stages: int) -> None:
     """Add p @ v of the last tile."""
     at, phase = place_in_ring(used, stages)
     cute.arch.mbarrier_wait(ring[0] + at, phase)
     warpgroup.fence()
     factors.values(at)
     warpgroup.wait_group(0)
-    tensorcore.arrive(free + at * 8, signals, False)
 
 
 @cute.jit
@@ -443,11 +499,12 @@ def _tangent(product: Float32, bend: float) -> Float32:
 
 @cute.jit
 def _finish(
-    o: cute.Tensor, state: tuple, place: tuple, sizes: tuple, memory: tuple, functions: cutlass.Constexpr[Functions]
-) -> None:
+    o: cute.Tensor, state: tuple, rows: tuple, column: cutlass.Int32, sizes: tuple, memory: tuple,
+    functions: cutlass.Constexpr[Functions],
+) -> None:  # fmt: skip
     """Store rows of o, and what else the rows give."""
     target, tensors, _ = memory
-    places, row, column = place
+    places, row = rows
     top, total, _ = state
     for r in cutlass.range_constexpr(2):
         here = row + 8 * r

@@ -36,6 +36,8 @@ from codegen.device.math.elementary import SMALL, tanh_small
 from codegen.shared import HELD, AttentionLaunch
 
 NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
+# Powers of 2 by which a row's largest score may exceed what its exponentials are relative to: it rises that seldom
+RISE = 8
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 PLAIN, LAST = 2, 1  # bits of what consumers are told of a tile
 
@@ -175,8 +177,9 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages = how.stages
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    # Of two rows: the maximum, this thread's sum of exponentials, the factor by which they last shrank; and the same of finished rows
-    state, done = (tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(3)) for _ in range(2))
+    # Of two rows: the maximum; what exponentials are relative to, this thread's sum of them, and the factor by which they last shrank.
+    # And the same of finished rows
+    state, done = (tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(4)) for _ in range(2))
     own = hopper.first_element()
     used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before this one; turns whose rows are stored
     if consumer == 1:
@@ -212,7 +215,8 @@ def _consume(
             _free(rings[2], used - 1, Boolean(True), stages)
             hopper.rounded(s, p, shared[2].element_type)
             if cutlass.const_expr(functions.raises):
-                _shrink(o, state[2])
+                if cute.arch.vote_any_sync((state[3][0] != 1) | (state[3][1] != 1)):
+                    _shrink(o, state[3])
         now, whose = following, follows
         used += 1
         begun += 1
@@ -269,8 +273,10 @@ def _reset(o: cute.Tensor, state: tuple) -> None:
 
 
 def _begin(state: tuple) -> None:
+    """Begin the state of rows."""
     state[0].fill(-math.inf)
-    state[1].fill(0.0)
+    state[1].fill(-math.inf)
+    state[2].fill(0.0)
 
 
 def _rows(turn: Int32, own: tuple, sizes: tuple, batches: tuple, work: tuple) -> tuple[tuple, Int32]:
@@ -377,7 +383,7 @@ def _weigh(
                 _exponentials(s, r, state, functions.base)
         elif cutlass.const_expr(functions.row is not None):
             for r in cutlass.range_constexpr(2):
-                state[1][r] = _summed(hopper.row_of(s, r), state[1][r])
+                state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
     if cutlass.const_expr(functions.raises and functions.weight is not None):
         for r in cutlass.range_constexpr(2):
             _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
@@ -408,9 +414,16 @@ def _score_all(
 @cute.jit
 def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]) -> None:
     """Replace a row's scores with exponentials, and update its state."""
-    now = _largest(s, r, Float32(state[0][r]))
-    by, start = powers(now, base)
-    _raise(s, r, state, now, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
+    state[0][r] = _largest(s, r, Float32(state[0][r]))
+    level = _level(state, r, base)
+    by, start = powers(level, base)
+    _raise(s, r, state, level, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
+
+
+def _level(state: tuple, r: int, base: float) -> Float32:
+    """What exponentials of a row are relative to from now on: its maximum, if that has risen by much."""
+    top, before = Float32(state[0][r]), Float32(state[1][r])
+    return Float32(cutlass.select_((top - before) * base <= RISE, before, top))
 
 
 @cute.jit
@@ -428,19 +441,24 @@ def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32) 
 
 @cute.jit
 def _raise(
-    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, now: cutlass.Float32, powers: tuple,
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, level: cutlass.Float32, powers: tuple,
     exponents: cutlass.Constexpr[Callable[..., Any]],
 ) -> None:  # fmt: skip
-    """Replace a row's numbers with powers of 2, whose `exponents` are relative to the row's maximum, which is `now`."""
-    top, total, factor = state
-    by, start = powers
-    fallen = device.fma(cute.full((1,), Float32(top[r]), Float32), by, cute.full((1,), start, Float32))
-    factor[r] = cute.math.exp2(fallen, fastmath=True)[0]
-    top[r] = now
+    """Replace a row's numbers with powers of 2, whose `exponents` are relative to a new level."""
+    _, before, total, factor = state
+    factor[r] = _factor(Float32(before[r]), level, powers)
+    before[r] = level
     part = hopper.row_of(s, r)
     part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
     hopper.put_row(part, s, r)
-    total[r] = _summed(part, total[r] * factor[r])
+    total[r] = total[r] * factor[r] + _summed(part, Float32(0.0))
+
+
+def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
+    """The factor by which exponentials shrink that are relative to a level and were to another; 1 for the same."""
+    by, start = powers
+    fallen = device.fma(cute.full((1,), before, Float32), by, cute.full((1,), start, Float32))
+    return Float32(cutlass.select_(before == level, Float32(1), cute.math.exp2(fallen, fastmath=True)[0]))
 
 
 def _summed(part: cute.Tensor, before: Float32) -> Float32:
@@ -482,13 +500,14 @@ def _small_exponentials(
 ) -> None:  # fmt: skip
     """Replace a row's products with exponentials by the polynomial, and update its state."""
     base, bend = functions.base, functions.bend
-    now = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
-    start = now * -base
+    state[0][r] = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
+    level = _level(state, r, base)
+    start = level * -base
 
     def exponents(x: Any) -> Any:
         return device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32))
 
-    _raise(s, r, state, now, (Float32(base), start), exponents)
+    _raise(s, r, state, level, (Float32(base), start), exponents)
 
 
 def _tangent(product: Float32, bend: float) -> Float32:
@@ -505,7 +524,7 @@ def _finish(
     """Store rows of o, and what else the rows give."""
     target, tensors, _ = memory
     places, row = rows
-    top, total, _ = state
+    top, level, total, _ = state
     for r in cutlass.range_constexpr(2):
         here = row + 8 * r
         if cutlass.const_expr(functions.row is not None):
@@ -513,8 +532,11 @@ def _finish(
             for other in cutlass.range_constexpr(1, 3):
                 whole += cute.arch.shuffle_sync_bfly(whole, offset=other)
             at = Row(places, cutlass.min(here, sizes[0] - 1), sizes, (here < sizes[0]) & (column == 0))
-            one = cute.full((1,), Float32(top[r]), Float32), cute.full((1,), whole, Float32)
-            factor = functions.row(at, *one, tensors)[0]
+            largest, shrunk = Float32(top[r]), Float32(1)
+            if cutlass.const_expr(functions.raises):
+                shrunk = _factor(Float32(level[r]), largest, powers(largest, functions.base))
+            one = cute.full((1,), largest, Float32), cute.full((1,), whole * shrunk, Float32)
+            factor = functions.row(at, *one, tensors)[0] * shrunk
             for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
                 for c in cutlass.range_constexpr(2):
                     o[c, r, j] = o[c, r, j] * factor

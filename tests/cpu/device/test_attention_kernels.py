@@ -79,6 +79,7 @@ WINDOWS = [
     (300, 290, 2, 64, 64, 32, "bfloat16", ""),
     (140, 150, 1, 96, 32, 48, "bfloat16", "float8_e4m3fn"),
     (90, 1100, 1, 32, 32, 16, "bfloat16", ""),
+    (900, 150, 1, 64, 64, 32, "bfloat16", ""),
     (140, 130, 1, 80, 96, 64, "float16", ""),
     (70, 90, 1, 128, 16, 32, "float16", "float8_e5m2"),
 ]
@@ -88,7 +89,8 @@ WINDOWS = [
     ("rows", "columns", "groups", "d", "e", "tile_n", "dtype", "narrow"), some(WINDOWS, 1), ids=str
 )
 def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
-    """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In two of them, q and k are float8."""
+    """The third case has 69 tiles of k, more than a warp finds at once, of which most are skipped. In the fourth, a block has tiles of q that
+    see nothing before and between others. In two of them, q and k are float8."""
     q, k, v, _ = draw(rows, columns, groups, d, e, dtype)
     if narrow:
         q, k = q.astype(narrow), k.astype(narrow)
@@ -99,6 +101,20 @@ def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
     np.testing.assert_allclose(base[seen], expected[seen], rtol=1e-5, atol=1e-5)
     wanted = np.einsum("bhgqs,bshe->bqhge", p, v.astype(np.float64))
     np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_scores_that_rise():
+    """Sums are relative to an earlier maximum while the largest score rises by little, as it does for the first head. They are rescaled
+    when it rises by much."""
+    rows, columns, d = 300, 290, 64
+    q, k, v, _ = (x.astype(np.float32) / 4 for x in draw(rows, columns, 2, d, d, "float32"))
+    q[..., 0], k[..., 0] = np.array([0.1, 2.0]) * d**0.5, np.arange(columns)[:, None] / 4
+    q, k, v = (x.astype("bfloat16") for x in (q, k, v))
+    o, base = run("window", [q, k, v], ((q.shape, "bfloat16"), ((2, 1, 2, rows), "float32")), 128, 32, scale=d**-0.5, width=WIDTH)
+    p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)
+    np.testing.assert_allclose(base, expected, rtol=1e-5, atol=1e-5)
+    wanted = np.einsum("bhgqs,bshe->bqhge", p, v.astype(np.float64))
+    np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=2e-2, atol=1e-2)
 
 
 def test_weights_without_statistics():

@@ -12,8 +12,6 @@ consumer computes its exponentials: the consumers take turns to start their prod
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,21 +21,16 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
-from codegen.device import functions as device
 from codegen.device import vectors
-from codegen.device.attention import hopper
+from codegen.device.attention import hopper, weights
 from codegen.device.attention.arguments import Forward, Functions
 from codegen.device.attention.batches import places_of
 from codegen.device.attention.fragments import multiplied
-from codegen.device.attention.scores import Row, Scores, powers
+from codegen.device.attention.scores import Row
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
-from codegen.device.math.elementary import SMALL, tanh_small
 from codegen.shared import HELD, AttentionLaunch
 
-NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
-# Powers of 2 by which a row's largest score may exceed what its exponentials are relative to: it rises that seldom
-RISE = 8
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 PLAIN, LAST = 2, 1  # bits of what consumers are told of a tile
 
@@ -177,11 +170,16 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages = how.stages
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    # Of two rows: the maximum; what exponentials are relative to, this thread's sum of them, and the factor by which they last shrank.
-    # And the same of finished rows
-    state, done = (tuple(cute.make_rmem_tensor((2,), Float32) for _ in range(4)) for _ in range(2))
+    state, done = (
+        weights.state(),
+        weights.state(),
+    )  # of the rows of this tile of q, and of those whose results are not stored
     own = hopper.first_element()
-    used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before this one; turns whose rows are stored
+    used, begun, turn = (
+        Uint32(0),
+        Uint32(0),
+        Int32(0),
+    )  # tiles of k and of q before this one; turns whose rows are stored
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
     _reset(o, state)
@@ -189,12 +187,11 @@ def _consume(
     if now >= 0:
         _first_scores(factors, rings, now)
     while now >= 0:
-        for kept, value in zip(done, state, strict=True):
-            kept.store(value.load())
-        _begin(state)
+        weights.keep(state, done)
+        weights.begin(state)
         places, row = _rows(whose, own, sizes, batches, work)
         place = places, row, now // 4 * how.tile_n + own[1]
-        _weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+        weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
         following, follows = _told(rings[1], words, used + 1, stages)
         warpgroup.wait_group(0)
         _free(rings[2], used - 1, used > 0, stages)
@@ -208,15 +205,15 @@ def _consume(
             now = following
             _multiply(factors, rings, used, now, consumer, stages)
             place = places, row, now // 4 * how.tile_n + own[1]
-            _weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+            weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
             following, follows = _told(rings[1], words, used + 1, stages)
             warpgroup.wait_group(0)
             _free(rings[2], used - 1, Boolean(True), stages)
             hopper.rounded(s, p, shared[2].element_type)
             if cutlass.const_expr(functions.raises):
-                if cute.arch.vote_any_sync((state[3][0] != 1) | (state[3][1] != 1)):
-                    _shrink(o, state[3])
+                if weights.has_risen(state):
+                    weights.rescale(o, state)
         now, whose = following, follows
         used += 1
         begun += 1
@@ -269,14 +266,7 @@ def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) 
 def _reset(o: cute.Tensor, state: tuple) -> None:
     """Begin rows: nothing is added up."""
     o.fill(0.0)
-    _begin(state)
-
-
-def _begin(state: tuple) -> None:
-    """Begin the state of rows."""
-    state[0].fill(-math.inf)
-    state[1].fill(-math.inf)
-    state[2].fill(0.0)
+    weights.begin(state)
 
 
 def _rows(turn: Int32, own: tuple, sizes: tuple, batches: tuple, work: tuple) -> tuple[tuple, Int32]:
@@ -330,193 +320,6 @@ def _last_values(factors: Factors, used: Uint32, ring: tuple, stages: int) -> No
 
 
 @cute.jit
-def _shrink(o: cute.Tensor, factors: cute.Tensor) -> None:
-    """Rescale sums to the last maximum. A branch that skips this where no row of the warp has a new maximum costs a sixth of the
-    speed on an H100, since accumulators of products in flight are copied there."""
-    for r in cutlass.range_constexpr(2):
-        for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
-            for c in cutlass.range_constexpr(2):
-                o[c, r, j] = o[c, r, j] * factors[r]
-
-
-def _score(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool
-) -> None:  # fmt: skip
-    """Replace products of a row with their scores."""
-
-    def scores(at: Scores, products: Any) -> Any:
-        if not masked:
-            at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
-        return functions.score(at, products, tensors, masked)
-
-    _change(s, r, place, sizes, scores)
-
-
-def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
-    """Replace a row's values with a function of them."""
-    places, row, column = place
-    part = hopper.row_of(s, r)
-    columns = hopper.columns_of(column, cute.size(part))
-    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
-    part.store(function(at, part.load()))
-    hopper.put_row(part, s, r)
-
-
-@cute.jit
-def _weigh(
-    s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr[Functions],
-) -> None:  # fmt: skip
-    """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
-    themselves."""
-    bent = cutlass.const_expr(functions.bend > 0 and functions.raises)
-    near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
-    if cutlass.const_expr(bent):
-        near = _is_near(s, largest, state, plain, functions)
-    if near:
-        for r in cutlass.range_constexpr(2):
-            _small_exponentials(s, r, state, largest, functions)
-    else:
-        _score_all(s, place, plain, sizes, tensors, functions)
-        if cutlass.const_expr(functions.raises):
-            for r in cutlass.range_constexpr(2):
-                _exponentials(s, r, state, functions.base)
-        elif cutlass.const_expr(functions.row is not None):
-            for r in cutlass.range_constexpr(2):
-                state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
-    if cutlass.const_expr(functions.raises and functions.weight is not None):
-        for r in cutlass.range_constexpr(2):
-            _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
-
-
-@cute.jit
-def _score_all(
-    s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr[Functions],
-) -> None:  # fmt: skip
-    """Replace products with scores; with those of no column past the last one."""
-    count = cute.size(s, mode=[2])
-    if plain:
-        for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, False)
-    else:
-        for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, True)
-        last = sizes[1] - place[2]
-        if cute.arch.vote_any_sync(last <= 8 * count - 7):
-            outside = Float32(-math.inf if cutlass.const_expr(functions.raises) else 0.0)
-            for r in cutlass.range_constexpr(2):
-                for j in cutlass.range_constexpr(count):
-                    for c in cutlass.range_constexpr(2):
-                        s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
-
-
-@cute.jit
-def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]) -> None:
-    """Replace a row's scores with exponentials, and update its state."""
-    state[0][r] = _largest(s, r, Float32(state[0][r]))
-    level = _level(state, r, base)
-    by, start = powers(level, base)
-    _raise(s, r, state, level, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
-
-
-def _level(state: tuple, r: int, base: float) -> Float32:
-    """What exponentials of a row are relative to from now on: its maximum, if that has risen by much."""
-    top, before = Float32(state[0][r]), Float32(state[1][r])
-    return Float32(cutlass.select_((top - before) * base <= RISE, before, top))
-
-
-@cute.jit
-def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32) -> Float32:
-    """The largest number of a row, of all lanes that have its columns, or `least`."""
-    largest = [least] + [Float32(-math.inf)] * 3
-    for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
-        largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2], nan=True)
-    halves = [cute.arch.fmax(largest[i], largest[i + 1], nan=True) for i in (0, 2)]
-    found = cute.arch.fmax(halves[0], halves[1], nan=True)
-    for other in cutlass.range_constexpr(1, 3):
-        found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=other), nan=True)
-    return found
-
-
-@cute.jit
-def _raise(
-    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, level: cutlass.Float32, powers: tuple,
-    exponents: cutlass.Constexpr[Callable[..., Any]],
-) -> None:  # fmt: skip
-    """Replace a row's numbers with powers of 2, whose `exponents` are relative to a new level."""
-    _, before, total, factor = state
-    factor[r] = _factor(Float32(before[r]), level, powers)
-    before[r] = level
-    part = hopper.row_of(s, r)
-    part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
-    hopper.put_row(part, s, r)
-    total[r] = total[r] * factor[r] + _summed(part, Float32(0.0))
-
-
-def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
-    """The factor by which exponentials shrink that are relative to a level and were to another; 1 for the same."""
-    by, start = powers
-    fallen = device.fma(cute.full((1,), before, Float32), by, cute.full((1,), start, Float32))
-    return Float32(cutlass.select_(before == level, Float32(1), cute.math.exp2(fallen, fastmath=True)[0]))
-
-
-def _summed(part: cute.Tensor, before: Float32) -> Float32:
-    """The sum of a row's numbers and of those `before`."""
-    sums = [before] + [Float32(0.0)] * 3
-    for i in range(cute.size(part)):
-        sums[i % 4] += part[i]
-    return (sums[0] + sums[1]) + (sums[2] + sums[3])
-
-
-# Scores that are tangents of products. Near 0 a polynomial is the tangent. It rises too, so that the largest product has the largest score;
-# and below, it falls without bound, where the tangent falls to -1. There a power is too small to count, if the largest score is large
-
-
-@cute.jit
-def _is_near(
-    s: cute.Tensor, largest: cute.Tensor, state: tuple, plain: cutlass.Boolean, functions: cutlass.Constexpr[Functions]
-) -> Boolean:  # fmt: skip
-    """Whether in a warp's rows of a tile without a mask the polynomial gives all powers; and each row's largest product."""
-    bend, near, low = functions.bend, plain, Boolean(True)
-    for r in cutlass.range_constexpr(2):
-        largest[r] = _largest(s, r, Float32(-math.inf))
-        top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
-        near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
-    if not low:
-        most = [Float32(0.0)] * 4
-        for r in cutlass.range_constexpr(2):
-            for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
-                most[i % 4] = cute.arch.fmax(most[i % 4], cute.math.abs(s[i % 2, r, i // 2]), nan=True)
-        halves = [cute.arch.fmax(most[i], most[i + 1], nan=True) for i in (0, 2)]
-        low = cute.arch.fmax(halves[0], halves[1], nan=True) * bend <= SMALL
-    return cute.arch.vote_all_sync(near & low)
-
-
-@cute.jit
-def _small_exponentials(
-    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, largest: cute.Tensor,
-    functions: cutlass.Constexpr[Functions],
-) -> None:  # fmt: skip
-    """Replace a row's products with exponentials by the polynomial, and update its state."""
-    base, bend = functions.base, functions.bend
-    state[0][r] = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
-    level = _level(state, r, base)
-    start = level * -base
-
-    def exponents(x: Any) -> Any:
-        return device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32))
-
-    _raise(s, r, state, level, (Float32(base), start), exponents)
-
-
-def _tangent(product: Float32, bend: float) -> Float32:
-    """The score of a product, by the polynomial."""
-    one = cute.full((1,), product, Float32)
-    return (one * tanh_small(one, bend))[0]
-
-
-@cute.jit
 def _finish(
     o: cute.Tensor, state: tuple, rows: tuple, column: cutlass.Int32, sizes: tuple, memory: tuple,
     functions: cutlass.Constexpr[Functions],
@@ -524,18 +327,12 @@ def _finish(
     """Store rows of o, and what else the rows give."""
     target, tensors, _ = memory
     places, row = rows
-    top, level, total, _ = state
     for r in cutlass.range_constexpr(2):
         here = row + 8 * r
         if cutlass.const_expr(functions.row is not None):
-            whole = Float32(total[r])
-            for other in cutlass.range_constexpr(1, 3):
-                whole += cute.arch.shuffle_sync_bfly(whole, offset=other)
+            top, total, shrunk = weights.of_row(state, r, functions)
             at = Row(places, cutlass.min(here, sizes[0] - 1), sizes, (here < sizes[0]) & (column == 0))
-            largest, shrunk = Float32(top[r]), Float32(1)
-            if cutlass.const_expr(functions.raises):
-                shrunk = _factor(Float32(level[r]), largest, powers(largest, functions.base))
-            one = cute.full((1,), largest, Float32), cute.full((1,), whole * shrunk, Float32)
+            one = cute.full((1,), top, Float32), cute.full((1,), total, Float32)
             factor = functions.row(at, *one, tensors)[0] * shrunk
             for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
                 for c in cutlass.range_constexpr(2):

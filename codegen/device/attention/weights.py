@@ -1,0 +1,254 @@
+"""The weights of a tile's scores, by a consumer of Hopper's main loop, and what it keeps of its rows: exponentials relative to a level.
+
+A level is an earlier maximum of the row. It rises to the maximum only where that exceeds it by `RISE`, since sums of earlier weights
+are rescaled then: a tile has seldom a score that is so large. When a row ends, its sums are made relative to its maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32
+
+from codegen.device import functions as device
+from codegen.device.attention import hopper
+from codegen.device.attention.arguments import Functions
+from codegen.device.attention.scores import Scores, powers
+from codegen.device.math.elementary import SMALL, tanh_small
+
+RISE = 8  # powers of 2 by which a maximum may exceed a level: weights are at most so large
+NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
+
+# Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, and the factor by which earlier weights
+# shrank in the last tile
+State = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
+
+
+def state() -> State:
+    """Registers of a state."""
+    top, level, total, factor = (cute.make_rmem_tensor((2,), Float32) for _ in range(4))
+    return top, level, total, factor
+
+
+def begin(state: State) -> None:
+    """Begin rows: nothing is added up."""
+    top, level, total, _ = state
+    top.fill(-math.inf)
+    level.fill(-math.inf)
+    total.fill(0.0)
+
+
+def keep(state: State, kept: State) -> None:
+    """Copy a state."""
+    for source, target in zip(state, kept, strict=True):
+        target.store(source.load())
+
+
+def has_risen(state: State) -> Boolean:
+    """Whether a level of a warp's rows has risen in the last tile."""
+    factor = state[3]
+    return Boolean(cute.arch.vote_any_sync((factor[0] != 1) | (factor[1] != 1)))
+
+
+@cute.jit
+def rescale(sums: cute.Tensor, state: State) -> None:
+    """Make sums relative to the last levels."""
+    factor = state[3]
+    for r in cutlass.range_constexpr(2):
+        for j in cutlass.range_constexpr(cute.size(sums, mode=[2])):
+            for c in cutlass.range_constexpr(2):
+                sums[c, r, j] = sums[c, r, j] * factor[r]
+
+
+def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32, Float32]:
+    """A row's largest score; the sum of its weights, of all lanes that have its columns; and the factor that makes sums relative to that
+    score, as this one is."""
+    top, level, total, _ = (Float32(x[r]) for x in state)
+    for other in range(1, 3):
+        total += cute.arch.shuffle_sync_bfly(total, offset=other)
+    if not functions.raises:
+        return top, total, Float32(1)
+    shrunk = _factor(level, top, powers(top, functions.base))
+    return top, total * shrunk, shrunk
+
+
+def _score(
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool
+) -> None:  # fmt: skip
+    """Replace products of a row with their scores."""
+
+    def scores(at: Scores, products: Any) -> Any:
+        if not masked:
+            at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
+        return functions.score(at, products, tensors, masked)
+
+    _change(s, r, place, sizes, scores)
+
+
+def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
+    """Replace a row's values with a function of them."""
+    places, row, column = place
+    part = hopper.row_of(s, r)
+    columns = hopper.columns_of(column, cute.size(part))
+    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
+    part.store(function(at, part.load()))
+    hopper.put_row(part, s, r)
+
+
+@cute.jit
+def weigh(
+    s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
+    functions: cutlass.Constexpr[Functions],
+) -> None:  # fmt: skip
+    """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
+    themselves."""
+    bent = cutlass.const_expr(functions.bend > 0 and functions.raises)
+    near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
+    if cutlass.const_expr(bent):
+        near = _is_near(s, largest, state, plain, functions)
+    if near:
+        for r in cutlass.range_constexpr(2):
+            _small_exponentials(s, r, state, largest, functions)
+    else:
+        _score_all(s, place, plain, sizes, tensors, functions)
+        if cutlass.const_expr(functions.raises):
+            for r in cutlass.range_constexpr(2):
+                _exponentials(s, r, state, functions.base)
+        elif cutlass.const_expr(functions.row is not None):
+            for r in cutlass.range_constexpr(2):
+                state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
+    if cutlass.const_expr(functions.raises and functions.weight is not None):
+        for r in cutlass.range_constexpr(2):
+            _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
+
+
+@cute.jit
+def _score_all(
+    s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
+    functions: cutlass.Constexpr[Functions],
+) -> None:  # fmt: skip
+    """Replace products with scores; with those of no column past the last one."""
+    count = cute.size(s, mode=[2])
+    if plain:
+        for r in cutlass.range_constexpr(2):
+            _score(s, r, place, sizes, tensors, functions, False)
+    else:
+        for r in cutlass.range_constexpr(2):
+            _score(s, r, place, sizes, tensors, functions, True)
+        last = sizes[1] - place[2]
+        if cute.arch.vote_any_sync(last <= 8 * count - 7):
+            outside = Float32(-math.inf if cutlass.const_expr(functions.raises) else 0.0)
+            for r in cutlass.range_constexpr(2):
+                for j in cutlass.range_constexpr(count):
+                    for c in cutlass.range_constexpr(2):
+                        s[c, r, j] = cutlass.select_(8 * j + c < last, s[c, r, j], outside)
+
+
+@cute.jit
+def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]) -> None:
+    """Replace a row's scores with exponentials, and update its state."""
+    state[0][r] = _largest(s, r, Float32(state[0][r]))
+    level = _level(state, r, base)
+    by, start = powers(level, base)
+    _raise(s, r, state, level, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
+
+
+def _level(state: tuple, r: int, base: float) -> Float32:
+    """What exponentials of a row are relative to from now on: its maximum, if that has risen by much."""
+    top, before = Float32(state[0][r]), Float32(state[1][r])
+    return Float32(cutlass.select_((top - before) * base <= RISE, before, top))
+
+
+@cute.jit
+def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32) -> Float32:
+    """The largest number of a row, of all lanes that have its columns, or `least`."""
+    largest = [least] + [Float32(-math.inf)] * 3
+    for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
+        largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2], nan=True)
+    halves = [cute.arch.fmax(largest[i], largest[i + 1], nan=True) for i in (0, 2)]
+    found = cute.arch.fmax(halves[0], halves[1], nan=True)
+    for other in cutlass.range_constexpr(1, 3):
+        found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=other), nan=True)
+    return found
+
+
+@cute.jit
+def _raise(
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, level: cutlass.Float32, powers: tuple,
+    exponents: cutlass.Constexpr[Callable[..., Any]],
+) -> None:  # fmt: skip
+    """Replace a row's numbers with powers of 2, whose `exponents` are relative to a new level."""
+    _, before, total, factor = state
+    factor[r] = _factor(Float32(before[r]), level, powers)
+    before[r] = level
+    part = hopper.row_of(s, r)
+    part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
+    hopper.put_row(part, s, r)
+    total[r] = total[r] * factor[r] + _summed(part, Float32(0.0))
+
+
+def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
+    """The factor by which exponentials shrink that are relative to a level and were to another; 1 for the same."""
+    by, start = powers
+    fallen = device.fma(cute.full((1,), before, Float32), by, cute.full((1,), start, Float32))
+    return Float32(cutlass.select_(before == level, Float32(1), cute.math.exp2(fallen, fastmath=True)[0]))
+
+
+def _summed(part: cute.Tensor, before: Float32) -> Float32:
+    """The sum of a row's numbers and of those `before`."""
+    sums = [before] + [Float32(0.0)] * 3
+    for i in range(cute.size(part)):
+        sums[i % 4] += part[i]
+    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+
+# Scores that are tangents of products. Near 0 a polynomial is the tangent. It rises too, so that the largest product has the largest score;
+# and below, it falls without bound, where the tangent falls to -1. There a power is too small to count, if the largest score is large
+
+
+@cute.jit
+def _is_near(
+    s: cute.Tensor, largest: cute.Tensor, state: tuple, plain: cutlass.Boolean, functions: cutlass.Constexpr[Functions]
+) -> Boolean:  # fmt: skip
+    """Whether in a warp's rows of a tile without a mask the polynomial gives all powers; and each row's largest product."""
+    bend, near, low = functions.bend, plain, Boolean(True)
+    for r in cutlass.range_constexpr(2):
+        largest[r] = _largest(s, r, Float32(-math.inf))
+        top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
+        near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
+    if not low:
+        most = [Float32(0.0)] * 4
+        for r in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
+                most[i % 4] = cute.arch.fmax(most[i % 4], cute.math.abs(s[i % 2, r, i // 2]), nan=True)
+        halves = [cute.arch.fmax(most[i], most[i + 1], nan=True) for i in (0, 2)]
+        low = cute.arch.fmax(halves[0], halves[1], nan=True) * bend <= SMALL
+    return cute.arch.vote_all_sync(near & low)
+
+
+@cute.jit
+def _small_exponentials(
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, largest: cute.Tensor,
+    functions: cutlass.Constexpr[Functions],
+) -> None:  # fmt: skip
+    """Replace a row's products with exponentials by the polynomial, and update its state."""
+    base, bend = functions.base, functions.bend
+    state[0][r] = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
+    level = _level(state, r, base)
+    start = level * -base
+
+    def exponents(x: Any) -> Any:
+        return device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32))
+
+    _raise(s, r, state, level, (Float32(base), start), exponents)
+
+
+def _tangent(product: Float32, bend: float) -> Float32:
+    """The score of a product, by the polynomial."""
+    one = cute.full((1,), product, Float32)
+    return (one * tanh_small(one, bend))[0]

@@ -224,15 +224,17 @@ def rings(allocator: SmemAllocator, stages: tuple[int, ...]) -> tuple[Ring, ...]
 
 @cute.jit
 def start(
-    found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]]
-) -> None:
-    """Initialise the barriers of rings, each of which takes some arrivals until a stage is full."""
+    found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]],
+    readers: cutlass.Constexpr[int] = 4 * CONSUMERS,
+) -> None:  # fmt: skip
+    """Initialise the barriers of rings, each of which takes some arrivals until a stage is full, and one of each reading warp until it is
+    free."""
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         with cute.arch.elect_one():
             for r in cutlass.range_constexpr(len(stages)):
                 for i in cutlass.range_constexpr(stages[r]):
                     cute.arch.mbarrier_init(found[r][0] + i, arrivals[r])
-                    cute.arch.mbarrier_init(found[r][1] + i, 4 * CONSUMERS)
+                    cute.arch.mbarrier_init(found[r][1] + i, readers)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 

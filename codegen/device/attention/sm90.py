@@ -32,7 +32,8 @@ from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGRO
 from codegen.shared import HELD, AttentionLaunch
 
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
-PLAIN, LAST = 2, 1  # bits of what consumers are told of a tile
+AHEAD = 16  # tiles of k that are found before they are loaded
+PLAIN, LAST = 2, 1  # bits of a tile of k: the mask holds in all of it; it is the last that passes a tile of q
 
 
 def launch(stream: Any, given: Forward) -> None:
@@ -83,16 +84,23 @@ def _attention(
         for x, dtype in zip(layouts, types, strict=True)
     )
     stages = 1, how.stages, how.stages
-    rings = hopper.rings(allocator, stages)
-    words = cute.make_tensor(allocator.allocate_array(Int32, 2 * how.stages), cute.make_layout((2, how.stages)))
+    rings, count = hopper.rings(allocator, stages), 3 + len(batches)
+    (found,) = hopper.rings(allocator, (AHEAD,))
+    listed, told = (
+        cute.make_tensor(allocator.allocate_array(Int32, count * n), cute.make_layout((count, n)))
+        for n in (AHEAD, how.stages)
+    )
+    hopper.start((found,), (AHEAD,), (1,), 1)
     hopper.start(rings, stages, (1, 1, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            _produce(loads, shared, rings, words, memory, sizes, batches, work, functions, how)
+            _produce(loads, shared, rings, told, found, listed, how)
+        if warp == PRODUCER + 1:
+            _find(found, listed, memory[1:], sizes, batches, work, functions, how)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume(shared, rings, words, mmas, memory, sizes, batches, work, consumer, functions, how)
+        _consume(shared, rings, told, mmas, memory, sizes, batches, work, consumer, functions, how)
 
 
 def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
@@ -101,13 +109,40 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
     return cute.ceil_div(sizes[0], HELD) - 1 - back, places_of(batch, batches)
 
 
+# The warp that finds the tiles of k that pass each tile of q, and the warp that loads them. The first is ahead of the second, which is ahead
+# of the consumers. Words in shared memory say of a tile of k: its number and bits of it; the turn of the block in which it has the tile of q
+# that this one passes; that tile's number, and the positions of its batch. After the last one comes a negative number, and so many turns
+
+
 @cute.jit
-def _produce(
-    loads: tuple, shared: tuple, rings: tuple, words: cute.Tensor, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+def _find(
+    found: tuple, listed: cute.Tensor, operands: tuple, sizes: tuple, batches: tuple, work: tuple,
     functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free, and tells what each is: see
-    `_told`."""
+    """List the tiles of k that pass the tiles of q of this block."""
+    count, turn = Uint32(0), Int32(0)
+    index = hopper.next_tile(turn, work[3])
+    while index < work[0]:
+        tile, places = _place(index, sizes, batches, work)
+        walk = hopper.step(hopper.begin(), tile, places, sizes, operands, functions.tiles, how.tile_n)
+        while walk[3] >= 0:
+            number = 4 * walk[3] + PLAIN * Int32(hopper.is_plain(walk))
+            walk = hopper.step(walk, tile, places, sizes, operands, functions.tiles, how.tile_n)
+            number += LAST * Int32(walk[3] < 0)
+            hopper.fill((), found, count, AHEAD, 0, (listed, (number, turn, tile, *places)))
+            count += 1
+        turn += 1
+        index = hopper.next_tile(turn, work[3])
+    end = Int32(-1), turn, *(Int32(0) for _ in range(1 + len(batches)))
+    hopper.fill((), found, count, AHEAD, 0, (listed, end))
+
+
+@cute.jit
+def _produce(
+    loads: tuple, shared: tuple, rings: tuple, told: cute.Tensor, found: tuple, listed: cute.Tensor,
+    how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
     boxes = (HELD, how.d), (how.tile_n, how.d), (how.e, how.tile_n)
     to_q, to_k, to_v = (
         hopper.partition(load[0], load[1], box, s) for load, box, s in zip(loads, boxes, shared, strict=True)
@@ -117,115 +152,128 @@ def _produce(
         cpasync.prefetch_descriptor(load)
     q_ring, k_ring, v_ring = rings
     q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
-    filled, used = Uint32(0), Uint32(0)  # tiles of k and of q so far
-    turn = Int32(0)
-    index = hopper.next_tile(turn, work[3])
-    tile, places = _place(index, sizes, batches, work)
-    before = Int32(0), places  # the tile of v that has not been loaded
-    while index < work[0]:
-        tile, places = _place(index, sizes, batches, work)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
-        first = Boolean(True)
-        while walk[3] >= 0:
-            now, plain = walk[3], hopper.is_plain(walk)
-            walk = hopper.step(walk, tile, places, sizes, memory[1:], functions.tiles, how.tile_n)
-            told = words, (_described(now, plain, walk[3] < 0), turn)
-            hopper.fill(((load_k, to_k, (now, 0, places)),), k_ring, filled, how.stages, k_size, told)
-            if filled > 0:
-                hopper.fill(((load_v, to_v, (0, *before)),), v_ring, filled - 1, how.stages, v_size)
-            if first:
-                hopper.fill(((load_q, to_q, (tile, 0, places)),), q_ring, used, 1, q_size)
-                used += 1
-            first, before = Boolean(False), (now, places)
-            filled += 1
-        turn += 1
-        index = hopper.next_tile(turn, work[3])
-    hopper.fill((), k_ring, filled, how.stages, 0, (words, (Int32(-1), turn)))
+    filled, used, last = Uint32(0), Uint32(0), Boolean(True)  # tiles of k and of q so far; whether the next k is a tile of q's first
+    now = _read(found, listed, filled, AHEAD)
+    before = now
+    while now[0] >= 0:
+        hopper.fill(((load_k, to_k, (now[0] // 4, 0, now[3:])),), k_ring, filled, how.stages, k_size, (told, now))
+        if filled > 0:
+            place = 0, before[0] // 4, before[3:]
+            hopper.fill(((load_v, to_v, place),), v_ring, filled - 1, how.stages, v_size)
+        if last:
+            hopper.fill(((load_q, to_q, (now[2], 0, now[3:])),), q_ring, used, 1, q_size)
+            used += 1
+        filled += 1
+        last, before = Boolean(now[0] & LAST != 0), now
+        now = _read(found, listed, filled, AHEAD)
+    hopper.fill((), k_ring, filled, how.stages, 0, (told, now))
     if filled > 0:
-        hopper.fill(((load_v, to_v, (0, *before)),), v_ring, filled - 1, how.stages, v_size)
-
-
-def _described(tile: Int32, plain: Boolean, last: Boolean) -> Int32:
-    """A word with a tile's number, whether the mask holds in all of it, and whether it is the last that passes a tile of q."""
-    return 4 * tile + PLAIN * Int32(plain) + LAST * Int32(last)
+        hopper.fill(((load_v, to_v, (0, before[0] // 4, before[3:])),), v_ring, filled - 1, how.stages, v_size)
 
 
 @cute.jit
-def _told(ring: tuple, words: cute.Tensor, used: cutlass.Uint32, stages: cutlass.Constexpr[int]) -> tuple[Int32, Int32]:
-    """What the producer tells of the next tile of k as soon as that is loaded: its description, and the turn of the block in which it
-    has the tile of q that this one passes. After the last one, the description is negative, and there are so many turns."""
+def _read(ring: tuple, words: cute.Tensor, used: cutlass.Uint32, stages: cutlass.Constexpr[int]) -> tuple:
+    """The words of a stage as soon as they are there. It is free then."""
     at, phase = place_in_ring(used, stages)
     cute.arch.mbarrier_wait(ring[0] + at, phase)
-    described, turn = words[0, at], words[1, at]
-    cute.arch.sync_warp()  # all lanes have read it when one says that the stage is free
-    return cute.arch.make_warp_uniform(described), cute.arch.make_warp_uniform(turn)
+    numbers = _words(words, at, 0)
+    _free(ring, used, Boolean(True), stages)
+    return numbers
+
+
+def _words(words: cute.Tensor, at: Int32, first: int) -> tuple:
+    """The words of a stage from the first of them on, which all lanes have read then."""
+    numbers = tuple(words[i, at] for i in range(first, cute.size(words, mode=[0])))
+    cute.arch.sync_warp()
+    return tuple(cute.arch.make_warp_uniform(n) for n in numbers)
+
+
+@cute.jit
+def _told(ring: tuple, told: cute.Tensor, used: cutlass.Uint32, stages: cutlass.Constexpr[int]) -> Int32:
+    """The number of the next tile of k with its bits, as soon as that is loaded."""
+    at, phase = place_in_ring(used, stages)
+    cute.arch.mbarrier_wait(ring[0] + at, phase)
+    number = told[0, at]
+    cute.arch.sync_warp()
+    return Int32(cute.arch.make_warp_uniform(number))
+
+
+def _rows_told(told: cute.Tensor, used: Uint32, own: tuple, stages: int) -> tuple:
+    """The turn of a tile of k, and of its tile of q the batch and a thread's first row."""
+    turn, tile, *places = _words(told, place_in_ring(used, stages)[0], 1)
+    return turn, (tuple(places), tile * HELD + own[0])
 
 
 @cute.jit
 def _consume(
-    shared: tuple, rings: tuple, words: cute.Tensor, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
+    shared: tuple, rings: tuple, told: cute.Tensor, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
     consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block. The tiles of k that pass all of them are one sequence: the
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
-    stages = how.stages
+    stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    state, done = (
-        weights.state(),
-        weights.state(),
-    )  # of the rows of this tile of q, and of those whose results are not stored
-    own = hopper.first_element()
-    used, begun, turn = (
-        Uint32(0),
-        Uint32(0),
-        Int32(0),
-    )  # tiles of k and of q before this one; turns whose rows are stored
+    state, done = weights.state(), weights.state()  # of the rows of a tile of q, and of those whose results are not stored
+    used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before; turns whose results are stored
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
     _reset(o, state)
-    now, whose = _told(rings[1], words, used, stages)
+    left = _rows(turn, own, sizes, batches, work)  # the rows of that turn
+    now = _told(rings[1], told, used, stages)
+    whose, rows = _rows_told(told, used, own, stages)
     if now >= 0:
         _first_scores(factors, rings, now)
     while now >= 0:
         weights.keep(state, done)
         weights.begin(state)
-        places, row = _rows(whose, own, sizes, batches, work)
-        place = places, row, now // 4 * how.tile_n + own[1]
+        place = *rows, now // 4 * how.tile_n + own[1]
         weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
-        following, follows = _told(rings[1], words, used + 1, stages)
+        following = _told(rings[1], told, used + 1, stages)
         warpgroup.wait_group(0)
         _free(rings[2], used - 1, used > 0, stages)
-        while turn < whose:
-            _finish(o, done, _rows(turn, own, sizes, batches, work), own[1], sizes, memory, functions)
-            _reset(o, done)
-            turn += 1
-        hopper.rounded(s, p, shared[2].element_type)
+        turn = _finish_turns((turn, whose), left, own, o, done, sizes, batches, work, memory, functions)
+        left = rows
+        hopper.rounded(s, p, dtype)
         while now & LAST == 0:
             used += 1
             now = following
             _multiply(factors, rings, used, now, consumer, stages)
-            place = places, row, now // 4 * how.tile_n + own[1]
+            place = *rows, now // 4 * how.tile_n + own[1]
             weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
-            following, follows = _told(rings[1], words, used + 1, stages)
+            following = _told(rings[1], told, used + 1, stages)
             warpgroup.wait_group(0)
             _free(rings[2], used - 1, Boolean(True), stages)
-            hopper.rounded(s, p, shared[2].element_type)
+            hopper.rounded(s, p, dtype)
             if cutlass.const_expr(functions.raises):
                 if weights.has_risen(state):
                     weights.rescale(o, state)
-        now, whose = following, follows
+        now = following
         used += 1
         begun += 1
+        whose, rows = _rows_told(told, used, own, stages)
         if now >= 0:
             cute.arch.mbarrier_wait(rings[0][0], begun & 1)
             _multiply(factors, rings, used, now, consumer, stages)
     if used > 0:
         _last_values(factors, used - 1, rings[2], stages)
-    while turn < whose:
-        _finish(o, state, _rows(turn, own, sizes, batches, work), own[1], sizes, memory, functions)
+    _finish_turns((turn, whose), left, own, o, state, sizes, batches, work, memory, functions)
+
+
+@cute.jit
+def _finish_turns(
+    turns: tuple, rows: tuple, own: tuple, o: cute.Tensor, state: tuple, sizes: tuple, batches: tuple, work: tuple,
+    memory: tuple, functions: cutlass.Constexpr[Functions],
+) -> Int32:  # fmt: skip
+    """Store the rows of turns from the first, whose rows these are, up to the last. Nothing passes the rows of the others."""
+    turn, last = turns
+    while turn < last:
+        _finish(o, state, rows, own[1], sizes, memory, functions)
         _reset(o, state)
         turn += 1
+        if turn < last:
+            rows = _rows(turn, own, sizes, batches, work)
+    return turn
 
 
 @dataclass(frozen=True)

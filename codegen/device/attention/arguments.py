@@ -28,6 +28,8 @@ class Functions:
     bend: float = 0.0
     exponential: bool = True  # whether the weights are powers of scores; else they are the scores
     neighbours: int = 1  # as of a launch
+    # Whether scores are so near 0 that their powers need not be relative to a largest one, which would be too large or 0 else
+    steady: bool = False
 
     @property
     def raises(self) -> bool:

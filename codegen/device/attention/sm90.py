@@ -58,7 +58,7 @@ def launch(stream: Any, given: Forward) -> None:
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
     _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=weights.is_steady(given.functions, dtype)), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -154,7 +154,11 @@ def _produce(
         cpasync.prefetch_descriptor(load)
     q_ring, k_ring, v_ring = rings
     q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
-    filled, used, last = Uint32(0), Uint32(0), Boolean(True)  # tiles of k and of q so far; whether the next k is a tile of q's first
+    filled, used, last = (
+        Uint32(0),
+        Uint32(0),
+        Boolean(True),
+    )  # tiles of k and of q so far; whether the next k is a tile of q's first
     now = _read(found, listed, filled, AHEAD)
     before = now
     while now[0] >= 0:
@@ -215,11 +219,14 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    state, done = weights.state(), weights.state()  # of the rows of a tile of q, and of those whose results are not stored
+    state, done = (
+        weights.state(),
+        weights.state(),
+    )  # of the rows of a tile of q, and of those whose results are not stored
     used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before; turns whose results are stored
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
-    _reset(o, state)
+    _reset(o, state, functions)
     left = _rows(turn, own, sizes, batches, work)  # the rows of that turn
     now = _told(rings[1], told, used, stages)
     whose, rows = _rows_told(told, used, own, stages)
@@ -227,7 +234,7 @@ def _consume(
         _first_scores(factors, rings, now)
     while now >= 0:
         weights.keep(state, done)
-        weights.begin(state)
+        weights.begin(state, functions)
         place = *rows, now // 4 * how.tile_n + own[1]
         weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
         following = _told(rings[1], told, used + 1, stages)
@@ -247,7 +254,7 @@ def _consume(
             warpgroup.wait_group(0)
             _free(rings[2], used - 1, Boolean(True), stages)
             hopper.rounded(s, p, dtype)
-            if cutlass.const_expr(functions.raises):
+            if cutlass.const_expr(functions.raises and not functions.steady):
                 if weights.has_risen(state):
                     weights.rescale(o, state)
         now = following
@@ -271,7 +278,7 @@ def _finish_turns(
     turn, last = turns
     while turn < last:
         _finish(o, state, rows, own[1], sizes, memory, functions)
-        _reset(o, state)
+        _reset(o, state, functions)
         turn += 1
         if turn < last:
             rows = _rows(turn, own, sizes, batches, work)
@@ -313,10 +320,10 @@ def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) 
     return s, o, p, Factors(of_scores, of_values, q, k, a_p, v, acc_s, acc_o)
 
 
-def _reset(o: cute.Tensor, state: tuple) -> None:
+def _reset(o: cute.Tensor, state: tuple, functions: Functions) -> None:
     """Begin rows: nothing is added up."""
     o.fill(0.0)
-    weights.begin(state)
+    weights.begin(state, functions)
 
 
 def _rows(turn: Int32, own: tuple, sizes: tuple, batches: tuple, work: tuple) -> tuple[tuple, Int32]:
@@ -355,9 +362,7 @@ def _multiply(factors: Factors, rings: tuple, used: Uint32, now: Int32, consumer
     factors.scores(at)
     cute.arch.mbarrier_wait(rings[2][0] + before, phase)
     next_turn = TURN + 1 - consumer
-    factors.values(
-        before, lambda: cute.arch.barrier_arrive(barrier_id=next_turn, number_of_threads=2 * WARPGROUP)
-    )
+    factors.values(before, lambda: cute.arch.barrier_arrive(barrier_id=next_turn, number_of_threads=2 * WARPGROUP))
     warpgroup.wait_group(1)
     _free_keys(rings, used, now, stages)
 

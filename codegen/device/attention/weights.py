@@ -13,7 +13,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32
+from cutlass import BFloat16, Boolean, Float32
 
 from codegen.device import functions as device
 from codegen.device.attention import hopper
@@ -22,6 +22,7 @@ from codegen.device.attention.scores import Scores, powers
 from codegen.device.math.elementary import SMALL, tanh_small
 
 RISE = 8  # powers of 2 by which a maximum may exceed a level: weights are at most so large
+STEADY = 80  # powers of 2 that scores may reach, and weights with them, if all levels are 0: sums of 2**20 products do not overflow
 NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
 
 # Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, and the factor by which earlier weights
@@ -35,11 +36,16 @@ def state() -> State:
     return top, level, total, factor
 
 
-def begin(state: State) -> None:
+def is_steady(functions: Functions, dtype: Any) -> bool:
+    """Whether the level is 0 for every row: scores are tangents, and weights of a type with float32's exponents."""
+    return functions.raises and functions.bend > 0 and functions.base <= STEADY and dtype is BFloat16
+
+
+def begin(state: State, functions: Functions) -> None:
     """Begin rows: nothing is added up."""
     top, level, total, _ = state
     top.fill(-math.inf)
-    level.fill(-math.inf)
+    level.fill(0.0 if functions.steady else -math.inf)
     total.fill(0.0)
 
 
@@ -71,6 +77,8 @@ def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32
     top, level, total, _ = (Float32(x[r]) for x in state)
     for other in range(1, 3):
         total += cute.arch.shuffle_sync_bfly(total, offset=other)
+    if functions.steady:
+        top = _of_lanes(top)
     if not functions.raises:
         return top, total, Float32(1)
     shrunk = _factor(level, top, powers(top, functions.base))
@@ -118,7 +126,7 @@ def weigh(
         _score_all(s, place, plain, sizes, tensors, functions)
         if cutlass.const_expr(functions.raises):
             for r in cutlass.range_constexpr(2):
-                _exponentials(s, r, state, functions.base)
+                _exponentials(s, r, state, functions)
         elif cutlass.const_expr(functions.row is not None):
             for r in cutlass.range_constexpr(2):
                 state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
@@ -150,12 +158,21 @@ def _score_all(
 
 
 @cute.jit
-def _exponentials(s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, base: cutlass.Constexpr[float]) -> None:
+def _exponentials(
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, functions: cutlass.Constexpr[Functions]
+) -> None:
     """Replace a row's scores with exponentials, and update its state."""
-    state[0][r] = _largest(s, r, Float32(state[0][r]))
-    level = _level(state, r, base)
-    by, start = powers(level, base)
-    _raise(s, r, state, level, (by, start), lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
+    base = functions.base
+    largest = _largest(s, r, Float32(state[0][r]))
+    if cutlass.const_expr(functions.steady):
+        state[0][r] = largest
+        _raise(s, r, state, lambda part: part * base)
+    else:
+        state[0][r] = _of_lanes(largest)
+        level = _level(state, r, base)
+        by, start = powers(level, base)
+        _rise(state, r, level, (by, start))
+        _raise(s, r, state, lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
 
 
 def _level(state: tuple, r: int, base: float) -> Float32:
@@ -166,30 +183,38 @@ def _level(state: tuple, r: int, base: float) -> Float32:
 
 @cute.jit
 def _largest(s: cute.Tensor, r: cutlass.Constexpr[int], least: cutlass.Float32) -> Float32:
-    """The largest number of a row, of all lanes that have its columns, or `least`."""
+    """The largest number of a lane's columns of a row, or `least`."""
     largest = [least] + [Float32(-math.inf)] * 3
     for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
         largest[i % 4] = cute.arch.fmax(largest[i % 4], s[i % 2, r, i // 2], nan=True)
     halves = [cute.arch.fmax(largest[i], largest[i + 1], nan=True) for i in (0, 2)]
-    found = cute.arch.fmax(halves[0], halves[1], nan=True)
-    for other in cutlass.range_constexpr(1, 3):
-        found = cute.arch.fmax(found, cute.arch.shuffle_sync_bfly(found, offset=other), nan=True)
-    return found
+    return cute.arch.fmax(halves[0], halves[1], nan=True)
+
+
+def _of_lanes(largest: Float32) -> Float32:
+    """The largest of the numbers of all lanes that have a row's columns."""
+    for other in range(1, 3):
+        largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=other), nan=True)
+    return largest
+
+
+def _rise(state: tuple, r: int, level: Float32, powers: tuple) -> None:
+    """Make a row's sum relative to a new level."""
+    _, before, total, factor = state
+    factor[r] = _factor(Float32(before[r]), level, powers)
+    before[r] = level
+    total[r] = total[r] * factor[r]
 
 
 @cute.jit
 def _raise(
-    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, level: cutlass.Float32, powers: tuple,
-    exponents: cutlass.Constexpr[Callable[..., Any]],
-) -> None:  # fmt: skip
-    """Replace a row's numbers with powers of 2, whose `exponents` are relative to a new level."""
-    _, before, total, factor = state
-    factor[r] = _factor(Float32(before[r]), level, powers)
-    before[r] = level
-    part = hopper.row_of(s, r)
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, exponents: cutlass.Constexpr[Callable[..., Any]]
+) -> None:
+    """Replace a row's numbers with powers of 2, whose `exponents` are relative to the level, and add them up."""
+    part, total = hopper.row_of(s, r), state[2]
     part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
     hopper.put_row(part, s, r)
-    total[r] = total[r] * factor[r] + _summed(part, Float32(0.0))
+    total[r] = total[r] + _summed(part, Float32(0.0))
 
 
 def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
@@ -218,7 +243,8 @@ def _is_near(
     """Whether in a warp's rows of a tile without a mask the polynomial gives all powers; and each row's largest product."""
     bend, near, low = functions.bend, plain, Boolean(True)
     for r in cutlass.range_constexpr(2):
-        largest[r] = _largest(s, r, Float32(-math.inf))
+        own = _largest(s, r, Float32(-math.inf))
+        largest[r] = own if cutlass.const_expr(functions.steady) else _of_lanes(own)
         top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
         near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
     if not low:
@@ -239,13 +265,13 @@ def _small_exponentials(
     """Replace a row's products with exponentials by the polynomial, and update its state."""
     base, bend = functions.base, functions.bend
     state[0][r] = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
-    level = _level(state, r, base)
-    start = level * -base
-
-    def exponents(x: Any) -> Any:
-        return device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32))
-
-    _raise(s, r, state, level, (Float32(base), start), exponents)
+    if cutlass.const_expr(functions.steady):
+        _raise(s, r, state, lambda x: x * tanh_small(x, bend, base))
+    else:
+        level = _level(state, r, base)
+        start = level * -base
+        _rise(state, r, level, (Float32(base), start))
+        _raise(s, r, state, lambda x: device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32)))
 
 
 def _tangent(product: Float32, bend: float) -> Float32:

@@ -280,20 +280,14 @@ def weighted(dtype: Any, columns: int, rows: int = HELD) -> cute.TiledMma:
 
 @cute.jit
 def multiply(
-    mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, adds: cutlass.Boolean | bool,
-    early: cutlass.Constexpr[Callable[[], None] | None] = None, before: cutlass.Constexpr[int] = 0,
-) -> None:  # fmt: skip
-    """Start the products of a tile, as a group. They are added to `acc`, or replace it. `early` is called before so many of them."""
-    count = cute.size(a, mode=[2])
-    for block in cutlass.range_constexpr(count):
-        if cutlass.const_expr(early is not None and block == max(count - before, 0)):
-            early()
+    mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, adds: cutlass.Boolean | bool
+) -> None:
+    """Start the products of a tile, as a group. They are added to `acc`, or replace it."""
+    for block in cutlass.range_constexpr(cute.size(a, mode=[2])):
         atom = cute.make_mma_atom(mma.op)
         atom.set(warpgroup.Field.ACCUMULATE, adds if cutlass.const_expr(block == 0) else True)
         cute.gemm(atom, acc, a[None, None, block], b[None, None, block], acc)
     warpgroup.commit_group()
-    if cutlass.const_expr(early is not None and before == 0):
-        early()
 
 
 def accumulators(columns: int) -> tuple[cute.Tensor, cute.Tensor]:

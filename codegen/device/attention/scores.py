@@ -102,6 +102,11 @@ class Scores:
             else:
                 for i, distance in enumerate(self.apart):
                     found[i] = cute.make_tensor(src.iterator + first + distance * (one - zero), cute.make_layout(1))[0]
+        elif src is not None and not (indexed or self.page):
+            first, one = (cute.crd2idx(place(n), src.layout) for n in (Int32(0), Int32(1)))
+            for i, column in enumerate(self.columns):
+                there = cutlass.min(column, self.sizes[1] - 1)
+                found[i] = cute.make_tensor(src.iterator + first + there * (one - first), cute.make_layout(1))[0]
         elif src is not None:
             for i, column in enumerate(self.columns):
                 there = cutlass.min(column, self.sizes[1] - 1)

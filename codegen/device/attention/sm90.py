@@ -12,7 +12,6 @@ consumer computes its exponentials: the consumers take turns to start their prod
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +31,6 @@ from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
 from codegen.shared import HELD, AttentionLaunch
 
-EARLY = 0
 TURN = 1  # named barriers, one for each consumer: for its turn to multiply
 AHEAD = 16  # tiles of k that are found before they are loaded
 PLAIN, LAST = 2, 1  # bits of a tile of k: the mask holds in all of it; it is the last that passes a tile of q
@@ -302,9 +300,9 @@ class Factors:
         """Start s = q @ k^T with the k of a stage."""
         hopper.multiply(self.of_scores, self.acc_s, self.q[None, None, None, 0], self.k[None, None, None, at], False)
 
-    def values(self, at: Int32, early: Callable[[], None] | None = None) -> None:
+    def values(self, at: Int32) -> None:
         """Start o += p @ v with the v of a stage."""
-        hopper.multiply(self.of_values, self.acc_o, self.p, self.v[None, None, None, at], True, early, EARLY)
+        hopper.multiply(self.of_values, self.acc_o, self.p, self.v[None, None, None, at], True)
 
 
 def _factors(shared: tuple, mmas: tuple, consumer: Int32, how: AttentionLaunch) -> tuple:
@@ -361,8 +359,8 @@ def _multiply(factors: Factors, rings: tuple, used: Uint32, now: Int32, consumer
     warpgroup.fence()
     factors.scores(at)
     cute.arch.mbarrier_wait(rings[2][0] + before, phase)
-    next_turn = TURN + 1 - consumer
-    factors.values(before, lambda: cute.arch.barrier_arrive(barrier_id=next_turn, number_of_threads=2 * WARPGROUP))
+    factors.values(before)
+    cute.arch.barrier_arrive(barrier_id=TURN + 1 - consumer, number_of_threads=2 * WARPGROUP)
     warpgroup.wait_group(1)
     _free_keys(rings, used, now, stages)
 

@@ -23,6 +23,7 @@ from codegen.device.math.elementary import SMALL, tanh_small
 
 RISE = 8  # powers of 2 by which a maximum may exceed a level: weights are at most so large
 STEADY = 80  # powers of 2 that scores may reach, and weights with them, if all levels are 0: sums of 2**20 products do not overflow
+CONDITIONS = 8  # scores of a row whose conditions are computed at once: more would not fit the predicate registers
 NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
 
 # Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, and the factor by which earlier weights
@@ -95,16 +96,21 @@ def _score(
             at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
         return functions.score(at, products, tensors, masked)
 
-    _change(s, r, place, sizes, scores)
+    _change(s, r, place, sizes, scores, CONDITIONS if masked and not functions.bend else 0)
 
 
-def _change(s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any]) -> None:
-    """Replace a row's values with a function of them."""
+def _change(
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any], each: int = 0
+) -> None:  # fmt: skip
+    """Replace a row's values with a function of them, of so many at a time if that is not 0."""
     places, row, column = place
     part = hopper.row_of(s, r)
-    columns = hopper.columns_of(column, cute.size(part))
-    at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes)
-    part.store(function(at, part.load()))
+    count = cute.size(part)
+    columns = hopper.columns_of(column, count)
+    for first in range(0, count, each or count):
+        some = cute.make_tensor(part.iterator + first, cute.make_layout(min(each or count, count - first)))
+        own = columns[first : first + cute.size(some)]
+        some.store(function(Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), own, sizes), some.load()))
     hopper.put_row(part, s, r)
 
 

@@ -2,12 +2,13 @@
 
 A tile of q stays, tiles of k and v pass (`hopper`). A consumer computes for its 64 rows, and for each tile of k and v
 
-    s = q @ k^T                             both factors in shared memory
-    p = exp(score(s) - top)                 top is the maximum of the row so far
-    o = o * exp(last top - top) + p @ v     p in registers
+    s = q @ k^T                                 both factors in shared memory
+    p = exp(score(s) - level)                   level is a maximum of the row (`weights`)
+    o = o * exp(last level - level) + p @ v     p in registers
 
 The tensor cores multiply p @ v of one tile and then q @ k^T of the next, both of which a consumer has started. Meanwhile the other
-consumer computes its exponentials: the consumers take turns to start their products.
+consumer computes its exponentials: the consumers take turns to start their products. The tiles of k that pass one tile of q after the
+other are one sequence, so this is so between two tiles of q, too.
 """
 
 from __future__ import annotations

@@ -110,7 +110,9 @@ def test_scores_that_rise():
     q, k, v, _ = (x.astype(np.float32) / 4 for x in draw(rows, columns, 2, d, d, "float32"))
     q[..., 0], k[..., 0] = np.array([0.1, 2.0]) * d**0.5, np.arange(columns)[:, None] / 4
     q, k, v = (x.astype("bfloat16") for x in (q, k, v))
-    o, base = run("window", [q, k, v], ((q.shape, "bfloat16"), ((2, 1, 2, rows), "float32")), 128, 32, scale=d**-0.5, width=WIDTH)
+    o, base = run(
+        "window", [q, k, v], ((q.shape, "bfloat16"), ((2, 1, 2, rows), "float32")), 128, 32, scale=d**-0.5, width=WIDTH
+    )
     p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)
     np.testing.assert_allclose(base, expected, rtol=1e-5, atol=1e-5)
     wanted = np.einsum("bhgqs,bshe->bqhge", p, v.astype(np.float64))
@@ -341,7 +343,7 @@ reference: |
 
 def test_a_soft_cap(tmp_path, monkeypatch):
     """Where products are small against the cap, a polynomial gives exponents in fewer instructions than the scores of a chain that is
-    no tangent. A negative cap has its sign twice."""
+    no tangent. A negative cap has its sign twice, and weights relative to a row's largest score, since it is large."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op, other = (make_op(tmp_path, x) for x in (CAPPED, CAPPED.replace("300, s, -inf", "300, s + 1e-9, -inf")))
     assert op.plan.bend == Bend(("scale",), ("cap",), ("cap",)) and other.plan.bend is None

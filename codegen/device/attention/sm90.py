@@ -153,11 +153,8 @@ def _produce(
         cpasync.prefetch_descriptor(load)
     q_ring, k_ring, v_ring = rings
     q_size, k_size, v_size = (hopper.bytes_of(box, s.element_type) for box, s in zip(boxes, shared, strict=True))
-    filled, used, last = (
-        Uint32(0),
-        Uint32(0),
-        Boolean(True),
-    )  # tiles of k and of q so far; whether the next k is a tile of q's first
+    # Tiles of k and of q so far; whether the next k is the first that passes its tile of q
+    filled, used, last = Uint32(0), Uint32(0), Boolean(True)
     now = _read(found, listed, filled, AHEAD)
     before = now
     while now[0] >= 0:

@@ -328,16 +328,18 @@ op: capped
 summary: Made here.
 types: {T: [bfloat16]}
 inputs: {q: "T[Q, D]", k: "T[S, D]", v: "T[S, E]"}
-outputs: {o: "T[Q, E]", lse: "float32[Q]"}
+outputs: {o: "T[Q, E]", lse: "float32[Q]", top: "float32[Q]"}
 params: {scale: 0.25, cap: 50.0}
 chain: |
   s = cap * tanh((q @ k) * scale / cap)
   t = where(index(S) <= index(Q) + 300, s, -inf)
   o = softmax(t, axis=S) @ v
   lse = logsumexp(t, axis=S)
+  top = max(stop_gradient(t), axis=S)
 reference: |
   o = q
   lse = q[:, 0]
+  top = q[:, 0]
 """
 
 
@@ -353,10 +355,12 @@ def test_a_soft_cap(tmp_path, monkeypatch):
 
 def capped(op, other, cap, spread):
     q, k, v = (np.asarray(x[0].reshape(-1, 16) * spread, x.dtype) for x in draw(140, 400, 1, 16, 16, "bfloat16")[:3])
-    o, lse = op(q, k, v, cap=cap, implementation="interpret")
+    o, lse, top = op(q, k, v, cap=cap, implementation="interpret")
     issued = interpreted.last_reports()[0].instructions
     s = cap * np.tanh(q.astype(np.float64) @ k.astype(np.float64).T * 0.25 / cap)
-    e = np.exp(np.where(np.arange(400) <= np.arange(140)[:, None] + 300, s, -np.inf))
+    t = np.where(np.arange(400) <= np.arange(140)[:, None] + 300, s, -np.inf)
+    e = np.exp(t)
+    np.testing.assert_allclose(np.asarray(top), t.max(-1), rtol=2.0**-15)
     np.testing.assert_allclose(np.asarray(lse), np.log(e.sum(-1)), rtol=2.0**-16, atol=3e-4)
     wanted = e / e.sum(-1, keepdims=True) @ v.astype(np.float64)
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2 * spread)

@@ -55,9 +55,10 @@ def launch(stream: Any, given: Forward) -> None:
     mmas = hopper.products(narrow, how.tile_n), hopper.weighted(dtype, how.e)
     work, grid = hopper.work_of(cute.ceil_div(q.shape[1], HELD), cute.size(q, mode=[0]), how)
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
+    steady = weights.is_steady(given.functions, dtype)
     _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=weights.is_steady(given.functions, dtype)), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -215,10 +216,8 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    state, done = (
-        weights.state(),
-        weights.state(),
-    )  # of the rows of a tile of q, and of those whose results are not stored
+    # Of the rows of a tile of q, and of those whose results are not stored
+    state, done = weights.state(), weights.state()
     used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before; turns whose results are stored
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins

@@ -21,30 +21,32 @@ def take_in_turn(
     tidx, _, _ = cute.arch.thread_idx()
     own, vec, vectors, per_row = tidx % how.per_row, how.vec, how.vectors, how.per_row
     step, elements, spare = per_row * vec, vec * vectors, SPARE.get(src.element_type, 0)
-    places = (per_row * elements).bit_length() - 1  # bits of a position; 32 where two words have both
+    places = (per_row * elements).bit_length() - 1  # bits of a position
     short = 32 - spare + places <= 32
-    number, places = (Uint32, places) if short else (Uint64, 32)
     raw = cute.make_rmem_tensor((vec, vectors), src.element_type)
     access.load_row(src, Int64(row) * columns, own * vec, step, columns, raw, 1, how.ragged, False, False)
-    held = cute.make_rmem_tensor((elements,), number)
+    held = [cute.make_rmem_tensor((elements,), Uint32) for _ in range(1 if short else 2)]  # its words, the first above
     for v in cutlass.range_constexpr(vectors):
         keys = keys_of(numbers(raw[None, v]), spare)
         for i in cutlass.range_constexpr(vec):
             left = columns - 1 - (own * vec + (v * step + i))
-            element = (number(keys[i]) << number(places)) | number(Uint32(left))
-            held[v * vec + i] = element if how.whole else cutlass.select_(left >= 0, element, number(0))
+            element = [(keys[i] << Uint32(places)) | Uint32(left)] if short else [keys[i], Uint32(left)]
+            for words, word in zip(held, element, strict=True):
+                words[v * vec + i] = word if how.whole else cutlass.select_(left >= 0, word, Uint32(0))
     _sort_down(held)
     for c in cutlass.range_constexpr(how.count):
-        key = Uint32(held[0] if short else held[0] >> number(places))
-        mine = key == _largest_of_lanes(key, per_row)
+        first = held[0][0]
+        mine = first == _largest_of_lanes(first, per_row)
         if cutlass.const_expr(not short):
-            mine = _first_of(mine, Uint32(held[0]), per_row)
+            mine = _first_of(mine, held[1][0], per_row)
         if mine:
-            shared[0][c] = Uint32(held[0] >> number(places))
-            shared[1][c] = columns - 1 - Int32(Uint32(held[0]) & Uint32((1 << places) - 1))
+            shared[0][c] = Uint32(first >> Uint32(places)) if cutlass.const_expr(short) else first
+            far = first & Uint32((1 << places) - 1) if cutlass.const_expr(short) else held[1][0]
+            shared[1][c] = columns - 1 - Int32(far)
         for i in cutlass.range_constexpr(min(elements, how.count - 1 - c)):
-            following = held[i + 1] if cutlass.const_expr(i + 1 < elements) else number(0)
-            held[i] = cutlass.select_(mine, following, held[i])
+            for words in held:
+                following = words[i + 1] if cutlass.const_expr(i + 1 < elements) else Uint32(0)
+                words[i] = cutlass.select_(mine, following, words[i])
     meet(per_row)
 
 
@@ -62,21 +64,29 @@ def _first_of(mine: cutlass.Boolean, left: Uint32, lanes: cutlass.Constexpr[int]
     return mine
 
 
-def _sort_down(held: cute.Tensor) -> None:
-    """Sort registers, the largest element first: an odd-even merge sort."""
-    count, run = cute.size(held), 1
+def _sort_down(held: list[cute.Tensor]) -> None:
+    """Sort numbers of one or two words, the largest first: an odd-even merge sort."""
+    count, run = cute.size(held[0]), 1
     while run < count:
         apart = run
         while apart > 0:
             for start in range(apart % run, count - apart, 2 * apart):
                 for i in range(start, min(start + apart, count - apart)):
                     if i // (2 * run) == (i + apart) // (2 * run):
-                        one, other = held[i], held[i + apart]
-                        swap = other > one
-                        held[i] = cutlass.select_(swap, other, one)
-                        held[i + apart] = cutlass.select_(swap, one, other)
+                        swap = _number(held, i + apart) > _number(held, i)
+                        for words in held:
+                            one, other = words[i], words[i + apart]
+                            words[i] = cutlass.select_(swap, other, one)
+                            words[i + apart] = cutlass.select_(swap, one, other)
             apart //= 2
         run *= 2
+
+
+def _number(held: list[cute.Tensor], i: int) -> Uint32 | Uint64:
+    """The i-th number."""
+    if len(held) == 1:
+        return held[0][i]
+    return (Uint64(held[0][i]) << Uint64(32)) | Uint64(held[1][i])
 
 
 def _largest_of_lanes(value: Uint32, lanes: int) -> Uint32:

@@ -30,7 +30,7 @@ os.environ["CODEGEN_BUILD_CACHE"] = "0"
 # Processes hold many traced programs: with Python's defaults, garbage collection takes up to a tenth of the time
 gc.set_threshold(100_000, 20, 100)
 
-GPU_TESTS = Path(__file__).parent / "gpu"
+GPU_TESTS = f"{Path(__file__).parent / 'gpu'}{os.sep}"
 # Tests of generated ops, of which those of each n-th op run by default: of gradients, interpreted; of values of the jnp form
 OF_OPS = {
     re.compile(r"test_gradient_of_.*\[interpret\]"): 10,
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if GPU:
         return
     for item in items:
-        if GPU_TESTS in item.path.parents:
+        if str(item.path).startswith(GPU_TESTS):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 

@@ -26,6 +26,8 @@ from tests.turns import EVERY, FEWER, SPARSER
 os.environ.setdefault("CODEGEN_CACHE_DIR", str(Path(__file__).parent.parent / ".codegen-cache"))
 # Builds are not: their tests are of builds that read and render each spec
 os.environ["CODEGEN_BUILD_CACHE"] = "0"
+if not EVERY:
+    os.environ.setdefault("CODEGEN_WHOLE_ROWS", "1")
 
 # Processes hold many traced programs: with Python's defaults, garbage collection takes up to a tenth of the time
 gc.set_threshold(100_000, 20, 100)

@@ -6,6 +6,7 @@ Shapes and structure are drawn, so that a failing call shrinks. The arrays' valu
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ with extras.needed("test"):
 
 BUDGET = 20_000  # elements of the largest array
 SCALES = (1.0, 1.0, 1e-3, 30.0, 1e4)
+WHOLE = 32  # elements that are whole vectors of any dtype
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,14 @@ def types_of_calls(op: AnyOp, implementation: str | None) -> tuple[Types, ...]:
 
 
 def cases(
-    op: AnyOp, specials: bool | None = None, types: tuple[Types, ...] | None = None, empty: bool | None = None
+    op: AnyOp,
+    specials: bool | None = None,
+    types: tuple[Types, ...] | None = None,
+    empty: bool | None = None,
+    whole: bool = False,
 ) -> st.SearchStrategy[Case]:
     """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. By default some calls have
-    special values, and some an `empty` array."""
+    special values, and some an `empty` array. With `whole`, an op that multiplies no matrices has rows of whole vectors."""
     from codegen.runtime.call.arguments import all_types
 
     spec = op.spec
@@ -96,7 +102,7 @@ def cases(
     def draw(pick: Any) -> Case:
         choice = pick(st.sampled_from(bound))
         names = [axis for axis in spec.axes if axis != ROWS]
-        sizes = _product_sizes if contracted_axes(op.plan) else _sizes
+        sizes = _product_sizes if contracted_axes(op.plan) else functools.partial(_sizes, whole=whole)
         rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not an axis that a value is picked from: a table's, or one that a max reduces
@@ -124,7 +130,9 @@ def cases(
     return draw()
 
 
-def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) -> tuple[tuple[int, ...], dict[str, int]]:
+def _sizes(
+    pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str], whole: bool
+) -> tuple[tuple[int, ...], dict[str, int]]:
     """The leading sizes, and the sizes of the named axes."""
     spec = op.spec
     edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
@@ -140,7 +148,9 @@ def _sizes(pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]) ->
         pool = inner if axis == last or (columns and axis == names[0]) else [1, 2, 3, 5, 7]
         pool = [m + least.get(axis, 1) - 1 for m in pool]
         pool = [2 * m for m in pool] if axis in even else pool
-        n = spec.extents.get(axis) or pick(st.sampled_from([m for m in pool if m <= max(1, left)]))
+        pool = [m for m in pool if m <= max(1, left)]
+        pool = ([m for m in pool if m % WHOLE == 0] if whole and axis == last else []) or pool
+        n = spec.extents.get(axis) or pick(st.sampled_from(pool))
         extents[axis] = n
         left //= max(1, n)
     rows: tuple[int, ...] = ()

@@ -1,7 +1,9 @@
 """Which calls property tests draw."""
 
+import pytest
+
 from codegen.checking import draw, testing
-from tests.making import make_op
+from tests.making import make_op, spec_text
 
 ROUTED = """\
 op: routed_rows
@@ -48,3 +50,33 @@ def test_kernels_of_attention_are_called_with_types_that_they_take(tmp_path):
 
     assert drawn("interpret") == ["bfloat16"]
     assert drawn("xla") == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "chain"),
+    [
+        ("float32[..., N]", "float32[...]", "y = sum(x, axis=N)"),
+        ("float32[B, N, S=3]", "float32[B, S]", "y = sum(x, axis=N)"),
+        ("float32[..., (N 2)]", "float32[...]", "y = sum(x[0] + x[1], axis=N)"),
+    ],
+)
+def test_rows_of_whole_vectors(x, y, chain, tmp_path):
+    """Where they are requested, and not elsewhere."""
+    op = make_op(tmp_path, spec_text(f"x: {x}", f"y: {y}", chain))
+    for whole in (True, False):
+        sizes = set()
+        testing._draw(op, 30, 5, lambda case, sizes=sizes: sizes.add(dict(case.extents)["N"]), empty=False, whole=whole)
+        assert len(sizes) > 1 and all(n % draw.WHOLE == 0 for n in sizes) == whole
+
+
+def test_two_in_three_ops_have_them_where_kernels_are_only_sampled(tmp_path, monkeypatch):
+    text = spec_text("x: float32[..., N]", "y: float32[...]", "y = sum(x, axis=N)")
+    ops = [make_op(tmp_path, text.replace("op: made", f"op: made_{i}")) for i in range(24)]
+    found = {}
+    for whole in (True, False):
+        monkeypatch.setattr(testing, "WHOLE_ROWS", whole)
+        sizes = []
+        for op in ops:
+            testing.each_call(op, "interpret", 0, lambda case, sizes=sizes: sizes.append(dict(case.extents)["N"]))
+        found[whole] = sum(n % draw.WHOLE == 0 and n > 0 for n in sizes) / len(sizes)
+    assert 0.5 < found[True] < 0.95 and found[False] < 0.5

@@ -312,7 +312,8 @@ class Reverse(Adjoints):
             return {}
         leaves = {id(v) for v in saved.values()}
         forward = nodes_of(self.statements)
-        widest = max((n.dims for n in forward), key=len)
+        reductions = [n for n in forward if n.op in REDUCTIONS]
+        widest = max((n.dims for n in forward), key=lambda dims: (len(dims), any(of_rows(r, dims) for r in reductions)))
         reduced: set[int] = set()  # the values that depend on a reduction along a row
         for node in forward:
             if any(id(a) in reduced for a in node.args) or (node.op in REDUCTIONS and of_rows(node, widest)):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
 from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
@@ -169,6 +170,8 @@ def attention(graph: StepGraph, expressing: Expressing, place: int) -> Chain | N
         return None
     made, key, inputs, outputs = expressing.made(graph, [place])
     if made is None or not isinstance(made.planned.plan, Attention):
+        return None
+    if not isinstance(backward_of(made.planned), Derived):  # cuDNN's gradients are kernels
         return None
     moved = sum(v.bytes for v in (*inputs, *outputs))
     return Chain((place,), tuple(inputs), tuple(outputs), made, Cost(moved, 1, moved), key)

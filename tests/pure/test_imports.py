@@ -50,7 +50,7 @@ MAY_IMPORT = {
     " runtime.call runtime.xla runtime.compiled runtime.sharding",
     "runtime": "runtime.call runtime.xla runtime.compiled runtime.ops",
     "tracing": "errors parsing graph spec language plan pipeline render",
-    "fusing": "errors targets library graph spec language plan explain pipeline tracing",
+    "fusing": "errors targets library graph spec language plan autodiff explain pipeline tracing",
     "checking": "errors extras shared graph spec plan autodiff runtime.call runtime.xla runtime.compiled runtime.ops",
     "measuring": "errors extras targets shared cache graph spec language plan tuning explain checking"
     " runtime.call runtime.compiled runtime.ops",

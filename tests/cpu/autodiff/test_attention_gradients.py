@@ -40,6 +40,14 @@ def test_gates_rows_and_documents(tmp_path):
     check_gradient(op, "interpret", examples=2)
 
 
+@pytest.mark.parametrize("factors", ["softmax(s, axis=S), v", "v, softmax(s, axis=S)"])
+def test_the_weights_may_be_either_factor_of_their_product(factors):
+    """The forward saves the statistics of rows of q, whichever array the chain reads first."""
+    text = attention(f"s = dot(k, q, axis=D); o = dot({factors}, axis=S)", "p = jax.nn.softmax(x)")
+    found = backward_of(read_op("specs/made.yaml", text))
+    assert isinstance(found, Derived) and {"row_max", "row_sum"} <= {a.name for a in found.op.spec.inputs}
+
+
 @pytest.mark.parametrize("arch", some(["sm_90a", "sm_80"], 2))
 def test_a_row_whose_scores_are_all_huge_has_equal_weights(tmp_path, monkeypatch, arch):
     """As a mask of -1e30 gives where it hides every key; the least float32 is even infinite once it is scaled."""

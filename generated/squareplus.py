@@ -27,7 +27,9 @@ SPEC = {
     "chain": """\
 y = squareplus(x)
 """,
-    "reference": "jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))",
+    "reference": (
+        "jnp.where((x > 0) | jnp.isinf(x), jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))"
+    ),
 }
 
 
@@ -38,7 +40,9 @@ def squareplus_chain(x, approx):
     t2 = device.maximum(t0, t1)
     t3 = device.divide(device.minimum(t0, t1), t2, approx)
     t4 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t3 * t3, approx))
-    y = device.where(x > 0.0, 0.5 * x + 0.5 * t4, device.divide(2.0, t4 - x, approx))
+    y = device.where(
+        x >= 0.0, 0.5 * x + 0.5 * t4, device.where(device.isinf(x), float("nan"), device.divide(2.0, t4 + t0, approx)),
+    )
     return y
 
 
@@ -68,13 +72,13 @@ def squareplus_xla(x):
     t2 = jnp.maximum(t0, t1)
     t3 = jnp.minimum(t0, t1) / t2
     t4 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t3 * t3))
-    y = jnp.where(x > 0.0, 0.5 * x + 0.5 * t4, 2.0 / (t4 - x))
+    y = jnp.where(x >= 0.0, 0.5 * x + 0.5 * t4, jnp.where(jnp.isinf(x), float("nan"), 2.0 / (t4 + t0)))
     return y
 
 
 def squareplus_reference(x):
     """The definition that tests hold every implementation to."""
-    return jnp.where(x > 0, jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
+    return jnp.where((x > 0) | jnp.isinf(x), jax.nn.squareplus(x), 2 / (jnp.hypot(x, 2 * jnp.ones_like(x)) - x))
 
 
 def squareplus_backward_chain(dy, x, approx):
@@ -84,7 +88,10 @@ def squareplus_backward_chain(dy, x, approx):
     t2 = device.maximum(t0, t1)
     t4 = device.divide(device.minimum(t0, t1), t2, approx)
     t3 = device.where(t2 == 0.0, t2, t2 * device.sqrt(1.0 + t4 * t4, approx))
-    dx = device.divide(dy * device.where(x > 0.0, 0.5 * x + 0.5 * t3, device.divide(2.0, t3 - x, approx)), t3, approx)
+    t5 = device.where(
+        x >= 0.0, 0.5 * x + 0.5 * t3, device.where(device.isinf(x), float("nan"), device.divide(2.0, t3 + t0, approx)),
+    )
+    dx = device.divide(dy * t5, t3, approx)
     return dx
 
 
@@ -117,7 +124,8 @@ def squareplus_backward_xla(dy, x):
     t2 = jnp.maximum(t0, t1)
     t4 = jnp.minimum(t0, t1) / t2
     t3 = jnp.where(t2 == 0.0, t2, t2 * jnp.sqrt(1.0 + t4 * t4))
-    dx = dy * jnp.where(x > 0.0, 0.5 * x + 0.5 * t3, 2.0 / (t3 - x)) / t3
+    t5 = dy * jnp.where(x >= 0.0, 0.5 * x + 0.5 * t3, jnp.where(jnp.isinf(x), float("nan"), 2.0 / (t3 + t0)))
+    dx = t5 / t3
     return dx
 
 

@@ -138,7 +138,7 @@ OPS: dict[str, Row] = {
     "erfc": Row("f", "f", "jax.lax.erfc({0})", "erfc({0})"),
     **_nn("relu", "relu6", "elu", "celu", "selu", "silu", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_swish",
           "softplus", "mish"),
-    "squareplus": Row("f", "f", "jnp.where({0} == -jnp.inf, 0, jax.nn.squareplus({0}))", "squareplus({0})"),
+    "squareplus": Row("f", "f", "jax.nn.squareplus({0})", "squareplus({0})"),
     "gelu": Row("f", "f", "jax.nn.gelu({0}, approximate=False)", "gelu({0})"),
     "gelu_tanh": Row("f", "f", "jax.nn.gelu({0}, approximate=True)", "gelu_tanh({0})"),
     "quick_gelu": Row("f", "f", "({0} * jax.nn.sigmoid(1.702 * {0}))", "quick_gelu({0})"),

@@ -11,7 +11,7 @@ import pytest
 from codegen import runtime
 from codegen.graph.ops import OPS
 from codegen.language.prelude import prelude
-from tests.making import make_op
+from tests.making import make_jnp_op, make_op, spec_text
 
 SMOOTH = [name for name, op in OPS.items() if op.rule in ("arith", "float", "round", "select") and all(op.grad)]
 POINTS = {
@@ -112,3 +112,21 @@ def test_activations_have_jax_nn_s_gradient_at_their_kinks(name):
     ours = jax.grad(lambda v: getattr(generated, name)(v).sum())(x)
     theirs = jax.grad(lambda v: KINKS[name](v).sum())(x)
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_activations_are_nan_where_jax_nn_s_are(name):
+    import generated
+
+    x = jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 30.0, -30.0], jnp.float32)
+    np.testing.assert_allclose(getattr(generated, name)(x)[:3], KINKS[name](x)[:3], rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(lambda v: getattr(generated, name)(v).sum())(x)[2:],
+                               jax.grad(lambda v: KINKS[name](v).sum())(x)[2:], rtol=1e-4, atol=1e-6)  # fmt: skip
+
+
+def test_xla_differentiates_squareplus_where_it_is_large():
+    """It differentiates both choices, of which neither may divide by 0."""
+    op = make_jnp_op(spec_text("x: float32[N]", "y: float32[N]", "y = squareplus(x)", "y = jax.nn.squareplus(x)"))
+    x = jnp.asarray([1e4, 1e10, 0.0, -1e4, 100.0], jnp.float32)
+    slope = jax.grad(lambda v: op(v, implementation="xla").sum())(x)
+    np.testing.assert_allclose(slope, [1, 1, 0.5, 1e-8, 0.9999], rtol=1e-5)

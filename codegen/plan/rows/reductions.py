@@ -362,8 +362,6 @@ class Reduction(Reads):
             COSTLY_IN_RUN if self.costly else MOST_IN_RUN, WALKED_VALUES // (len(vectors) + 2 * (needs.sums // 4))
         )
         most = max(LEAST_IN_RUN, most)
-        if needs.are_crowded(1, -(-columns // _fewest_threads(columns, most))):
-            most = LEAST_IN_RUN
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         if per_row > WARP:
             return None

@@ -29,11 +29,9 @@ LEAST_THREADS = 256  # of a block of several rows
 # Threads of a block where rows meet at places: few may meet at each, and more threads would wait for nothing
 LEAST_MEETING = 64
 
-# The registers of a thread that computes expensive values. It has no more of a row's vectors than need so many, by the estimate of
-# `registers`: with more, too few threads are resident. Gradients of normalised GELUs took 149 us for 186, of others 0.8 to 1.0 of the
-# time, and one 1.05
-COSTLY_REGISTERS = 150
-CROWDED_REGISTERS = 150  # a larger cluster shares the row if more would be needed, by the estimate of `cost.registers`
+# The registers of a thread that computes expensive values, by the estimate of `cost.registers`
+COSTLY_REGISTERS = 118  # a thread has no more of a row's vectors than need so many
+CROWDED_REGISTERS = 150  # a larger cluster shares the row if more would be needed
 WALKING = 1.5  # a kernel that holds the columns' results takes so many times the estimate
 # A thread that wants more gets all that it asks for: an H100 took 1058 us with 128 of 164 registers, and 706 with all
 TAKEN_FREELY = 190
@@ -87,11 +85,6 @@ class Needs:
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
     gathered: int = 0  # of the inputs of a row that are gathered: those of prefetched rows are in registers
-
-    def are_crowded(self, vec: int, vectors: int) -> bool:
-        """Whether expensive values of so many vectors take more registers than leave room for other threads."""
-        needed = registers(self.alive * vec * vectors, vectors * (self.width + self.fixed))
-        return self.costly and needed > COSTLY_REGISTERS
 
 
 ANY = 2**31
@@ -202,7 +195,7 @@ class _WholeRows:
         """The vectors of a row that a thread holds, each with so many bytes until the last row."""
         needs = self.needs
         most = max(1, min(most_kept(needs.costly, self.ragged) // needs.width, MOST_FOLDED // folded))
-        while most > 1 and needs.are_crowded(self.vec, most):
+        while needs.costly and most > 1 and cost.registers(most * self.vec, needs.alive) > COSTLY_REGISTERS:
             most -= 1
         return most
 

@@ -6,7 +6,6 @@ Elements beyond a row's end are never accessed; registers hold zeros for them.
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import cutlass
 import cutlass.cute as cute
@@ -17,9 +16,11 @@ from codegen.device import functions as device
 from codegen.device import vectors as vectors_of
 from codegen.device.math.narrow import bytes_of
 from codegen.device.math.opaque import unseen
+from codegen.device.places import Places, coordinates, places_of
 from codegen.shared import WARP
 
 EVICT = cute.nvgpu.CacheEvictionPriority
+SECTOR = 256  # bits that caches read at once
 
 
 def registers(
@@ -306,6 +307,8 @@ def gather_row(
     places = places_of(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         for i in cutlass.range_constexpr(0, vec, each):
+            one = cute.make_rmem_tensor((1,), src.element_type)
+            clear(one)
             if first + v * step + i < columns:
                 where = _in_row(place, modes, places[v][i // each])
                 if cutlass.const_expr(back):
@@ -313,9 +316,11 @@ def gather_row(
                 if cutlass.const_expr(adjacent):
                     cute.autovec_copy(device.vector(src, cute.crd2idx(where, src.layout), vec), dst[None, v])
                 else:
-                    value = src[where]
-                    for k in cutlass.range_constexpr(each):
-                        dst[i + k, v] = value
+                    one[0] = src[where]
+            # Outside the branch, so that the compiler sees that elements are the same
+            if cutlass.const_expr(not adjacent):
+                for k in cutlass.range_constexpr(each):
+                    dst[i + k, v] = one[0]
     if cutlass.const_expr(adjacent and src.element_type.width < 32):
         forget(dst)  # as `load_row` does
 
@@ -360,51 +365,16 @@ def pick_row(
 
 
 def load_index(
-    mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor
+    mode: int, extents: tuple[cutlass.Int32, ...], first: cutlass.Int32, step: int, dst: cute.Tensor, apart: bool
 ) -> None:
-    """The coordinate along one of several axes that make a column."""
+    """The coordinate along one of several axes that make a column. `apart`: whether a vector may have columns of two groups."""
     vec, vectors = cute.size(dst, mode=[0]), cute.size(dst, mode=[1])
-    places = places_of(first, step, vectors, vec, 1, extents)
+    each = 1 if apart else vec
+    places = places_of(first, step, vectors, vec, each, extents)
     for v in range(vectors):
         for i in range(vec):
-            dst[i, v] = places[v][i][mode]
-
-
-Places: TypeAlias = tuple[Int32, ...]  # coordinates along the axes that make a column
-
-
-def places_of(
-    first: Int32, step: int, vectors: int, vec: int, each: int, extents: tuple[Int32, ...]
-) -> list[list[Places]]:
-    """The coordinates of every `each`-th column of each vector; vectors are `step` columns apart. Only the first need a division."""
-    found: list[list[Places]] = []
-    hop, at = _coordinates(Int32(step), extents), _coordinates(first, extents)
-    for v in range(vectors):
-        at = _further(at, hop, extents) if v else at
-        own = [at]
-        for _ in range(0, vec - each, each):
-            own.append(device.next_coordinates(own[-1], extents[1:]))
-        found.append(own)
-    return found
-
-
-def _coordinates(column: Int32, extents: tuple[Int32, ...]) -> Places:
-    """A column's coordinates along the axes that make a column. The first one is in range where the column is."""
-    found, rest = [], Uint32(column)
-    for extent in reversed(extents[1:]):
-        found.append(Int32(rest % Uint32(extent)))
-        rest = rest // Uint32(extent)
-    return Int32(rest), *reversed(found)
-
-
-def _further(place: Places, hop: Places, extents: tuple[Int32, ...]) -> Places:
-    """The coordinates of the column that is `hop` after `place`."""
-    found, carry = [], Int32(0)
-    for at, by, extent in reversed(list(zip(place[1:], hop[1:], extents[1:], strict=True))):
-        value = at + by + carry
-        found.append(cutlass.select_(value >= extent, value - extent, value))
-        carry = Int32(value >= extent)
-    return place[0] + hop[0] + carry, *reversed(found)
+            further = i % each if mode == len(extents) - 1 else 0
+            dst[i, v] = places[v][i // each][mode] + further
 
 
 @cute.jit
@@ -466,13 +436,13 @@ def scatter_row(
     adjacent = not ragged and width == 1 and modes[-1] == len(extents) - 1 and dst.stride[-1] == 1
     if cutlass.const_expr(adjacent):
         if first < columns:
-            where = _in_row(place, modes, _coordinates(first, extents))
+            where = _in_row(place, modes, coordinates(first, extents))
             cute.autovec_copy(src, device.vector(dst, cute.crd2idx(where, dst.layout), vec))
     else:
         for i in cutlass.range_constexpr(0, vec, min(vec, width)):
             c = first + i
             if (c >= 0) & (c < columns) & (c % width == 0):
-                dst[_in_row(place, modes, _coordinates(c, extents))] = src[i]
+                dst[_in_row(place, modes, coordinates(c, extents))] = src[i]
 
 
 def _back(where: cute.Coord, back: tuple[int, ...], shape: cute.Shape) -> cute.Coord:

@@ -63,8 +63,7 @@ def _pieces_of_place(how: Walk, columns: Int32) -> Int32:
 
 
 def sizes(how: Walk) -> tuple[int, int, int, int, int, int]:
-    """The number of columns of a vector; of vectors and threads; of threads of a block that share a row; of such
-    blocks; and of rows that a thread holds."""
+    """The number of columns of a vector, of vectors, threads, threads and blocks of a row, and rows that a thread holds."""
     return how.vec, how.vectors, how.threads, how.per_row, how.cluster, how.at_once
 
 
@@ -210,6 +209,8 @@ class Row:
         self, src: cute.Tensor | None, place: cute.Coord, column: Int32, dst: cute.Tensor, parts: int, aligned: bool, once: bool
     ) -> None:  # fmt: skip
         if src is not None:
+            # What a row's threads leave of a sector is not read twice
+            once = once and (self.how.vectors == 1 or self.step * parts * src.element_type.width >= access.SECTOR)
             # The first of a thread's vectors that may have the row's end
             last = self.how.vectors - (1 if self.in_one_run else 2) if self.holds else 0
             last = max(0, last if self.c is None else last - self.v)
@@ -308,7 +309,7 @@ class Row:
 
     def load_index(self, mode: int, extents: tuple, dst: cute.Tensor) -> None:
         """The coordinate of each column along one of the column axes."""
-        access.load_index(mode, extents, self.column, self.step, dst)
+        access.load_index(mode, extents, self.column, self.step, dst, self.apart)
 
     def store(
         self, values: Vector | cute.Tensor, dst: cute.Tensor, place: cute.Coord, registers: cute.Tensor | None = None,
@@ -474,8 +475,7 @@ def forget(*arrays: tuple[cute.Tensor | None, cute.Tensor]) -> None:
 
 
 def meeting_place(how: RowLaunch, *registers: cute.Tensor) -> cute.Pointer | None:
-    """Shared memory in which lanes exchange what they read and write of neighbouring rows (`access.meeting_place`). None if a
-    thread has one row, or if rows are not accessed together."""
+    """Shared memory in which lanes exchange neighbouring rows (`access.meeting_place`). None if a thread has one at a time."""
     return access.meeting_place(how.threads, *registers) if how.at_once > 1 else None
 
 

@@ -18,6 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
+from codegen.device.places import Places, places_of
 from codegen.shared import WARP, RowLaunch, Walk, slot_bytes
 
 
@@ -430,7 +431,7 @@ def gather(
     branch for all, so the row's position is computed once."""
     dst.fill(0)
     vectors = cute.size(dst)
-    places = access.places_of(first, step, vectors, 1, 1, extents)
+    places = places_of(first, step, vectors, 1, 1, extents)
     if first < columns:
         start = Int64(cute.crd2idx(place, src.layout))
         for v in cutlass.range_constexpr(vectors):
@@ -440,7 +441,7 @@ def gather(
             dst[0, v] = (src.iterator + (start + at)).load()
 
 
-def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: access.Places) -> Int32:
+def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: Places) -> Int32:
     """How far a column is from a row's first one, in a tensor that has some of the axes. It is less than 2**31 elements, so no
     column needs products of 64 bits."""
     found = Int32(0)

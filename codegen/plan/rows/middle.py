@@ -21,6 +21,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of, vector_width
 from codegen.plan.launches import Extents
+from codegen.plan.rows import cost
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.walking import RESIDENT, most_parts, registers
@@ -31,6 +32,11 @@ from codegen.targets import REGISTERS_OF_SM, processors, shared_memory
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
 LEAST_VECTOR = 4  # bytes
+# Resident threads of which each holds many values: an H200 took 364 us with 168 registers a thread, 426 with half as many elements a
+# thread, and 495 with twice as many, which spilled
+CROWDED = 384
+# Values of a thread where rows are few: a softmax over 1024 rows took an H200 9.6 us, and 21 with four times as many
+FEW_VALUES = 16
 MOST_FIXED = 16  # elements of a row that threads always hold
 LIGHT = 96  # a block gets more threads rather than that a thread holds more bytes of elements
 HEAVY = 192  # bytes of elements that a thread holds at most, if the values computed of them leave room
@@ -116,14 +122,17 @@ class Middle(Reduction):
         ways = [(threads, piece) for piece in PIECES for threads in THREADS]
         if self.costly:  # some blocks compute while others load
             ways.sort(key=lambda way: way[0])
-        tried = [self._in_registers(*way, dtypes, inner, columns, schedule) for way in ways]
+        tried: list[MiddleLaunch | None] = []
+        for part in (1, cost.SQUEEZED):
+            if not any(tried):
+                tried = [self._in_registers(*way, dtypes, inner, columns, schedule, part) for way in ways]
         if not any(tried):
             tried = [self._staged(piece, dtypes, inner, columns, schedule, arch) for piece in PIECES]
         fit = [how for how in tried if how is not None]
         if not fit:
             raise UserError(f"no block can hold {columns} elements of neighbouring rows")
         filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= processors(arch))
-        how = next(filling, min(fit, key=lambda how: how.rows_a_block))
+        how = next(filling, None) or self._spread(min(fit, key=lambda how: how.rows_a_block), columns)
         return self._looping(how, rows, arch) if self.columns else how
 
     def _widths(self, dtypes: Mapping[str, str], inner: int, schedule: Mapping[str, int]) -> tuple[int, ...]:
@@ -139,14 +148,20 @@ class Middle(Reduction):
         return max(PLACES, PLACE * vectors) + registers((self.alive + len(self.rows) + once) * vec, held)
 
     def _in_registers(
-        self, most: int, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, schedule: Mapping[str, int]
-    ) -> MiddleLaunch | None:
+        self, most: int, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, schedule: Mapping[str, int],
+        part: float,
+    ) -> MiddleLaunch | None:  # fmt: skip
         """The launch of blocks of at most so many threads, which read about so many bytes of neighbouring elements; None if registers have
-        no room."""
+        no room for `part` of the values."""
         for vec in self._widths(dtypes, inner, schedule):
             lanes = _lanes(vec, vec * self.widest(dtypes), piece, inner)
             width, per_row = self.held_bytes(vec, dtypes), 1
-            while per_row < columns and -(-columns // per_row) * width > LIGHT and per_row * lanes < most:
+
+            while per_row < columns and per_row * lanes < most:
+                vectors = -(-columns // per_row)
+                values = cost.registers(vec * vectors, self.alive)
+                if vectors * width <= LIGHT and values <= REGISTERS_OF_SM // CROWDED:
+                    break
                 per_row *= 2
             while per_row * lanes < LEAST_THREADS:
                 if self.columns and lanes == WARP:  # lanes of a warp reduce its rows
@@ -156,7 +171,8 @@ class Middle(Reduction):
             threads, vectors = per_row * lanes, -(-columns // per_row) or 1
             room = REGISTERS_OF_SM // max(threads, RESIDENT)
             needed = self._needed(vec, vectors, vectors * (width + 4 * len(self.columns)))
-            if vectors * width <= HEAVY and needed <= room:
+            values = part * cost.registers(vec * vectors, self.alive)
+            if vectors * width <= HEAVY and needed <= room and values <= REGISTERS_OF_SM // max(threads, CROWDED):
                 expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
                 exact = columns == vectors * per_row
                 return MiddleLaunch(
@@ -196,6 +212,18 @@ class Middle(Reduction):
                     vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
                 )  # fmt: skip
         return None
+
+    def _spread(self, how: MiddleLaunch, columns: int) -> MiddleLaunch:
+        """The launch where few rows leave SMs idle: blocks have more threads, each with fewer elements, while registers have room."""
+        while how.threads < THREADS[-1] and how.vec * how.vectors > FEW_VALUES and how.passes == 1:
+            vectors = -(-columns // (2 * how.per_row))
+            if cost.registers(how.vec * vectors, self.alive) > REGISTERS_OF_SM // (2 * how.threads):
+                break
+            how = replace(
+                how, threads=2 * how.threads, per_row=2 * how.per_row, vectors=vectors, exact=columns == vectors * 2 * how.per_row,
+                holds_expensive=bool(self.expensive),
+            )  # fmt: skip
+        return how
 
     def _looping(self, how: MiddleLaunch, rows: int | None, arch: str | None) -> MiddleLaunch:
         """The launch of as many blocks as are resident, each of which loops over rows."""

@@ -31,11 +31,6 @@ from codegen.targets import (
     shared_memory,
 )
 
-# The threads of a block of several rows. A block that reads and writes less than `BLOCK_BYTES` has up to so many times as many: a GPU
-# starts a limited number of blocks in a given time. An H100 and an H200 start 390 in a microsecond, each of which moves 8 and 12 KiB in
-# their memory's time
-LEAST_THREADS, BLOCK_BYTES, MORE_THREADS = 128, 12 * 1024, 8
-MORE_COSTLY, MORE_MEETING = 4, 2  # if an expensive value is computed, which needs registers; if warps share a row
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
 
 # The threads for which an SM has registers
@@ -58,7 +53,7 @@ LONG_RUN_BYTES = 80 * 1024
 # Blocks of a cluster that share such a row and walk down: with 8 an H200 took 1218 us, with shifted vectors 961
 MOST_IN_LONG_RUN = 2
 NARROWED = 4  # a row comes by way of shared memory if the vectors that divide it are so many times as narrow
-STREAMING, STREAMS = 512, 4  # threads of a block that reads a long row in one pass, and such blocks of an SM
+STREAMS = 4  # blocks of an SM that read long rows in one pass, if these have many threads
 # Arrays of rows that are read so although registers could hold them, if rows alone fill all SMs. An H200 took 221 us instead of 270
 # for five, 35 instead of 42 for six, but up to 38 % more for two
 MANY_ARRAYS = 3
@@ -76,7 +71,7 @@ class Reduction(Reads):
         vec = self.width(dtypes, schedule)
         rows = vec // math.gcd(columns, vec)
         # So that partial results of a block stay within 32 KiB of shared memory
-        room = MOST_TOGETHER * LEAST_THREADS // max(LEAST_THREADS, schedule.get("threads", 0))
+        room = MOST_TOGETHER * cost.LEAST_THREADS // max(cost.LEAST_THREADS, schedule.get("threads", 0))
         fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
         return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
 
@@ -121,14 +116,17 @@ class Reduction(Reads):
         fixed: bool = False,
     ) -> RowLaunch:
         """The launch of an op that reduces no columns. `fixed`: vectors are no narrower, and a row of many vectors has several warps."""
+        if walking.most_parts() < walking.ANY:  # tests of small arrays need the kernels of many rows
+            extents = replace(extents, rows=None)
         columns = extents.columns
         width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
         if columns is None:
             return self._read_again(vec, ragged, width, schedule)
         if (at_once := self.together(columns, dtypes, schedule)) > 1:
-            threads = schedule.get("threads", self.least_threads(columns, 1 / at_once, dtypes))
+            own = self.least_threads(columns, 1 / at_once, dtypes)
+            threads = schedule.get("threads", cost.threads_of_few(own, 1 / at_once, extents.rows, processors(arch)))
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, bool(self.expensive), at_once=at_once)
-        if (found := self._in_runs(vec, ragged, columns, dtypes, schedule)) is not None:
+        if (found := self._in_runs(vec, ragged, columns, dtypes, extents, schedule, arch)) is not None:
             return found
         wide = vec if len(self.column_groups) > 1 or self.collapsed else max(vec, self.width(dtypes, schedule))
         # Vectors past a row's end would have random numbers, too: an H200 took 344 us for 263
@@ -175,8 +173,9 @@ class Reduction(Reads):
         return sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in arrays)
 
     def _in_runs(
-        self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]
-    ) -> RowLaunch | None:
+        self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
+        arch: str | None,
+    ) -> RowLaunch | None:  # fmt: skip
         """The launch of blocks that copy runs of rows, if vectors need masks, or if few threads of a row would read element by
         element. None if there is no such kernel, or no room for the rows."""
         if not self._wants_runs(vec, ragged, columns, dtypes, schedule):
@@ -185,7 +184,8 @@ class Reduction(Reads):
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
-        threads = max(schedule.get("threads", self.least_threads(columns, per_row, dtypes)) // per_row, 1) * per_row
+        own = cost.threads_of_few(self.least_threads(columns, per_row, dtypes), per_row, extents.rows, processors(arch))
+        threads = max(schedule.get("threads", own) // per_row, 1) * per_row
         room = threads // per_row * columns * self._run_bytes(dtypes)
         if per_row > WARP or vectors > 2 * most or room > RUN_BYTES:
             return None
@@ -208,7 +208,7 @@ class Reduction(Reads):
             return None
         rounded = replace(extents, columns=-(-columns // vec) * vec)
         found = self._along(vec, False, dtypes, rounded, schedule, arch, fixed=True)
-        if found.threads != found.per_row >= LEAST_THREADS // 2:
+        if found.threads != found.per_row >= cost.LEAST_THREADS // 2:
             found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch, fixed=True)
         room = -(-columns // found.cluster) * self._run_bytes(dtypes)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
@@ -241,7 +241,7 @@ class Reduction(Reads):
         # Lanes of a warp have a group of columns
         vecs = [v for v in (vec, vec // 2, vec // 4) if v == vec or (v >= narrowest and self.lanes(v) <= WARP)]
         least_threads = functools.partial(self.least_threads, columns, dtypes=dtypes)
-        least = LEAST_THREADS // 2 if fixed and columns // vec >= LEAST_THREADS else 1
+        least = cost.LEAST_THREADS // 2 if fixed and columns // vec >= cost.LEAST_THREADS else 1
 
         def lanes(vec: int) -> int:
             return max(least, self.lanes(vec))
@@ -251,11 +251,8 @@ class Reduction(Reads):
 
     def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""
-        row, threads = columns * (self.moved_bytes(dtypes) or self.column_bytes(dtypes, own=True)), LEAST_THREADS
-        more = MORE_MEETING if per_row > WARP else MORE_COSTLY if self.costly else MORE_THREADS
-        while threads < more * LEAST_THREADS and threads / per_row * row < BLOCK_BYTES:
-            threads *= 2
-        return threads
+        row = columns * (self.moved_bytes(dtypes) or self.column_bytes(dtypes, own=True))
+        return cost.threads_of_block(row, per_row, self.costly)
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
         """The threads for which an SM has registers, if each holds so many bytes of its row and the values of one vector. They are
@@ -365,7 +362,10 @@ class Reduction(Reads):
         per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
         if per_row > WARP:
             return None
-        threads, count = max(1, schedule.get("threads", LEAST_THREADS) // per_row) * per_row, -(-columns // per_row)
+        threads, count = (
+            max(1, schedule.get("threads", cost.LEAST_THREADS) // per_row) * per_row,
+            -(-columns // per_row),
+        )
         room = (
             threads // per_row * self.slot_bytes(dtypes, per_row * count, 2, single=True) + threads * count * needs.sums
         )
@@ -445,14 +445,10 @@ class Reduction(Reads):
     def _read_again(
         self, vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1
     ) -> RowLaunch:
-        """The launch for a row that registers cannot hold. Two blocks of a cluster are resident on an SM: so few rows at a time
-        stay in the L2 cache. Where a value is costly, instructions take the time, and the registers of so many threads would not
-        suffice. Blocks are small then, so some compute while others wait for their clusters."""
-        cluster = schedule.get("cluster", cluster)
-        threads = schedule.get("threads", 512 if cluster == 1 else LEAST_THREADS if self.costly else THREADS_OF_BLOCK)
-        return RowLaunch(
-            vec, ragged, threads, threads, max(1, cost.THREAD_BYTES // width), cluster, False, False, False
-        )
+        """The launch for a row that registers cannot hold (`cost.threads_again`)."""
+        cluster, vectors = schedule.get("cluster", cluster), max(1, cost.THREAD_BYTES // width)
+        threads = schedule.get("threads", cost.threads_again(vec * vectors, self.alive, self.costly, cluster))
+        return RowLaunch(vec, ragged, threads, threads, vectors, cluster, False, False, False)
 
     def _unheld(
         self, vec: int, ragged: bool, width: int, row: int, too_long: bool, extents: Extents, schedule: Mapping[str, int],
@@ -473,9 +469,10 @@ class Reduction(Reads):
         """The launch for long rows that are read once, since nothing is written along them and all statistics take one pass.
         Registers hold no more than is in flight, and a row has no more blocks than fill all SMs."""
         cluster, most, least = 1, cost.MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch)
-        while cluster < most and rows * cluster < least and 2 * cluster * STREAMING * vec <= columns:
+        while cluster < most and rows * cluster < least and 2 * cluster * cost.STREAMING * vec <= columns:
             cluster *= 2
-        return self._read_again(vec, ragged, width, {"threads": STREAMING}, cluster)
+        threads = cost.threads_of_pass(rows * cluster, processors(arch))
+        return self._read_again(vec, ragged, width, {"threads": threads}, cluster)
 
     def _filling(self, how: RowLaunch, rows: int, arch: str | None) -> RowLaunch:
         """The launch with larger blocks where few rows would leave SMs without threads."""

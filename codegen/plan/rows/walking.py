@@ -60,6 +60,7 @@ CLUSTERS = (2, 4, 8)
 TOGETHER = {1: 132, 2: 66, 4: 30, 8: 15}  # clusters of one block for each SM that an H100 runs at a time
 # Blocks may keep pace if each has rows of so many bytes: an H200 counts one block's row in 1.6 ns, in which its memory reads 8 KB
 PACED_BYTES = 8 * 1024
+LEAST_PARTS = 64  # groups of rows: means of a softmax of 256 rows took an H200 9.9 us, 12.7 with one row in each, and 12.5 with eight
 LONG = 8  # a call is long if each thread has so many rows
 
 # Where no row is whole in a block, and where rows meet at places
@@ -70,6 +71,9 @@ MOST_ROWS = 64  # as many, if there are places for all SMs
 # Bytes of rows that such a thread reads at a time: of up to so many rows, others load meanwhile. Sums of 49 rows took an H100 54 us for
 # 66 with more, those of 2 rows 167 for 162
 PLACE_BYTES, FEWEST_ROWS, MORE_PLACE_BYTES = 32, 4, 128
+# If expensive values are computed: rows of such a thread, and threads of its block. Sums of 16 rows of sines took an H200 88 us, and 120
+# with one row of each of 256 threads
+COSTLY_ROWS_HELD, COSTLY_THREADS = 2, 128
 OWN_STEPS = 2.0  # steps of a part, besides its rows: to begin, and to add up its results
 
 
@@ -234,6 +238,8 @@ class _WholeRows:
         long = paced and (rows is None or rows >= LONG * parts * (threads // per_row))
         if apart > 1 and rows is not None and not paced:  # only this may depend on the number of rows
             parts = least_steps(apart, slots, steps)
+        if rows is not None and needs.sums:  # few rows: partial results are not more than what is read
+            parts = min(parts, max(LEAST_PARTS, rows * needs.width // needs.sums))
         parts = min(parts, _most_parts.get())
         resident = 0 if self.takes_freely(vectors, cluster, paced) else resident
         launch = WalkLaunch(
@@ -340,14 +346,15 @@ def by_place(
         per_row *= 2
     vectors = -(-count // per_row) if whole else 1
     pieces = -(-count // (per_row * vectors))
-    threads = max(per_row, schedule.get("threads", THREADS))
+    busy = needs.costly and rows > FEWEST_ROWS and COSTLY_ROWS_HELD * vectors * needs.width <= PLACE_BYTES
+    threads = max(per_row, schedule.get("threads", COSTLY_THREADS if busy else THREADS))
     enough = rows <= FEW_ROWS or places * pieces * per_row >= processors(arch) * RESIDENT
     if _most_parts.get() < ANY:  # for tests of the kernel that walks down few rows
         return None
     if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
         return None
-    # Other threads load while one computes an expensive value
-    allowed = 1 if needs.costly else MOST_ROWS_HELD
+    # Where an expensive value is computed, other threads load meanwhile
+    allowed = COSTLY_ROWS_HELD if busy else 1 if needs.costly else MOST_ROWS_HELD
     most_bytes = MORE_PLACE_BYTES if rows > FEWEST_ROWS else PLACE_BYTES
     at_once = max(1, min(allowed, most_bytes // (vectors * needs.width), most_rows()))
     at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost

@@ -11,7 +11,8 @@ import pytest
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
-from codegen.measuring.compiled.compile import compile_call
+from codegen.measuring.compiled.compile import Variant, compile_call, compile_kernel
+from codegen.plan.rows import cost
 from codegen.runtime.call.arguments import Types
 from codegen.shared import RowLaunch
 from tests.making import make_op, spec_text
@@ -86,3 +87,13 @@ def test_masks_in_narrow_vectors_of_ragged_rows(tmp_path, columns):
     x = np.asarray(x, np.float64)
     v = np.where(keep, x, np.pad(x, ((0, 0), (2, 0)))[:, :columns])
     assert np.array_equal(np.asarray(found, np.float64), v - v.max(1, keepdims=True))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_rest_of_a_sector_stays_in_the_cache(tmp_path, monkeypatch, lanes):
+    """A thread's vectors of 16 bytes each are halves of sectors; those of lanes together are whole ones, which nothing reads again."""
+    monkeypatch.setattr(cost.Candidates, "_threads_of_row", lambda *_: lanes)
+    text = spec_text("x: bfloat16[..., N]", "y: float32[...]", "y = sum(x, axis=N)", "y = jnp.sum(x, axis=-1)")
+    variant = Variant(Types((), "float32"), False, True, 32)
+    ptx = compile_kernel(make_op(tmp_path, text), variant, "sm_90a").ptx
+    assert ("no_allocate" in ptx) == (lanes > 1)

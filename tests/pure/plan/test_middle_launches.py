@@ -1,0 +1,30 @@
+"""Launches of kernels that reduce along axes before the innermost one, and hold a row's elements in registers."""
+
+import pytest
+
+from codegen.autodiff.backward import Derived, backward_of
+from codegen.pipeline import read_op
+from codegen.plan.launches import Extents
+from codegen.plan.op import Staged
+from codegen.plan.rows import cost
+from codegen.plan.rows.middle import CROWDED, Middle
+from codegen.shared import MiddleLaunch
+from codegen.targets import REGISTERS_OF_SM
+from tests.making import spec_text
+
+COSTLY = "v = log_sigmoid(mish(x[0]) * x[1]); y = max(log(square(v) + 0.001), axis=S)"
+
+
+@pytest.mark.parametrize("columns", [4, 16, 64])
+def test_threads_hold_what_registers_have_room_for(columns):
+    """Of a chain with many values, few elements: a thread with 32 columns wanted 255 registers and spilled others."""
+    text = spec_text("x: bfloat16[B, S, (2 N)]", "y: float32[B, N]", COSTLY)
+    made = backward_of(read_op("specs/made.yaml", text))
+    assert isinstance(made, Derived) and isinstance(made.op.plan, Staged) and made.op.plan.whole is not None
+    plan, spec = made.op.plan.whole.plan, made.op.plan.whole.spec
+    assert isinstance(plan, Middle)
+    dtypes = {a.name: spec.dtypes(a)[0] for a in spec.arrays}
+    how = plan.launch(dtypes, Extents(inner=256, total=None, columns=columns, rows=10**6), {}, "sm_90a")
+    assert isinstance(how, MiddleLaunch)
+    room = REGISTERS_OF_SM // max(how.threads, CROWDED)
+    assert cost.registers(how.vec * how.vectors, plan.alive) <= room

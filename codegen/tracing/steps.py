@@ -205,13 +205,22 @@ def _attention(
     others = jax.tree.leaves(list(params.values()))
     if getattr(mask, "name", "") != "CAUSAL" or any(others):
         return ()
-    function = functools.partial(jax.nn.dot_product_attention, scale=scale, is_causal=True, implementation="xla")
-    closed = jax.make_jaxpr(function)(*(v.aval for v in jaxpr.invars[:3]))
+    closed = jax.make_jaxpr(functools.partial(_attended, scale))(*(v.aval for v in jaxpr.invars[:3]))
     steps: list[Step] = []
     (result,) = _inline(closed.jaxpr, closed.consts, given[:3], steps, calls, Place())
     if not steps or steps[-1].outputs != (result,):
         return ()
     return (*steps[:-1], replace(steps[-1], outputs=outputs))
+
+
+def _attended(scale: float, q: Any, k: Any, v: Any) -> Any:
+    """Causal attention. q: [batch, rows, heads, size], k and v: [batch, columns, some of the heads, size]."""
+    jnp = jax.numpy
+    heads = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+    scores = jnp.einsum("btkgh,bskh->bkgts", heads, k, preferred_element_type=jnp.float32) * scale
+    seen = jnp.arange(q.shape[1])[:, None] >= jnp.arange(k.shape[1])
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1).astype(q.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(q.shape)
 
 
 def _jaxpr(found: Any) -> tuple[Any, Sequence[Any]]:

@@ -33,7 +33,7 @@ def take_in_turn(
             element = [(keys[i] << Uint32(places)) | Uint32(left)] if short else [keys[i], Uint32(left)]
             for words, word in zip(held, element, strict=True):
                 words[v * vec + i] = word if how.whole else cutlass.select_(left >= 0, word, Uint32(0))
-    _sort_down(held)
+    elements = _keep_largest(held, how.count)
     for c in cutlass.range_constexpr(how.count):
         first = held[0][0]
         mine = first == _largest_of_lanes(first, per_row)
@@ -64,22 +64,50 @@ def _first_of(mine: cutlass.Boolean, left: Uint32, lanes: cutlass.Constexpr[int]
     return mine
 
 
-def _sort_down(held: list[cute.Tensor]) -> None:
-    """Sort numbers of one or two words, the largest first: an odd-even merge sort."""
-    count, run = cute.size(held[0]), 1
+def _keep_largest(held: list[cute.Tensor], count: int) -> int:
+    """Put at least `count` of the largest of a power of two of numbers first, in order; how many. Runs of so many are sorted. Of two runs
+    the largest are those of pairs, one from the front and one from the back: they rise and fall, which half the comparisons sort."""
+    size, kept = cute.size(held[0]), 1
+    while kept < min(count, size):
+        kept *= 2
+    for begin in range(0, size, kept):
+        _sort_run(held, begin, kept)
+    apart = kept
+    while apart < size:
+        for begin in range(0, size, 2 * apart):
+            for i in range(kept):
+                _order(held, begin + i, begin + apart + kept - 1 - i)
+            half = kept // 2
+            while half > 0:
+                for i in range(begin, begin + kept):
+                    if (i - begin) // half % 2 == 0:
+                        _order(held, i, i + half)
+                half //= 2
+        apart *= 2
+    return kept
+
+
+def _sort_run(held: list[cute.Tensor], begin: int, count: int) -> None:
+    """Sort some of the numbers, the largest first: an odd-even merge sort."""
+    run = 1
     while run < count:
         apart = run
         while apart > 0:
             for start in range(apart % run, count - apart, 2 * apart):
                 for i in range(start, min(start + apart, count - apart)):
                     if i // (2 * run) == (i + apart) // (2 * run):
-                        swap = _number(held, i + apart) > _number(held, i)
-                        for words in held:
-                            one, other = words[i], words[i + apart]
-                            words[i] = cutlass.select_(swap, other, one)
-                            words[i + apart] = cutlass.select_(swap, one, other)
+                        _order(held, begin + i, begin + i + apart)
             apart //= 2
         run *= 2
+
+
+def _order(held: list[cute.Tensor], i: int, k: int) -> None:
+    """Put the larger of two numbers of one or two words first."""
+    swap = _number(held, k) > _number(held, i)
+    for words in held:
+        one, other = words[i], words[k]
+        words[i] = cutlass.select_(swap, other, one)
+        words[k] = cutlass.select_(swap, one, other)
 
 
 def _number(held: list[cute.Tensor], i: int) -> Uint32 | Uint64:

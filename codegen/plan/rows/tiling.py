@@ -34,6 +34,9 @@ COSTLY_VALUES = 6  # of one column, if an expensive value is computed: gradients
 # Registers of a thread, by estimate, from which on fewer blocks are resident, and smaller ones where not all run at a time. With as many
 # blocks, the compiler gave threads all registers that they asked for: gradients of a log over 49 rows took 179 us for 263
 MOST_OF_MANY, CROWDED_THREADS = 72, 128
+# Registers of a thread that holds two rows, by estimate, up to which it holds at least so many: of ten gradients of chains on an H200,
+# the six with fewer took 0.90 to 1.04 of the time, and the four with more 0.96 to 1.19
+ROOMY = 110
 FEW_AT_ONCE = 2  # where values crowd registers; and at least where they do not, so that enough bytes are in flight: an H200 took 0.92
 MOST_MEETING = 4  # if rows meet at places, and more blocks are resident instead: gradients of a bias took 25 us for 34
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
@@ -67,7 +70,8 @@ def tiles(
     SMs are filled, at least. `alive`: the most values of a column that are alive at once. `spread`: whether not all blocks run at a time."""
     spread = spread or apart > 1
     many = rows or 2**31
-    least = min(FEW_AT_ONCE if alive <= COSTLY_VALUES else 1, most_rows())
+    roomy = alive <= COSTLY_VALUES or cost.registers(FEW_AT_ONCE * vec, alive) <= ROOMY
+    least = min(FEW_AT_ONCE if roomy else 1, most_rows())
     at_once = 1 if ragged else max(least, rows_at_once(width, written, values, costly, arch))
     few = alive * vec >= CROWDED_VALUES or (costly and alive >= COSTLY_VALUES)
     at_once = min(at_once, FEW_AT_ONCE if few else MOST_MEETING if apart > 1 else at_once)

@@ -6,7 +6,7 @@ import pytest
 
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents
-from codegen.plan.rows import walking
+from codegen.plan.rows import tiling, walking
 from codegen.tuning.choosing import changed
 
 POINTS = """
@@ -248,3 +248,10 @@ reference: |
 """
     plan = read_op("specs/made.yaml", text).plan
     assert [(e.node.op, e.stage) for e in plan.expensive] == [("sin", 0), ("cos", 0)]
+
+
+@pytest.mark.parametrize(("vec", "alive", "rows"), [(8, 6, 2), (8, 8, 2), (8, 10, 1), (4, 13, 2)])
+def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive, rows):
+    """They would hold one: its bytes take most of the room."""
+    how = tiling.tiles(vec, False, 7 * vec, 2 * vec, 1, False, True, 1, alive, 4096, 2**14, 1, {}, "sm_90a")
+    assert how.at_once == rows

@@ -66,6 +66,8 @@ class Scores:
     apart: tuple[int, ...] = ()  # how far columns are after the first, if none is past the last; () where one may be
     neighbours: int = 1  # elements of a row of an array that may be loaded at once
     near: bool = False  # whether the scores' tangents are of numbers up to `SMALL`
+    # Gives an element of a row instead of its load: see `weights.of_rows`
+    held: Callable[[Callable[[], Numeric]], Numeric] = lambda load: load()
 
     @property
     def vec(self) -> int:
@@ -81,7 +83,7 @@ class Scores:
         """Registers (vec,) with one element for all scores. `default` stands for an input that is left out."""
         found = access.registers(src, (self.vec,), default, dtype)
         if src is not None:
-            found.fill(src[place])
+            found.fill(self.held(lambda: src[place]))
         return found
 
     def gather(

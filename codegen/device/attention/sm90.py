@@ -228,10 +228,11 @@ def _consume(
     if now >= 0:
         _first_scores(factors, rings, now)
     while now >= 0:
+        loaded = weights.of_rows(rows, sizes, memory[1], functions)
         weights.keep(state, done)
         weights.begin(state, functions)
         place = *rows, now // 4 * how.tile_n + own[1]
-        weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+        weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], loaded, functions)
         following = _told(rings[1], told, used + 1, stages)
         warpgroup.wait_group(0)
         _free(rings[2], used - 1, used > 0, stages)
@@ -243,7 +244,7 @@ def _consume(
             now = following
             _multiply(factors, rings, used, now, consumer, stages)
             place = *rows, now // 4 * how.tile_n + own[1]
-            weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], functions)
+            weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], loaded, functions)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
             following = _told(rings[1], told, used + 1, stages)
             warpgroup.wait_group(0)

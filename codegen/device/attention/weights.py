@@ -13,7 +13,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import BFloat16, Boolean, Float32
+from cutlass import BFloat16, Boolean, Float32, Int32
 
 from codegen.device import functions as device
 from codegen.device.attention import hopper
@@ -86,12 +86,33 @@ def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32
     return top, total * shrunk, shrunk
 
 
+Loaded = tuple[tuple[list[Any], list[Any]], ...]  # of each of a thread's rows: with the mask, and where that holds
+
+
+def of_rows(rows: tuple, sizes: tuple, tensors: tuple, functions: Functions) -> Loaded:
+    """What the scores read for each row, in the order in which their function does. A tile would wait for the L2 cache."""
+    places, row = rows
+    found: Loaded = tuple(([], []) for _ in range(2))
+    for r, both in enumerate(found):
+        for masked, values in zip((True, False), both, strict=True):
+
+            def kept(load: Callable[[], Any], values: list[Any] = values) -> Any:
+                values.append(load())
+                return values[-1]
+
+            at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), (Int32(0),), sizes, apart=(0,), held=kept)
+            functions.score(at, cute.full((1,), 0.0, Float32), tensors, masked)
+    return found
+
+
 def _score(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool, loaded: Loaded
 ) -> None:  # fmt: skip
     """Replace products of a row with their scores."""
 
     def scores(at: Scores, products: Any) -> Any:
+        values = iter(loaded[r][0 if masked else 1])
+        at = replace(at, held=lambda _: next(values))
         if not masked:
             at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
         return functions.score(at, products, tensors, masked)
@@ -117,7 +138,7 @@ def _change(
 @cute.jit
 def weigh(
     s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr[Functions],
+    loaded: cutlass.Constexpr[Loaded], functions: cutlass.Constexpr[Functions],
 ) -> None:  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
@@ -129,7 +150,7 @@ def weigh(
         for r in cutlass.range_constexpr(2):
             _small_exponentials(s, r, state, largest, functions)
     else:
-        _score_all(s, place, plain, sizes, tensors, functions)
+        _score_all(s, place, plain, sizes, tensors, loaded, functions)
         if cutlass.const_expr(functions.raises):
             for r in cutlass.range_constexpr(2):
                 _exponentials(s, r, state, functions)
@@ -144,16 +165,16 @@ def weigh(
 @cute.jit
 def _score_all(
     s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr[Functions],
+    loaded: cutlass.Constexpr[Loaded], functions: cutlass.Constexpr[Functions],
 ) -> None:  # fmt: skip
     """Replace products with scores; with those of no column past the last one."""
     count = cute.size(s, mode=[2])
     if plain:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, False)
+            _score(s, r, place, sizes, tensors, functions, False, loaded)
     else:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, True)
+            _score(s, r, place, sizes, tensors, functions, True, loaded)
         last = sizes[1] - place[2]
         if cute.arch.vote_any_sync(last <= 8 * count - 7):
             outside = Float32(-math.inf if cutlass.const_expr(functions.raises) else 0.0)

@@ -373,13 +373,13 @@ def selective_scan_frozen_stage3_rows_launch(
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage3_held_t1(dt, a, approx):
+def selective_scan_frozen_stage3_held_t1(dt, a):
     """t1, on one vector of each operand: several passes need it."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(step * a, approx)
+    t1 = device.exp(step * a, False)
     return t1
 
 
@@ -527,7 +527,6 @@ def selective_scan_frozen_stage3_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     t1 = selective_scan_frozen_stage3_held_t1(
                         device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                        approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rT1Held[None, v].store(t1)
@@ -555,7 +554,6 @@ def selective_scan_frozen_stage3_kernel(
                     else:
                         t1 = selective_scan_frozen_stage3_held_t1(
                             device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                            approx,
                         )
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
@@ -688,7 +686,7 @@ def selective_scan_frozen_stage3_places(
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
                 t1 = selective_scan_frozen_stage3_held_t1(
-                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]), approx,
+                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
                 )
                 if cutlass.const_expr(how.holds_expensive):
                     rT1Held[None, v].store(t1)
@@ -707,7 +705,6 @@ def selective_scan_frozen_stage3_places(
                     else:
                         t1 = selective_scan_frozen_stage3_held_t1(
                             device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
-                            approx,
                         )
                     column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),

@@ -296,7 +296,7 @@ def xlstm_gates_backward_stage2_launch(
 
 def xlstm_gates_backward_stage2_xla(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = i - cumsum_of_b_s_h
+    t0 = jax.lax.optimization_barrier(i - cumsum_of_b_s_h)
     t2 = jnp.where(dweight == 0.0, 0.0, dweight * jnp.exp(t0 - jnp.maximum(t0, t1)))
     t3 = dstabiliser - t2
     t4 = t0 > t1

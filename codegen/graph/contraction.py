@@ -6,8 +6,8 @@ used with a statistic of itself, the last bit decides: `z == max(z)` finds no el
 not 0.
 
 So a value that is reduced, and also used together with the result, is *pinned*: each product and sum in it is rounded
-separately, in kernels and in jnp. The argument of a maximum or minimum is always pinned, because the result may be stored and
-compared elsewhere.
+separately, in kernels and in jnp. The argument of a maximum, a minimum or a running maximum is always pinned, because the result may be
+stored and compared elsewhere.
 
 Where a second kernel recomputes a pinned value, a node of its graph marks the value (`PINNED`). A function may be approximate in
 one kernel and precise in another, because `math: auto` depends on what it reaches there (`precision.py`). The mark of such a
@@ -63,6 +63,9 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
     return Rounding(frozenset(products), frozenset(sums), frozenset(functions))
 
 
+EXTREMES = frozenset({"max", "min", "cummax"})  # results that equal one of their elements
+EXTREMES = frozenset({"max", "min", "cummax"})  # whose results equal one of their elements
+MET = frozenset({*REDUCTIONS, *EXTREMES})  # what a value may be used together with
 WHOLE = frozenset({"contract", *ALONE})  # operations that no second kernel computes again
 
 
@@ -71,12 +74,12 @@ def meetings(nodes: Sequence[Node], among: Container[int] | None = None) -> Iter
     reductions, or of those `among` these nodes, by identity."""
     users = users_of(nodes)
     for reduction in nodes:
-        if reduction.op not in REDUCTIONS or reduction.args[0].kind != "float":
+        if reduction.op not in REDUCTIONS and reduction.op not in EXTREMES or reduction.args[0].kind != "float":
             continue
         if among is not None and id(reduction) not in among:
             continue
         (reduced,) = reduction.args
-        if reduction.op in ("max", "min") and is_computed(reduced):
+        if reduction.op in EXTREMES and is_computed(reduced):
             yield reduced, reduction
         inside = {id(n): n for n in made_of(reduced)}
         if not inside:

@@ -54,7 +54,7 @@ def deciding_types(
     `leaves` are nodes that are read from arrays, by identity, with the type of these."""
     assigned = [s for s in statements if s.name in outputs]
     order = list(topological((s.value for s in assigned), lambda n: id(n) in leaves))
-    ways = _ways(order, assigned, outputs)
+    ways = _ways(order, assigned, outputs, leaves)
     wide = {t: True not in widths(t, variables) for t in {*outputs.values(), *inputs.values(), *leaves.values()}}
     arrays = _arrays(order, inputs, leaves)
     found: dict[int, frozenset[str]] = {}
@@ -74,16 +74,16 @@ def deciding_types(
 
 
 def _ways(
-    order: Sequence[Node], assigned: Sequence[Statement], outputs: Mapping[str, str]
+    order: Sequence[Node], assigned: Sequence[Statement], outputs: Mapping[str, str], leaves: Mapping[int, str]
 ) -> dict[int, set[tuple[str, bool]]]:
-    """The outputs' types that each node reaches, and whether through a statistic."""
+    """The outputs' types that each node reaches, and whether through a statistic. Nothing is reached through a leaf."""
     ways: dict[int, set[tuple[str, bool]]] = {id(n): set() for n in order}
     for statement in assigned:
         ways[id(statement.value)].add((outputs[statement.name], False))
     for node in reversed(order):
         own = ways[id(node)]
         reduced = {(t, True) for t, _ in own}
-        for i, argument in enumerate(node.args):
+        for i, argument in enumerate(() if id(node) in leaves else node.args):
             summed = node.op in STATISTICS or i in SUMMED.get(node.op, ())
             passed = reduced if summed else {("float32", False)} if node.op in SCANS else own
             if id(argument) in ways:

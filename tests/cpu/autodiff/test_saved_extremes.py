@@ -1,5 +1,8 @@
-"""Values of products that a forward saves, and whose largest element the backward searches."""
+"""Extremes whose elements another kernel finds again: those of values that a forward saves, and running ones."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from codegen.checking.draw import Case
@@ -24,3 +27,29 @@ def test_the_largest_of_saved_scores_is_found(dtype, tmp_path):
     sizes = {"B": 1, "Q": 9, "S": 17, "H": 1, "D": 16, "E": 16}
     case = Case(Types((("T", dtype),)), (), tuple(sizes.items()), (), (), False, 1.0, 0)
     check_gradient_case(make_op(tmp_path, TEXT), "xla", case)
+
+
+RUNNING = spec_text(
+    "x: T[..., N]; w: T[...]; gate: T[..., N]", "y: T[..., N]", "y = cummax(gelu(x * w) * gate, axis=N)",
+    "y = jax.lax.cummax(jax.nn.gelu(x * w[..., None], approximate=False) * gate, axis=x.ndim - 1)",
+    types="{T: [float32, bfloat16]}",
+)  # fmt: skip
+
+
+def test_equal_elements_share_the_gradient_of_a_running_maximum(tmp_path):
+    """The kernel that writes gradients computed gelu approximately, the one before it exactly. It found one of two equal elements
+    above the running maximum, or below it: gradients were twice as large, or were lost."""
+    op, rows, size, first, second = make_op(tmp_path, RUNNING), 64, 100, 10, 60
+    x, gate, dy = (np.random.default_rng(i).standard_normal((rows, size)).astype("float32") for i in range(3))
+    x, gate = np.abs(x) / 4, np.abs(gate) / 4
+    x[:, [first, second]], gate[:, [first, second]] = np.linspace(1.3, 4, rows)[:, None], 2
+    x, w, gate, dy = (jnp.asarray(a, jnp.bfloat16) for a in (x, np.ones(rows), gate, dy))
+    _, pull = jax.vjp(lambda x, w, g: op(x, w=w, gate=g, implementation="interpret"), x, w, gate)
+    found = np.asarray(pull(dy)[2], float)[:, [first, second]]
+    wide, activated = (
+        np.asarray(dy, float),
+        np.asarray(jax.nn.gelu(jnp.asarray(x, "float32"), approximate=False), float),
+    )
+    later = wide[:, second:].sum(1) / 2
+    wanted = np.stack([wide[:, first:second].sum(1) + later, later], 1) * activated[:, [first]]
+    np.testing.assert_allclose(found, wanted, rtol=2**-7, atol=0.05)

@@ -64,7 +64,6 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
 
 
 EXTREMES = frozenset({"max", "min", "cummax"})  # results that equal one of their elements
-EXTREMES = frozenset({"max", "min", "cummax"})  # whose results equal one of their elements
 MET = frozenset({*REDUCTIONS, *EXTREMES})  # what a value may be used together with
 WHOLE = frozenset({"contract", *ALONE})  # operations that no second kernel computes again
 
@@ -74,7 +73,7 @@ def meetings(nodes: Sequence[Node], among: Container[int] | None = None) -> Iter
     reductions, or of those `among` these nodes, by identity."""
     users = users_of(nodes)
     for reduction in nodes:
-        if reduction.op not in REDUCTIONS and reduction.op not in EXTREMES or reduction.args[0].kind != "float":
+        if reduction.op not in MET or reduction.args[0].kind != "float":
             continue
         if among is not None and id(reduction) not in among:
             continue

@@ -34,17 +34,19 @@ def part_axes(scope: Scope, tree: ast.AST) -> frozenset[str]:
 
 
 def _whole(scope: Scope, tree: ast.AST) -> Iterator[ast.Name]:
-    """The names of whole values with parts."""
-    if isinstance(tree, ast.Name) and _parts(scope, tree.id):
-        yield tree
-    if isinstance(tree, ast.Subscript):
-        return
-    children = list(ast.iter_child_nodes(tree))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in DRAWS:
-        key = [k for k in tree.keywords if k.arg == "key"]
-        children = [c for c in children if c not in (*tree.args[:1], *key)]
-    for child in children:
-        yield from _whole(scope, child)
+    """The names of whole values with parts, in their order. A formula may be nested too deeply for a function that calls itself."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Name) and _parts(scope, node.id):
+            yield node
+        if isinstance(node, ast.Subscript):
+            continue
+        children = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DRAWS:
+            key = [k for k in node.keywords if k.arg == "key"]
+            children = [c for c in children if c not in (*node.args[:1], *key)]
+        left += reversed(children)
 
 
 def _parts(scope: Scope, name: str) -> int | None:

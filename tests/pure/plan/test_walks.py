@@ -255,3 +255,12 @@ def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive
     """They would hold one: its bytes take most of the room."""
     how = tiling.tiles(vec, False, 7 * vec, 2 * vec, 1, False, True, 1, alive, 4096, 2**14, 1, {}, "sm_90a")
     assert how.at_once == rows
+
+
+@pytest.mark.parametrize(
+    ("chain", "rows", "alone"), [("x * g", 16, True), ("x * g", 17, False), ("gelu(x) * g", 16, False)]
+)
+def test_few_rows_of_few_places_are_summed_by_one_kernel(chain, rows, alone):
+    """Parts of them would be added up by a second kernel. Where values are expensive, more threads take less than that."""
+    how = launched(MEETING.replace("CHAIN", chain), Extents(1024, 64 * rows * 1024, 1024, rows, 64))
+    assert how.by_place == alone

@@ -1,7 +1,7 @@
 """Ops on sharded arrays, on eight virtual devices of the CPU: results, and the collectives in the compiled program.
 
 A kernel cannot be compiled for these devices. Its path through JAX is tested with a stand-in in jnp that computes the
-kernel's results on one shard. The kernels themselves are interpreted, on the shards that the same rules make.
+kernel's results on one shard. `test_kernels_on_shards` interprets the kernels themselves.
 """
 
 import functools
@@ -383,106 +383,6 @@ def test_parts_of_all_shards_are_folded(op, expected, dtype):
         lambda p: shards.fold(op, p, ("a", "b")), mesh=mesh, in_specs=P(("a", "b")), out_specs=P(), check_vma=False
     )
     np.testing.assert_allclose(jax.jit(run)(parts), expected(parts, 0), rtol=1e-5)
-
-
-# The kernels, interpreted, on the shards that the rules make
-
-
-def on_shards(op: Op, args, specs, **keywords):
-    """An op's outputs, with its interpreted kernel run on every shard."""
-    mesh = make_mesh()
-    key, operands = op.bind(args, {**keywords, "implementation": "interpret"})
-    call = partition.ShardedCall(op, key, [x.shape for x in operands])
-    along = call.shards(specs, mesh.shape)
-    inner, outer = call.specs(along)
-    kernel = functools.partial(op._run_interpret, key, parts=True)
-    split = shards.Split(call.axes, along, mesh.shape)
-
-    def shard(*local):
-        return op.on_shard(key, kernel, local, split)
-
-    run = jax.shard_map(shard, mesh=mesh, in_specs=inner, out_specs=outer, check_vma=False)
-    return jax.jit(run)(*operands), along
-
-
-INTERPRETED = [
-    ("bias_relu", [((8, 24), P("a", "b")), ((24,), P("b"))]),
-    ("rmsnorm", [((8, 24), P("a")), ((24,), NONE)]),
-    ("column_mean", [((8, 24), P("a", "b"))]),
-    ("full_sum_squares", [((8, 24), P("a", "b"))]),
-    ("drmsnorm", [((8, 24), P("a")), ((8, 24), P("a")), ((24,), NONE)]),
-    # statistics over rows alone, and over everything
-    ("daffine", [((8, 24), P("a")), ((8, 24), P("a")), ((), NONE)]),
-    ("daffine", [((8, 24), P(None, "b")), ((8, 24), P(None, "b")), ((), NONE)]),
-    ("daffine", [((8, 24), P("a", "b")), ((8, 24), P("a", "b")), ((), NONE)]),
-    # statistics that also reduce columns: each block stores its partial results, and neighbouring columns of one result
-    # store one
-    ("dchannel_affine", [((8, 4, 6), P(None, "b")), ((8, 4, 6), P(None, "b")), ((4,), P("b"))]),
-    ("dchannel_affine", [((8, 4, 16), P(None, None, "a")), ((8, 4, 16), P(None, None, "a")), ((4,), NONE)]),
-    ("dgroup_norm", [((8, 4, 2, 9), P("a", "b")), ((8, 4, 2, 9), P("a", "b")), ((4, 2), P("b"))]),
-    # products: partial results of tiles along rows and over them, and the offset of a shard's columns
-    ("logits_logsumexp", [((8, 32), P("a")), ((48, 32), P("b")), ((8,), P("a"))]),
-    ("linear_cross_entropy", [((8, 32), NONE), ((48, 32), P(("a", "b"))), ((8,), NONE)]),
-    ("dense_amax", [((8, 32), P("a")), ((32, 48), P(None, "b")), ((48,), NONE)]),
-    ("matmul_drelu_dbias", [((8, 32), P("a")), ((48, 32), P("b")), ((8, 48), P("a", "b"))]),
-]  # fmt: skip
-
-
-@pytest.mark.turns(2)
-@pytest.mark.parametrize(("name", "given"), INTERPRETED, ids=[f"{r[0]}-{r[1][0][1]}" for r in INTERPRETED])
-def test_kernels_on_shards(name, given):
-    op = getattr(generated, name)
-    made = values(op, [shape for shape, _ in given])
-    if op.multiplied:  # exact in the type in which kernels multiply float32
-        made = [np.round(8 * v) / 8 if v.dtype == np.float32 else v for v in made]
-    got, shards = on_shards(op, made, [spec for _, spec in given])
-    assert shards
-    assert_close(got, op.reference(*made))
-
-
-FINISHED = """\
-op: column_rms
-summary: Root mean square of each column, rounded on the way, and each value over it.
-types:
-  T: [float32]
-inputs:
-  x: T[..., N]
-  w: T[N]
-outputs:
-  rms: T[N]
-  y: T[..., N]
-params:
-  eps: {type: float, default: 0.25, static: false}
-chain: |
-  rms = cast(sqrt(mean(square(x), axis=...) + eps) * w, bfloat16) + 1
-  y = x * w
-reference: |
-  rms = (jnp.sqrt(jnp.mean(x**2, axis=0) + eps) * w).astype(jnp.bfloat16).astype(jnp.float32) + 1
-  y = x * w
-grad: none
-"""
-
-
-def test_what_follows_a_fold_follows_the_fold_of_all_shards(tmp_path):
-    """The mean of the shards' roots would be another number."""
-    op = make_op(tmp_path, FINISHED)
-    x, w = normal(8, 24) * np.arange(1, 9, dtype=np.float32)[:, None], normal(24)
-    got, shards = on_shards(op, (x, w), [P("a", "b"), NONE, NONE], eps=0.5)
-    assert shards == {"...0": ("a",), "N": ("b",)}
-    assert_close(got, op.reference(x, w, eps=0.5))
-
-
-def test_elements_that_equal_the_largest_of_all_shards(tmp_path):
-    """A shard whose largest element is smaller counts none."""
-    text = spec_text(
-        "x: float32[..., N]", "y: float32[N]", "y = sum(where(x == max(x, axis=...), 1.0, 0.0), axis=...)",
-        "y = jnp.sum(x == jnp.max(x, axis=0), axis=0, dtype=jnp.float32)",
-    )  # fmt: skip
-    op, x = make_op(tmp_path, text), np.random.default_rng(0).integers(0, 3, (8, 24)).astype(np.float32)
-    x[:, 0] = -np.inf
-    got, shards = on_shards(op, (x,), [P("a", "b")])
-    assert shards == {"...0": ("a",), "N": ("b",)}
-    np.testing.assert_array_equal(got, (x == x.max(0)).sum(0, keepdims=True))
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])

@@ -81,8 +81,8 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
 
 
 def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
-    """Statements in which the state after each element of a scan that is `AGAIN` computed comes from the state before it, where that
-    is needed too. Nodes that are `known`, by identity, are read and stay."""
+    """Statements in which the state after each element is computed from the state before it, for scans in `AGAIN` whose states before
+    are needed too. Nodes that are `known`, by identity, are read and stay."""
 
     def is_known(node: Node) -> bool:
         return id(node) in known

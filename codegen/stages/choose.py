@@ -42,11 +42,8 @@ from codegen.stages.steps import make_plan as in_steps
 from codegen.stages.terms import with_terms_apart
 
 MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction | Steps]
-ONE_KERNEL: tuple[MakePlan, ...] = (
-    middle.make_plan,
-    strided.make_plan,
-    in_steps,
-)  # that computes all of what stages do
+# Of kernels that compute all of what stages do
+ONE_KERNEL: tuple[MakePlan, ...] = (middle.make_plan, strided.make_plan, in_steps)
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 

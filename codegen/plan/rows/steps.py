@@ -129,14 +129,17 @@ class Steps(Selection):
         along = {*array.axes}
         return self.selected.count if self.selected.into in along else columns if along & {*self.selected.axes} else 1
 
+    def dtype_of(self, array: Array, dtypes: Mapping[str, str]) -> str:
+        """The dtype of an array of the call, or of one that is handed on."""
+        return dtypes.get(array.name, array.dtype)
+
     def _selecting(self, found: SelectLaunch, extents: Extents, dtypes: Mapping[str, str]) -> SelectLaunch:
         """The launch of the selection, whose threads hold a row."""
         size, vec, count = extents.columns or 1, found.vec, found.count
         source = next((s.plan for s in self.steps if type(s.plan) is Selection), None)
         if size > WARP * THREAD_ELEMENTS or (count > IN_TURN and source is not None):
             if source is not None:
-                dtype = {a.name: a.dtype for a in self.handed}.get(source.source.name) or dtypes[source.source.name]
-                found = source.by_bound(found, replace(extents, inner=size), dtype)
+                found = source.by_bound(found, replace(extents, inner=size), self.dtype_of(source.source, dtypes))
             per_row = found.per_row
             while per_row * THREAD_ELEMENTS < size and per_row < MOST_THREADS:
                 per_row *= 2 if per_row > WARP else BLOCK // WARP
@@ -151,12 +154,7 @@ class Steps(Selection):
         """The launch of a step whose rows have the threads that the selection's have."""
         plan = step.plan
         if isinstance(plan, Placement):
-            return replace(
-                found,
-                in_turn=plan.holds_few(
-                    DTYPES[({a.name: a.dtype for a in self.handed} | dict(dtypes))[plan.result.name]].size
-                ),
-            )
+            return replace(found, in_turn=plan.holds_few(DTYPES[self.dtype_of(plan.result, dtypes)].size))
         if isinstance(plan, Selection):
             if not found.in_turn:
                 return found

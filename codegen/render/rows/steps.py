@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import DTYPES
@@ -130,10 +130,7 @@ class StepsContext(Context):
         return op.plan
 
     def kernel(self) -> StepsKernel:
-        columns, rows = (
-            " * ".join(self.extent_in((*self.spec.inputs, *self.spec.outputs), i) for i in some)
-            for some in self.plan.counted
-        )
+        columns, rows = map(self.product_of, self.plan.counted)
         return StepsKernel(
             [self.step(step, i) for i, step in enumerate(self.plan.steps)], rows, columns,
             [Fragment(memory_of(a), self.memory(a)) for a in self.plan.handed], self.launch_arguments(),
@@ -157,8 +154,15 @@ class StepsContext(Context):
 
     def size_of(self, axes: tuple[str, ...]) -> str:
         """The kernel's text for the number of elements along some axes of its rows."""
-        groups = [i for i, g in enumerate(self.groups) if {*g.axes} <= {*axes}]
+        return self.product_of(i for i, g in enumerate(self.groups) if {*g.axes} <= {*axes})
+
+    def product_of(self, groups: Iterable[int]) -> str:
         return " * ".join(self.extent_in((*self.spec.inputs, *self.spec.outputs), i) for i in groups)
+
+    @functools.cached_property
+    def handed(self) -> set[str]:
+        """The names of the arrays that a step writes for a later one."""
+        return {a.name for a in self.plan.handed}
 
     def selecting(self, step: Step) -> StepText:
         """The text of a selection."""
@@ -189,7 +193,7 @@ class StepsContext(Context):
 
     def tensor_of(self, array: Array) -> str:
         """The tensor from which a step reads an array."""
-        return memory_of(array) if array.name in {a.name for a in self.plan.handed} else self.tensors[array.name]
+        return memory_of(array) if array.name in self.handed else self.tensors[array.name]
 
     def where(self, array: Array) -> str:
         """The tensor from which a step reads an array, and the row in it."""
@@ -197,7 +201,7 @@ class StepsContext(Context):
 
     def targets_of(self, array: Array) -> list[str]:
         """The tensors to which a step writes an array, each with the row in it."""
-        handed = [f"{memory_of(array)}, own"] if array.name in {a.name for a in self.plan.handed} else []
+        handed = [f"{memory_of(array)}, own"] if array.name in self.handed else []
         return [*([f"{self.tensors[array.name]}, row"] if array.name in self.tensors else []), *handed]
 
 

@@ -278,7 +278,7 @@ def prepared(way: Way, kept: list[Any]) -> dict[str, Callable[[int], Any]]:
 
 
 def judged(way: Way) -> str:
-    """What is wrong with results that differ from the jnp form's, or nothing."""
+    """Says what is wrong with our results, which differ from the jnp form's; an empty string if nothing is."""
     try:
         return way.fault(way.make, way.ours, way.xla)
     except Exception as error:

@@ -1,7 +1,7 @@
 """Which of two results is at fault where they differ: both are compared with the spec's reference in float64.
 
-A gradient may be a sum of terms that cancel, such as that of a bias that a softmax does not see: then both results are rounding
-errors, and differ from each other by as much. And an element near a threshold may be rounded to its other side by either.
+The terms of a gradient may cancel: a softmax is the same whatever is added to a whole row, so that bias has the gradient 0. Then both
+results are rounding errors, and differ by as much. An element near a threshold may be rounded to its other side in either result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from codegen.runtime.ops.op import AnyOp
 
 Call = Callable[[Any], Any]
 CALLS = 8  # a single rounding error of a scalar may be small by chance
-NOISE = 4  # times as large as those of the jnp form are rounding errors that say nothing
-MORE = 2  # times as many as elements of the jnp form at the other side of a threshold
+NOISE = 4  # our errors may be so many times as large as the jnp form's: both are rounding errors
+MORE = 2  # so many times as many of our elements may be at the other side of a threshold
 
 
 def fault(op: AnyOp, binding: Binding, make: Call, ours: Call, xla: Call) -> str:

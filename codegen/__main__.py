@@ -50,23 +50,23 @@ def program(
     """Fused GPU ops for JAX from YAML: readable CuTe DSL kernels, checked against a jnp reference."""
 
 
-for name, command in (
-    ("init", spec_commands.init),
-    ("new", spec_commands.new),
-    ("build", spec_commands.build),
-    ("check", spec_commands.check),
-    ("list", spec_commands.list_ops),
-    ("schema", spec_commands.schema),
-    ("suggest", model_commands.suggest),
-    ("explain", kernel_commands.explain),
-    ("compile", kernel_commands.compile_ops),
-    ("verify", kernel_commands.verify_ops),
-    ("bench", kernel_commands.bench),
-    ("tune", tuning_commands.tune),
-    ("export", kernel_commands.export_op),
-    ("cache", kernel_commands.show_cache),
+for name, command, summary in (
+    ("init", spec_commands.init, "Make this folder a project, with a first spec."),
+    ("new", spec_commands.new, "Write a starter spec, or the spec of a JAX function."),
+    ("build", spec_commands.build, "Turn specs into kernels, JAX functions and tests."),
+    ("check", spec_commands.check, "Check that the generated files are what a build would write."),
+    ("list", spec_commands.list_ops, "List the ops, by kind or by words."),
+    ("schema", spec_commands.schema, "Print the JSON Schema of a spec, for editors."),
+    ("suggest", model_commands.suggest, "Find the parts of a JAX function that are worth an op."),
+    ("explain", kernel_commands.explain, "Show an op's graph, plan, bytes and least time."),
+    ("compile", kernel_commands.compile_ops, "Compile kernels without a GPU: registers, spills, PTX."),
+    ("verify", kernel_commands.verify_ops, "Test ops against their references with random calls."),
+    ("bench", kernel_commands.bench, "Time ops on this GPU against XLA and a copy."),
+    ("tune", tuning_commands.tune, "Search for faster launches on this GPU."),
+    ("export", kernel_commands.export_op, "Write an op with its kernel as a jax.export artifact."),
+    ("cache", kernel_commands.show_cache, "Show or remove the kernels and builds kept on disk."),
 ):
-    app.command(name)(command)
+    app.command(name, short_help=summary)(command)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ Tests = Annotated[
 ]
 Names = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[OP]...", help="Names of ops; by default all.", autocompletion=built_ops),
+    typer.Argument(metavar="OP", help="Names of ops; by default all.", autocompletion=built_ops),
 ]
 Archs = Annotated[
     str | None, typer.Option("--arch", help="Architectures, separated by commas.", show_default=USUAL, metavar="ARCH")

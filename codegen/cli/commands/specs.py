@@ -125,7 +125,7 @@ def init(specs: Specs = None, package: Package = None, tests: Tests = None) -> N
 
 def build(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="[SPEC]...", help="Spec files; by default all of --specs.")
+        list[Path] | None, typer.Argument(metavar="SPEC", help="Spec files; by default all of --specs.")
     ] = None,
     specs: Specs = None,
     package: Package = None,
@@ -221,7 +221,7 @@ def list_ops(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[WORD]...", help="Only ops with these words in name or summary.", autocompletion=specified_ops
+            metavar="WORD", help="Only ops with these words in name or summary.", autocompletion=specified_ops
         ),
     ] = None,
     kind: Kind = "",

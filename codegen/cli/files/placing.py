@@ -51,12 +51,11 @@ def is_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A context that adds the file to an OSError without one, such as the error of a full disk."""
+    """A context whose OSErrors name this file. That of a full disk names none, others one that is replaced later."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,18 @@ def test_help_has_a_short_name_and_examples(run, name):
     assert f"Example: codegen {name}" in " ".join(short.out.split())
 
 
+def test_the_list_of_commands_is_whole_sentences(run):
+    rows = run("--help").out.partition("Commands:\n")[2].strip().splitlines()
+    assert [row.split()[0] for row in rows] == [c.name for c in app.registered_commands]
+    assert [row for row in rows if not row.endswith(".") or "..." in row] == []
+
+
+def test_an_error_names_the_file_that_was_asked_for(run, tmp_path):
+    write_specs(tmp_path / "specs", short=1.0)
+    result = run("explain", "short", "--svg", "missing/graph.svg")
+    assert (result.status, result.err) == (2, f"error: [Errno 2] No such file or directory: '{tmp_path}/missing/graph.svg'\n")
+
+
 def test_the_version(run):
     result = run("--version")
     assert result.status == 0

@@ -45,28 +45,28 @@ def rms_dense_stage1_row_mean(x):
     return x * x
 
 
-def rms_dense_stage1_row(eps, row_mean):
+def rms_dense_stage1_row(size_k, eps, row_mean):
     """The row's own results, from its statistics."""
-    rsqrt_of_rows = device.rsqrt(row_mean + eps, False)
-    return rsqrt_of_rows
+    where_of_rows = device.where(size_k > 0, device.rsqrt(row_mean + eps, False), 0.0)
+    return where_of_rows
 
 
 @cute.kernel
 def rms_dense_stage1_kernel(
     mX: cute.Tensor,  # (rows, K) T
-    mRsqrtOfRows: cute.Tensor,  # (rows) float32
+    mWhereOfRows: cute.Tensor,  # (rows) float32
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, K = mX.shape[0], mX.shape[1]
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
-    rRsqrtOfRows = access.registers(mRsqrtOfRows, (1, at_once))
+    rWhereOfRows = access.registers(mWhereOfRows, (1, at_once))
     sRowMean = rowwise.shared(how, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, K)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rRsqrtOfRows)
+    place = rowwise.meeting_place(how, rX, rWhereOfRows)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
@@ -85,41 +85,43 @@ def rms_dense_stage1_kernel(
         row_mean, = row.reduce([rRowMean], ("mean",), sRowMean)
 
         if row.writes():
-            rsqrt_of_rows = rms_dense_stage1_row(device.full(1, eps), device.full(1, row_mean))
-            row.store_one(rsqrt_of_rows.to(mRsqrtOfRows.element_type), mRsqrtOfRows, (index,), rRsqrtOfRows[None, u])
-    rowwise.store_together(rRsqrtOfRows, mRsqrtOfRows, first_row, place)
+            where_of_rows = rms_dense_stage1_row(
+                device.full(1, K, cutlass.Int32), device.full(1, eps), device.full(1, row_mean),
+            )
+            row.store_one(where_of_rows.to(mWhereOfRows.element_type), mWhereOfRows, (index,), rWhereOfRows[None, u])
+    rowwise.store_together(rWhereOfRows, mWhereOfRows, first_row, place)
 
 
 @cute.jit
 def rms_dense_stage1_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mRsqrtOfRows: cute.Tensor, eps: cutlass.Constexpr[float],
+    stream: cuda.CUstream, mX: cute.Tensor, mWhereOfRows: cute.Tensor, eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
-    rms_dense_stage1_kernel(mX, mRsqrtOfRows, eps, how).launch(**rowwise.grid(how, rows, stream))
+    rms_dense_stage1_kernel(mX, mWhereOfRows, eps, how).launch(**rowwise.grid(how, rows, stream))
 
 
-def rms_dense_stage1_xla(x, eps):
+def rms_dense_stage1_xla(x, size_k, eps):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    rsqrt_of_rows = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return rsqrt_of_rows
+    where_of_rows = jnp.where(size_k > 0, jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps), 0.0)
+    return where_of_rows
 
 
 def rms_dense_stage2_tiles(at: gemm.Vector, tensors: tuple):
     """What the epilogue reads of a row, read ahead of its products."""
-    mRsqrtOfRows, mY = tensors
+    mWhereOfRows, mY = tensors
     row = at.row
-    rRsqrtOfRows = at.load_one(mRsqrtOfRows, (row,))
-    return (rRsqrtOfRows,)
+    rWhereOfRows = at.load_one(mWhereOfRows, (row,))
+    return (rWhereOfRows,)
 
 
 def rms_dense_stage2_tile(at: gemm.Vector, acc: tuple, operands: tuple, tensors: tuple):
     """The epilogue of a vector of a row, from its products and from what was read ahead."""
-    mRsqrtOfRows, mY = tensors
+    mWhereOfRows, mY = tensors
     row = at.row
     iN = at.column
-    rRsqrtOfRows, = operands
-    y = rms_dense_stage2_epilogue_chain(acc[0].load(), device.floats(rRsqrtOfRows))
+    rWhereOfRows, = operands
+    y = rms_dense_stage2_epilogue_chain(acc[0].load(), device.floats(rWhereOfRows))
     at.store(y.to(mY.element_type), mY, (row, iN))
     return ()
 
@@ -129,48 +131,48 @@ def rms_dense_stage2_launch(
     stream: cuda.CUstream,
     mX: cute.Tensor,  # (rows, K) T
     mW: cute.Tensor,  # (N, K) T
-    mRsqrtOfRows: cute.Tensor,  # (rows) float32
+    mWhereOfRows: cute.Tensor,  # (rows) float32
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Contraction],
 ):
     gemm.launch(
-        stream, mX, (mW,), (mRsqrtOfRows, mY,), rms_dense_stage2_tile, batched=False, b_is_nk=True, paired="",
+        stream, mX, (mW,), (mWhereOfRows, mY,), rms_dense_stage2_tile, batched=False, b_is_nk=True, paired="",
         reads=(None, rms_dense_stage2_tiles), how=how,
     )
 
 
-def rms_dense_stage2_epilogue_chain(acc, rsqrt_of_rows):
+def rms_dense_stage2_epilogue_chain(acc, where_of_rows):
     """The chain, on one vector of each operand."""
-    y = acc * rsqrt_of_rows
+    y = acc * where_of_rows
     return y
 
 
 @cute.kernel
 def rms_dense_stage2_epilogue_kernel(
     mAcc: cute.Tensor,  # (rows, N) float32
-    mRsqrtOfRows: cute.Tensor,  # (rows) float32
+    mWhereOfRows: cute.Tensor,  # (rows) float32
     mY: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     row, _ = at.axes
     if at.valid > 0:
-        rAcc, rRsqrtOfRows = at.load(mAcc, flat.read(mRsqrtOfRows, (row,)))
-        y = rms_dense_stage2_epilogue_chain(device.floats(rAcc), device.floats(rRsqrtOfRows))
+        rAcc, rWhereOfRows = at.load(mAcc, flat.read(mWhereOfRows, (row,)))
+        y = rms_dense_stage2_epilogue_chain(device.floats(rAcc), device.floats(rWhereOfRows))
         at.store(y.to(mY.element_type), mY)
 
 
 @cute.jit
 def rms_dense_stage2_epilogue_launch(
-    stream: cuda.CUstream, mAcc: cute.Tensor, mRsqrtOfRows: cute.Tensor, mY: cute.Tensor,
+    stream: cuda.CUstream, mAcc: cute.Tensor, mWhereOfRows: cute.Tensor, mY: cute.Tensor,
     how: cutlass.Constexpr[Launch],
 ):
-    rms_dense_stage2_epilogue_kernel(mAcc, mRsqrtOfRows, mY, how).launch(**flat.grid(how, mY.shape, stream))
+    rms_dense_stage2_epilogue_kernel(mAcc, mWhereOfRows, mY, how).launch(**flat.grid(how, mY.shape, stream))
 
 
-def rms_dense_stage2_epilogue_xla(acc, rsqrt_of_rows):
+def rms_dense_stage2_epilogue_xla(acc, where_of_rows):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    y = acc * rsqrt_of_rows
+    y = acc * where_of_rows
     return y
 
 

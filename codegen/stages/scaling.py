@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import DTYPES, Call, Chain, Leaf, Node, Statement, as_multiplied, lost_axes, topological
-from codegen.graph.ops import IN_STAGES
+from codegen.graph.ops import IN_STAGES, REDUCTIONS
 from codegen.language.unparse import unparse
 from codegen.plan.gemms.loading import loaded
 from codegen.plan.gemms.narrow_tiles import SOURCES
@@ -68,6 +68,7 @@ class _Mover:
         self.origins: dict[int, Node] = {}
         self.before: dict[int, Node] = {}
         self.scaled: dict[tuple[int, tuple[str, ...]], Scaled] = {}
+        self.guards = self.found_guards()
 
     def statements(self) -> tuple[Statement, ...]:
         """The statements that outputs still need, with the scales moved."""
@@ -80,7 +81,7 @@ class _Mover:
         for node in topological([value], lambda n: id(n) in self.made):
             if id(node) in self.made:
                 continue
-            args = tuple(self.made[id(a)] for a in node.args)
+            args = tuple(self.guarded(a, node) for a in node.args)
             own = node
             if any(a is not b for a, b in zip(args, node.args, strict=True)):
                 own = self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
@@ -89,6 +90,37 @@ class _Mover:
             self.made[id(node)] = own
             self.origins[id(own)] = node
         return self.made[id(value)]
+
+    def found_guards(self) -> dict[int, tuple[str, ...]]:
+        """The scales that depend on the size of what their factors contract, and the axes. Where it is 0, a mean is NaN, and NaN times
+        the sum of no elements would be too."""
+        found: dict[int, tuple[str, ...]] = {}
+        for node in self.spec.read.nodes:
+            if node.op != "contract" or node.kind != "float":
+                continue
+            axes = lost_axes(node)
+            for terms in (self.terms(factor, axes) for factor in node.args):
+                found |= {
+                    id(n): axes
+                    for _, n in (terms.scales if terms and not terms.left else ())
+                    if _depends_on_sizes(n, axes)
+                }
+        return found
+
+    def guarded(self, value: Node, user: Node) -> Node:
+        """An argument of a node. A scale with a guard scales by 0, or divides by 1, where the contracted axes are empty, in all values
+        that have these axes."""
+        made, axes = self.made[id(value)], self.guards.get(id(value), ())
+        if not axes or user.op not in ("mul", "div") or not {*axes} <= {*user.dims}:
+            return made
+        other = self.graph.const(1.0 if user.op == "div" else 0.0)
+        found = made
+        for axis in axes:
+            size = self.graph.node("size", attr=axis, kind="int", dims=())
+            some = self.graph.node("gt", (size, self.graph.const(0)), kind="bool", dims=())
+            found = self.graph.node("where", (some, found, other), kind="float", dims=made.dims)
+        self.origins[id(found)] = value
+        return found
 
     def call_again(self, node: Node, own: Node) -> None:
         if (call := self.graph.calls.get(id(node))) is not None:
@@ -189,3 +221,11 @@ class _Mover:
             return name
         alone = Chain((Statement("value", None, value),), self.graph)
         return unparse(alone, (), {a.name for a in self.spec.arrays}).splitlines()[-1].partition(" = ")[2]
+
+
+def _depends_on_sizes(scale: Node, axes: tuple[str, ...]) -> bool:
+    """Whether a value without some axes depends on their sizes."""
+    along = (
+        lost_axes(n) if n.op in REDUCTIONS else (n.attr,) for n in topological([scale]) if n.op in (*REDUCTIONS, "size")
+    )
+    return any({*axes} & {*names} for names in along)

@@ -1,4 +1,5 @@
-"""Gradients through reductions over axes of size 0 are those of the reference, computed by JAX."""
+"""Reductions over axes of size 0: gradients through them are those of the reference, computed by JAX, and a scale that is made of
+them does not spoil the product behind which it moved."""
 
 import functools
 
@@ -58,3 +59,25 @@ def test_gradients_over_nothing_are_those_of_the_reference(ops, name, shape, mon
             ours = jax.jit(functools.partial(pulled, own))()
         for found, expected in zip(ours, wanted, strict=True):
             np.testing.assert_array_equal(found, expected)
+
+
+SCALES = {
+    # name: the product whose scale moves behind it, where K is 0
+    "of rows": "(x * rsqrt(mean(square(x), axis=K))) @ w",
+    "a divisor": "(x / sum(abs(x), axis=K)) @ w",
+    "of both factors": "(x / sum(abs(x), axis=K)) @ (w * rsqrt(mean(square(w), axis=K)))",
+    "of the size": "(x * rsqrt(size(K))) @ w",
+}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+@pytest.mark.parametrize("name", some(SCALES, 2))
+def test_a_product_of_nothing_is_zero_whatever_its_scale(tmp_path, name, implementation):
+    op = make_op(
+        tmp_path,
+        "op: scaled\nsummary: Of nothing.\ntypes: {T: [float16, bfloat16]}\ninputs:\n  x: T[..., K]\n  w: T[K, N]\n"
+        f"outputs:\n  y: T[..., N]\nchain: y = {SCALES[name]}\nreference: jnp.zeros((*x.shape[:-1], w.shape[1]))\n",
+    )
+    assert all(not s.why for s in op.plan.scaled), "no scale moved"
+    x, w = jnp.zeros((3, 0), "float16"), jnp.zeros((0, 8), "float16")
+    np.testing.assert_array_equal(op(x, w, implementation=implementation), np.zeros((3, 8)))

@@ -192,12 +192,12 @@ PRODUCTS = {
 
 
 # What scales a factor multiplies the product where the factor is then multiplied as it is in memory: (spec, stages, the reason why
-# it stays on the factor)
+# it stays on the factor). A statistic is 0 where K is (`where`).
 NORM = "n = x * rsqrt(mean(square(x), axis=K) + 1.0); "
 INT8 = "y = x @ (cast(q, bfloat16) * s)"
 SCALED = {
     "a statistic": ((DENSE, "y: bfloat16[..., N]", f"{NORM}y = relu(n @ w)"),
-                    [("row", "x -> rsqrt_of_rows"), ("gemm", "x w rsqrt_of_rows -> y")], ""),
+                    [("row", "x -> where_of_rows"), ("gemm", "x w where_of_rows -> y")], ""),
     "inputs": ((f"{DENSE}; r: float32[...]; s: float32[N]", "y: bfloat16[..., N]", "y = (x * r) @ (w / s)"),
                [("gemm", "x w r s -> y")], ""),
     "a factor that is an output": ((DENSE, "y: bfloat16[..., N]; n: bfloat16[..., K]", f"{NORM}y = n @ w"),
@@ -209,8 +209,8 @@ SCALED = {
                                   "y = cast(x * r, bfloat16) @ w"),
                                  [("elementwise", "x r -> factor_of_rows_k"), ("gemm", "w factor_of_rows_k -> y")], None),
     "a factor that is used again": ((*LAYERS, f"{NORM}z = n @ w; y = (z @ v) * n"),
-                                    [("row", "x -> rsqrt_of_rows"), ("gemm", "x w rsqrt_of_rows -> z"),
-                                     ("gemm", "x v rsqrt_of_rows z -> y")], ""),
+                                    [("row", "x -> where_of_rows"), ("gemm", "x w where_of_rows -> z"),
+                                     ("gemm", "x v where_of_rows z -> y")], ""),
     "a scale at a computed index": ((f"{DENSE}; t: float32[B]", "y: bfloat16[..., N]", "y = x @ (w * take(t, index(N) // 8, axis=B))"),
                                     [("elementwise", "w t -> factor_of_k_n"), ("gemm", "x factor_of_k_n -> y")],
                                     "what follows the product would leave its kernel"),

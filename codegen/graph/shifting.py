@@ -38,11 +38,13 @@ def _index(graph: Graph, axis: str) -> Node:
     return graph.node("index", attr=axis, kind="int", dims=(axis,))
 
 
-def evaluated_at(graph: Graph, value: Node, axis: str, by: int) -> Node:
-    """The value `by` positions back along an axis."""
-    made: dict[int, Node] = {}
-    for node in topological([value], lambda n: axis not in n.dims):
-        made[id(node)] = _moved(graph, node, [made[id(a)] for a in node.args if id(a) in made], axis, by)
+def evaluated_at(graph: Graph, value: Node, axis: str, by: int, made: dict[int, Node] | None = None) -> Node:
+    """The value `by` positions back along an axis. `made` keeps what other values have in common with it, for a graph, an axis and a
+    number of positions."""
+    made = {} if made is None else made
+    for node in topological([value], lambda n: axis not in n.dims or id(n) in made):
+        if id(node) not in made:
+            made[id(node)] = _moved(graph, node, [made[id(a)] for a in node.args if id(a) in made], axis, by)
     return made[id(value)]
 
 

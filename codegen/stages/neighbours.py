@@ -77,9 +77,10 @@ def _families(graph: Graph, nodes: tuple[Node, ...], wanted: Callable[[Node], bo
     own = {id(n) for n in nodes}
     values = [n for n in nodes if n.kind == "float" and n.args and n.op != "shift" and wanted(n)]
     for axis, steps in _steps(nodes).items():
+        made: dict[int, dict[int, Node]] = {by: {} for by in steps}
         for value in values:
             if _is_read_at_its_place(value, axis):
-                moved = {by: evaluated_at(graph, value, axis, by) for by in steps}
+                moved = {by: evaluated_at(graph, value, axis, by, made[by]) for by in steps}
                 there = {by: n for by, n in moved.items() if id(n) in own and n is not value}
                 if there:
                     yield Family(value, axis, there)

@@ -72,7 +72,7 @@ class GemmOp(Op[P, R]):
         found = super().arrays(key, operands)
         if held := [held for p in self.plan.products for held in p.sizes]:
             axes = arguments.bind_axes(self.spec, found)
-            found |= {name: jnp.asarray(axes.extents[axis], jnp.int32) for name, axis in held}
+            found |= {name: jnp.asarray(math.prod(axes.shape((axis,))), jnp.int32) for name, axis in held}
         return found
 
     # The products, then the epilogue

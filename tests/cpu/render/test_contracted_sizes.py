@@ -25,3 +25,17 @@ def test_of_an_array_that_only_another_output_reads(tmp_path):
     for implementation in ("interpret", "xla"):
         testing.check_op(op, implementation, examples=1)
     testing.check_gradient(op, "interpret", examples=1)
+
+
+def test_of_the_rows_that_a_product_contracts(tmp_path):
+    reference = (
+        "y = jnp.einsum('rk,rn->kn', x.reshape(-1, x.shape[-1]), w.reshape(-1, w.shape[-1])) / (x.size // x.shape[-1])"
+    )
+    spec = spec_text(
+        "x: T[..., K]; w: T[..., N]", "y: T[K, N]", "y = dot(x, w, axis=...) / size(...)", reference,
+        types="{T: [bfloat16]}",
+    )  # fmt: skip
+    op = make_op(tmp_path, spec)
+    for implementation in ("interpret", "xla"):
+        testing.check_op(op, implementation, examples=1)
+    testing.check_gradient(op, "interpret", examples=1)

@@ -1,2 +1,13 @@
-"""Parts of a model that are one op: chains of its steps that one kernel computes, ranked by the time they save, and put in their
-place."""
+"""Finds the parts of a model that could be one op, ranks them by the time they save, and puts ops in their place.
+
+In reading order:
+  graph    a function's steps as a graph: who computes a value, and who uses it
+  cost     the memory traffic of steps
+  chains   sets of steps that one op computes
+  staged   what an op of several kernels reads again
+  losses   a loss that is computed to be differentiated
+  known    the library's op for a chain
+  program  a function with ops for its chains
+  fuse     `codegen.fuse`
+  suggest  `codegen suggest`
+"""

@@ -1,6 +1,21 @@
-"""Renders an op: a checked spec and its plan become the text of `generated/<op>.py`.
+"""The text of a generated module: spec, plan and graph become the values that a template shows.
 
 Every line that a template inserts is prepared here; templates contain the kernel's structure and no decisions.
+
+In reading order:
+  package      the files of a build
+  records      the values that templates show
+  common       what all kinds of kernel share
+  elementwise  element-wise kernels
+  turned       the same, with arrays in different orders of axes
+  rows/        the kernels of `plan/rows`
+  gemms        contractions
+  attention    attention and its gradients
+  imports      the imports of a generated module
+  literals     data as literals
+  wrapping     long lines broken
+  once         methods whose result is computed once
+  workers      work shared among processes
 """
 
 from __future__ import annotations

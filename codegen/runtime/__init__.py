@@ -1,4 +1,12 @@
-"""The names that generated files import: the JAX side of an op, and the device functions that kernels share."""
+"""The JAX side of an op, and the names that generated files import.
+
+In reading order:
+  call/      a call's arguments
+  xla/       the jnp form: the same graph evaluated by XLA
+  compiled/  kernels compiled, cached, launched or interpreted
+  sharding/  arrays on several devices
+  ops/       the JAX function itself, its backward, vmap, export
+"""
 
 from codegen.runtime.call.cast import cast as cast
 from codegen.runtime.call.described import Implementation as Implementation

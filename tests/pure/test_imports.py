@@ -197,6 +197,36 @@ def test_folders_are_small_and_long_modules_say_why():
     assert crowded + long == []
 
 
+def contents_of(package: Path) -> set[str]:
+    """The modules and packages of a package."""
+    files = {p.stem for p in package.glob("*.py")} | {p.parent.name for p in package.glob("*/__init__.py")}
+    return files - {"__init__"}
+
+
+def described_in(docstring: str) -> set[str]:
+    """The modules that a package's docstring describes: each begins a line of a list, or is in backticks."""
+    listed = re.findall(r"^  (\w+)/?  ", docstring, re.MULTILINE)
+    return {*listed, *(name.rstrip("/") for name in re.findall(r"`([\w/]+)`", docstring))}
+
+
+def test_a_package_says_what_each_of_its_modules_is_for():
+    """The list in the docstring of `__init__.py`, in the order in which a newcomer should read."""
+    packages = [p.parent for p in (ROOT / "codegen").rglob("__init__.py") if p.parent != ROOT / "codegen"]
+    texts = {package: ast.get_docstring(tree_of(package / "__init__.py")) or "" for package in packages}
+    lacking = [
+        f"{package.relative_to(ROOT)}/__init__.py: describe {name} in its docstring"
+        for package, text in texts.items()
+        for name in sorted(contents_of(package) - described_in(text))
+    ]
+    gone = [
+        f"{package.relative_to(ROOT)}/__init__.py: there is no {name}"
+        for package, text in texts.items()
+        for name in re.findall(r"^  (\w+)/?  ", text, re.MULTILINE)
+        if name not in contents_of(package)
+    ]
+    assert lacking + gone == []
+
+
 # The formatter moves a number between brackets where the line with its comment is too long
 TORN = re.compile(
     r"^ *[\w, .]+(?:: [^=\n]+)? = \(\n *[^\s#\n,]+  # .*\n *\)$|^ *[\w, .]+ = \((?:\n *[^\s#\n]+,)+\n *\)  # (?!fmt)",

@@ -1,4 +1,20 @@
-"""Attention: the main loops, and what generated functions of scores and rows get."""
+"""Attention on the device: the main loops, and what generated functions of scores and rows get.
+
+In reading order:
+  entry      the entry of generated kernels: selects a main loop
+  arguments  the arguments of the main loops
+  scores     what a generated function of scores sees: positions, other arrays
+  bounds     a mask's condition over a whole tile
+  batches    positions along the axes of the batch
+  pages      k and v in pages
+  sm80       the main loop for every architecture since Ampere
+  fragments  its tiles and fragments
+  sm90       the main loop for Hopper
+  hopper     the parts that Hopper's kernels share
+  weights    a tile's weights on Hopper
+  joining    the sum of parts that several blocks wrote
+  backward/  the gradients
+"""
 
 from codegen.device.attention import bounds as bounds
 from codegen.device.attention.arguments import bend as bend

@@ -1,1 +1,11 @@
-"""Mathematical functions on per-thread vectors, each with its error bound."""
+"""Mathematical functions on per-thread vectors, each with its error bound.
+
+The modules:
+  elementary  exponentials, logarithms, hyperbolic and error functions
+  circular    sine, cosine, tangent
+  division    quotients
+  integers    integers and bits
+  scaling     powers of two
+  narrow      numbers of 4 bits, and powers of two in a byte
+  opaque      values of which the compiler is to know less
+"""

@@ -1,4 +1,8 @@
-"""Device functions of kernels that walk down rows, where one block of a cluster writes the results of all of its blocks."""
+"""Kernels that walk down rows with clusters of blocks: the first block writes the results of all.
+
+The module:
+  meeting  sends the blocks' partial results to the first one
+"""
 
 from codegen.device.walking.meeting import gather, share_of, shared
 

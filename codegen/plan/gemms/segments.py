@@ -1,7 +1,7 @@
 """Segments of a product's rows: the columns along the innermost of b's axes, where b has several, as the heads of attention.
 
 A tile has whole segments. So its epilogue may use reductions along that axis of what is made of the products alone: registers
-have all of them before the epilogue begins (`device/gemm/segments.py`).
+have all of them before the epilogue begins (`device/gemm/folds.py`).
 """
 
 from __future__ import annotations

@@ -158,7 +158,11 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any
         factors = {
             p.acc.name: case.types.dtype(p.a) for p in op.plan.products if op.epilogue.spec.kind(p.acc) == "float"
         }
-        sizes = {n: np.asarray(case.axes.extents[axis], np.int32) for p in op.plan.products for n, axis in p.sizes}
+        sizes = {
+            n: np.asarray(math.prod(case.axes.shape((axis,))), np.int32)
+            for p in op.plan.products
+            for n, axis in p.sizes
+        }
         products, op = exact_products(op, arrays, case.axes, on_gpu()), op.epilogue
         arrays |= sizes | {name: terms.value for name, terms in products.items()}
     plan = op.plan

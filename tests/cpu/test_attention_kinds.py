@@ -15,7 +15,8 @@ def test_a_kind_is_what_plain_attention_computes(name):
     assert max(differences(KINDS[name]).values()) < ALLOWED
 
 
-@pytest.mark.parametrize("name", some(KINDS, 12, 3))
+@pytest.mark.whole
+@pytest.mark.parametrize("name", KINDS)
 def test_a_kind_on_interpreted_kernels(name):
     with interpret_mode():
         assert max(differences(KINDS[name]).values()) < ALLOWED

@@ -343,8 +343,7 @@ def _sources(
     files: dict[str, set[CodeType]] = {__file__: set()}
     for code in map(_code, functions):
         if code.co_filename != "<string>":  # a dataclass's methods
-            in_memory = code.co_filename.startswith("<")
-            files.setdefault(code.co_filename if in_memory else os.path.abspath(code.co_filename), set()).add(code)
+            files.setdefault(_path(code.co_filename), set()).add(code)
     hashes = {}
     for file, imported in sorted(files.items()):
         try:
@@ -356,6 +355,12 @@ def _sources(
             return None
         hashes[file] = hashlib.sha256(content).hexdigest()
     return hashes, tuple(sorted(constants))
+
+
+@functools.lru_cache(maxsize=1024)
+def _path(file: str) -> str:
+    """The absolute path of a file, and the name of a module that exists in memory alone."""
+    return file if file.startswith("<") else os.path.abspath(file)
 
 
 def _content(file: str) -> bytes:
@@ -387,20 +392,31 @@ def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[li
     found: list[Any] = [type(launch), launch, *map(type, members), *_launchers(launch), *records]
     while found:
         value = found.pop()
-        value = value.fget if isinstance(value, property) else value
-        module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if id(value) in seen or str(module or "builtins").partition(".")[0] in _FOREIGN:
+        if id(value) in seen:
             continue
         seen.add(id(value))
-        function = inspect.unwrap(value) if callable(value) else None
         if isinstance(value, ModuleType | type):
-            found += vars(value).values()
-        elif isinstance(function, FunctionType):
+            if not _is_foreign(value.__name__ if isinstance(value, ModuleType) else value.__module__):
+                found += vars(value).values()
+            continue
+        value = value.fget if isinstance(value, property) else value
+        if _is_foreign(getattr(value, "__module__", None)) or not callable(value):
+            continue
+        function = inspect.unwrap(value) if hasattr(value, "__wrapped__") else value
+        if isinstance(function, FunctionType):
             functions.append(function)
-            named = {n: function.__globals__[n] for n in _names(_code(function)) if n in function.__globals__}
-            constants |= {f"{name} = {v!r}" for name, v in named.items() if isinstance(v, bool | int | float | str)}
-            found += named.values()
+            for name in _names(_code(function)):
+                if name in function.__globals__:
+                    named = function.__globals__[name]
+                    if isinstance(named, bool | int | float | str):
+                        constants.add(f"{name} = {named!r}")
+                    found.append(named)
     return functions, constants
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_foreign(module: str | None) -> bool:
+    return str(module or "builtins").partition(".")[0] in _FOREIGN
 
 
 def _code(function: FunctionType) -> CodeType:

@@ -268,6 +268,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize("scale", some([-0.25, 0.5, 0.0], 2))
 def test_a_scale_of_any_sign(scale, tmp_path):
     """The kernel multiplies by a scale's magnitude where it takes exponentials; a row that sees nothing keeps weights of zero."""
@@ -295,6 +296,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize(("d", "e"), some([(16, 16), (192, 16), (192, 192)], 3), ids=str)
 def test_documents(d, e, tmp_path, monkeypatch):
     """A first kernel lists the bounds of documents over tiles; tiles of k that no row of q sees are not read. Gradients with heads of
@@ -318,7 +320,10 @@ def test_documents(d, e, tmp_path, monkeypatch):
     for x, y in zip(got, both("xla")[0], strict=True):
         np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=3e-2, atol=2e-2)
     assert len(reports) == 2
-    seen = sum(-(-last // how.tile_n) for last in (400, 270)) * how.tile_n  # of both sequences, the first documents
+    n = how.tile_n
+    seen = (
+        sum(-(-last // n) - first // n for first, last in ((0, 400), (90, 270))) * n
+    )  # of both sequences, the first documents
     assert reports[1].operands["k"].touched == seen * d * 2
     assert reports[1].operands["table"].loaded > 0
 
@@ -343,6 +348,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 def test_a_soft_cap(tmp_path, monkeypatch):
     """Where products are small against the cap, a polynomial gives exponents in fewer instructions than the scores of a chain that is
     no tangent. A negative cap has its sign twice, and weights relative to a row's largest score, since it is large."""
@@ -383,6 +389,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 def test_slopes(tmp_path, monkeypatch):
     """What the scores read of a row is loaded once for a tile of q, though several tiles of k pass: here by each thread for both of its rows."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
@@ -400,6 +407,7 @@ def test_slopes(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize("d", some([16, 192], 2))
 def test_the_gradient_of_a_soft_cap(d, tmp_path, monkeypatch):
     """Where products are small against the cap, a polynomial gives the tangents, in fewer instructions."""
@@ -434,6 +442,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 def test_a_bias(tmp_path, monkeypatch):
     """A thread loads eight neighbours of a row at once where they divide the number of columns, two where that is even."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
@@ -462,6 +471,7 @@ reference: |
 """
 
 
+@pytest.mark.usefixtures("narrow_tiles")
 @pytest.mark.parametrize(("columns", "kind"), some([(131, "float32"), (260, "float32"), (264, "bfloat16")], 3), ids=str)
 def test_the_gradient_of_a_bias(columns, kind, tmp_path, monkeypatch):
     """A block, which has several tiles, sums over the sequences that share a bias. Tiles of which the mask hides all have zeros; eight

@@ -85,3 +85,20 @@ def test_gradients_of_large_heads_have_hoppers_kernels(d, e, joint, separate, ro
     types = {a.name: "bfloat16" for a in plan.vectors} | {a.name: "float32" for a in plan.statistics}
     how = plan.launch(types, Extents(e, 4096, d, 4096, 8, 8), {}, "sm_90a")
     assert (how.joint, how.separate, (how.tile_m, how.tile_n)) == (joint, separate, rows)
+
+
+SLOPED = spec_text(
+    "q: T[B, H, Q, D]; k: T[B, H, S, D]; v: T[B, H, S, E]; slope: float32[H]", "o: T[B, H, Q, E]",
+    "o = softmax(q @ k + slope * index(S), axis=S) @ v", "o = q", types="{T: [float16, bfloat16]}",
+)  # fmt: skip
+
+
+def test_slopes_of_heads_are_summed_down_columns():
+    """Then nothing is summed along rows, and on Hopper one kernel gives all gradients."""
+    found = backward_of(read_op("specs/made.yaml", SLOPED))
+    assert isinstance(found, Derived) and not found.lacking
+    (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
+    assert (len(plan.along_rows), len(plan.along_columns)) == (0, 1)
+    launches = [plan.on_hopper(d, e) for d, e in ((64, 64), (96, 96), (128, 128), (192, 128))]
+    assert [(how.joint, how.tile_m) for how in launches if how][:3] == [(True, 128), (True, 64), (True, 64)]
+    assert launches[3] is None or not launches[3].joint

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
-import numpy as np
 
 from codegen.fusing.chains import Chain, Expressing, place_of_input
 from codegen.fusing.losses import call_of_loss, losses
-from codegen.fusing.program import Program, evaluate, program_of
+from codegen.fusing.program import Program, evaluate, of_arrays, program_of
 from codegen.pipeline import read_op
 from codegen.tracing.agreement import as_tuple
 from codegen.tracing.ops import op_of
@@ -49,24 +48,13 @@ class Fused(Generic[P, R]):
         self.report: tuple[Replaced, ...] = ()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        others = tuple(None if i in places else leaf for i, leaf in enumerate(leaves))
-
-        def of_arrays(*given: Any) -> Any:
-            found = list(others)
-            for place, value in zip(places, given, strict=True):
-                found[place] = value
-            own, keywords = jax.tree.unflatten(tree, found)
-            return self._function(*own, **keywords)
-
-        arrays = [leaves[i] for i in places]
+        own, arrays, _ = of_arrays(self._function, args, kwargs)
         if not all(
             isinstance(n, int) for a in arrays for n in a.shape
         ):  # of an export: what a chain saves is not known
             self.report = ()
             return self._function(*args, **kwargs)
-        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        closed, shape = jax.make_jaxpr(own, return_shape=True)(*arrays)
         program = program_of(closed, EXPRESSING, sequences=True)
         self.report = report_of(program, self._wanted)
         if not self.report:
@@ -93,10 +81,6 @@ def fuse(function: Callable[P, R]) -> Fused[P, R]:
     is one of arrays whose sizes are symbolic in an export.
     """
     return Fused(function, lambda chain: True)
-
-
-def is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
 
 
 def _with_losses(program: Program) -> tuple[Program, dict[Chain, Callable[..., tuple[Any, ...]]]]:

@@ -26,7 +26,7 @@ OWN_KERNEL = frozenset({"dot_general", "scatter-add"})  # in XLA, of the steps t
 OTHER = -1  # what takes an array, where it is no side of a product
 # Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
-          "remat": ("jaxpr",), "remat2": ("jaxpr",), "jit": ("jaxpr",), "pjit": ("jaxpr",)}  # fmt: skip
+          "remat": ("jaxpr",), "remat2": ("jaxpr",), "shard_map": ("jaxpr",), "custom_vjp_call": ("call_jaxpr",)}  # fmt: skip
 WITHIN = frozenset({"pad", "rev", "dynamic_slice", "shift_right_logical"})  # besides those that the language has
 SHARDED = frozenset({"sharding_constraint", "reshard"})  # they give the same elements, as others may lay them out
 APART = SHARDED | {"device_put", "optimization_barrier", "own", "reduce_precision"}
@@ -56,7 +56,12 @@ def is_recomputed(step: Step) -> bool:
     """Whether each kernel that uses a step's result may compute it again: the step has one array, with no more bytes
     than the result."""
     arrays = [v for v in step.inputs if isinstance(v, Value) and elements(v.shape) > 1]
-    if len(arrays) != 1 or len(step.outputs) != 1 or step.name not in ("custom_jvp_call", *SAME, *COMPUTED):
+    if (
+        step.saved
+        or len(arrays) != 1
+        or len(step.outputs) != 1
+        or step.name not in ("custom_jvp_call", *SAME, *COMPUTED)
+    ):
         return False
     if any(s.name != "own" and s.name not in SAME and s.name not in COMPUTED for s in step.inner):
         return False  # of a function such as `relu`
@@ -279,12 +284,13 @@ class StepGraph:
     def is_expressed(self, place: int) -> bool:
         """Whether the language can express a step."""
         step = self.steps[place]
-        if step.name in APART or not step.outputs:
+        if step.name in APART or step.saved or not step.outputs:
             return False
         if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self.is_free(place)):
             return False
         values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
-        return all(v.dtype in DTYPES for v in values) and max(elements(v.shape) for v in values) > 1
+        large = place in self.constants or max(elements(v.shape) for v in values) > 1
+        return large and all(v.dtype in DTYPES for v in values)
 
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
         """The free steps that steps need, and the values that none of these steps computes. Such a value is split or joined

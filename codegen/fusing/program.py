@@ -8,13 +8,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from codegen.fusing.chains import Chain, Expressing, chains
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph, prepared
+from codegen.tracing.naming import parameter_names
 from codegen.tracing.steps import Atom, Number, Step, Value, flatten
 
 
@@ -31,11 +34,14 @@ class Body:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """A function's steps, its chains, and the programs within its steps."""
+    """A function's steps, its chains, and the programs within its steps. `names` are those of its parameters; `search` makes programs
+    as this one was made."""
 
     graph: StepGraph
+    names: Sequence[str]
     chains: tuple[Chain, ...]
     bodies: tuple[Body, ...]
+    search: Callable[[Any], Program]
 
     def everywhere(self, times: int = 1) -> Iterator[tuple[Program, Chain, int]]:
         """Every chain, of bodies too, with its program and how often a call runs it."""
@@ -50,19 +56,42 @@ class Program:
             yield from body.program.programs(times * body.times)
 
 
-def program_of(closed: Any, expressing: Expressing, sequences: bool = False) -> Program:
-    """The program of a closed jaxpr, with `sequences` of products as chains or without."""
-    graph = StepGraph(prepared(flatten(closed, remat=False)))
+def program_of(
+    closed: Any, expressing: Expressing, sequences: bool = False, policies: tuple[Callable[..., Any], ...] = ()
+) -> Program:
+    """The program of a closed jaxpr, with `sequences` of products as chains or without. `policies` are those of the checkpoints around
+    it: what they save for a gradient is no part of a chain."""
+    flat = flatten(closed, remat=False, saves=lambda equation: any(_saves(p, equation) for p in policies))
+    graph = StepGraph(prepared(flat))
     bodies = []
     for place, step in enumerate(graph.steps):
+        within = (*policies, *_policies(step))
         for param in BODIES.get(step.name, ()):
             found = step.params[param]
             for number, one in enumerate(found) if isinstance(found, tuple) else ((None, found),):
                 inner = one if isinstance(one, core.ClosedJaxpr) else core.ClosedJaxpr(one, ())
-                program = program_of(inner, expressing, sequences)
+                program = program_of(inner, expressing, sequences, within)
                 if program.chains or program.bodies:
                     bodies.append(Body(place, param, number, step.params.get("length", 1), program))
-    return Program(graph, tuple(chains(graph, expressing, sequences)), tuple(bodies))
+    search = functools.partial(program_of, expressing=expressing, sequences=sequences, policies=policies)
+    names = parameter_names(closed.jaxpr)
+    return Program(graph, names, tuple(chains(graph, expressing, sequences)), tuple(bodies), search)
+
+
+def _policies(step: Step) -> Iterator[Callable[..., Any]]:
+    """The policy of a checkpoint; none of one that saves results of every kind, as a function without a checkpoint does."""
+    policy, scalar = step.params.get("policy"), jax.typeof(0.0)
+    if policy is not None and not _is_saved(policy(jax.lax.add_p, scalar, scalar)):
+        yield policy
+
+
+def _saves(policy: Callable[..., Any], equation: Any) -> bool:
+    return _is_saved(policy(equation.primitive, *(v.aval for v in equation.invars), **equation.params))
+
+
+def _is_saved(answer: Any) -> bool:
+    """Whether a policy's answer is to save, or to move to the host, and not to compute again."""
+    return answer if isinstance(answer, bool) else type(answer).__name__ != "RecomputeType"
 
 
 Wanted = Callable[[Chain], Callable[..., tuple[Any, ...]] | None]
@@ -140,10 +169,12 @@ def _done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted
     """The results of a step, with chains replaced within its bodies."""
     if step.name == FACTOR:
         return arguments
+    bodies = [b for b in program.bodies if program.graph.steps[b.place] is step]
+    bodies = [b for b in bodies if any(wanted(chain) for _, chain, _ in b.program.everywhere())]
+    if bodies and step.name in WHOLE:
+        return WHOLE[step.name](step, arguments, bodies[0].program, wanted)
     params = step.params
-    for body in program.bodies:
-        if program.graph.steps[body.place] is not step or not any(wanted(c) for _, c, _ in body.program.everywhere()):
-            continue
+    for body in bodies:
         old = params[body.param] if body.number is None else params[body.param][body.number]
         new = _rewritten(old, body.program, wanted)
         if new is None:
@@ -156,6 +187,76 @@ def _done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted
                 body.param: tuple(new if i == body.number else b for i, b in enumerate(params[body.param])),
             }
     return bound(step.equation, arguments, params)
+
+
+def _on_shards(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:
+    """The results of a `shard_map`, whose body is traced anew where its mesh is known."""
+    params = step.params
+    body = jax.shard_map(
+        lambda *given: tuple(evaluate(program, given, wanted)), mesh=params["mesh"], in_specs=params["in_specs"],
+        out_specs=params["out_specs"], axis_names=params["newly_manual_axes"], check_vma=params["check_vma"],
+    )  # fmt: skip
+    found: Sequence[Any] = body(*arguments)
+    return found
+
+
+def _with_derivative(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:
+    """The results of a function that has a derivative of its own. In the forward and the backward that it has, chains are replaced
+    when these are traced."""
+    used = [i for i, v in enumerate(step.equation.outvars) if not isinstance(v, core.DropVar)]
+
+    def plain(*given: Any) -> tuple[Any, ...]:
+        found = bound(step.equation, given, step.params)
+        return tuple(found[i] for i in used)
+
+    def value(*given: Any) -> tuple[Any, ...]:
+        found = evaluate(program, given, wanted)
+        return tuple(found[i] for i in used)
+
+    function: Any = jax.custom_vjp(value)
+    forward = _replaced(lambda *given: jax.vjp(plain, *given), program, wanted)
+    function.defvjp(forward, _replaced(lambda pull, d: pull(d), program, wanted))
+    results = dict(zip(used, function(*arguments), strict=True))
+    return [results.get(i) for i in range(len(step.outputs))]
+
+
+def _replaced(function: Callable[..., Any], program: Program, wanted: Wanted) -> Callable[..., Any]:
+    """A function whose chains are replaced when it is called."""
+
+    def call(*arguments: Any) -> Any:
+        own, arrays, _ = of_arrays(function, arguments)
+        closed, shape = jax.make_jaxpr(own, return_shape=True)(*arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), evaluate(program.search(closed), arrays, wanted))
+
+    return call
+
+
+# Steps that are done anew, instead of with other parameters
+WHOLE = {"shard_map": _on_shards, "custom_vjp_call": _with_derivative}
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array of numbers; JAX's zeros for the gradient of an integer have none."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic) and leaf.dtype != jax.dtypes.float0
+
+
+def of_arrays(
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any] = MappingProxyType({}),
+    is_array: Callable[[Any], bool] = is_array,
+) -> tuple[Callable[..., Any], list[Any], list[int]]:  # fmt: skip
+    """A function of the arrays among the leaves of its arguments; these arrays, and their places among the leaves."""
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    others = [None if i in places else leaf for i, leaf in enumerate(leaves)]
+
+    def own(*given: Any) -> Any:
+        found = list(others)
+        for place, value in zip(places, given, strict=True):
+            found[place] = value
+        args, kwargs = jax.tree.unflatten(tree, found)
+        return function(*args, **kwargs)
+
+    return own, [leaves[i] for i in places], places
 
 
 def _rewritten(old: Any, program: Program, wanted: Wanted) -> Any:

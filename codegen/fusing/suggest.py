@@ -12,10 +12,10 @@ import jax
 
 from codegen.errors import SpecError, UserError
 from codegen.fusing.chains import LEAST, Chain, Expressing, place_of_input
-from codegen.fusing.fuse import call_of, is_array, place_of
-from codegen.fusing.graph import FACTOR, StepGraph, elements
+from codegen.fusing.fuse import call_of, place_of
+from codegen.fusing.graph import BODIES, FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known
-from codegen.fusing.program import Program, program_of, steps_evaluated
+from codegen.fusing.program import Program, is_array, of_arrays, program_of, steps_evaluated
 from codegen.targets import Gpu
 from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, with_reference
 from codegen.tracing.axes import RESHAPE
@@ -80,23 +80,18 @@ def suggestions(function: Callable[..., Any], arguments: Sequence[Any]) -> list[
 
 def looked_at(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[list[Suggestion], list[End]]:
     """The same, and the steps at which the function's chains end."""
-    leaves, tree = jax.tree.flatten(tuple(arguments))
-    places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)]
-
-    def of_arrays(*given: Any) -> Any:
-        found = list(leaves)
-        for place, value in zip(places, given, strict=True):
-            found[place] = value
-        return function(*jax.tree.unflatten(tree, found))
-
+    own, arrays, places = of_arrays(
+        function, arguments, is_array=lambda leaf: is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    )
     try:
-        closed = jax.make_jaxpr(of_arrays)(*(leaves[i] for i in places))
+        closed = jax.make_jaxpr(own)(*arrays)
     except Exception as error:
         raise failed(function, error) from error
     program = program_of(closed, EXPRESSING)
     names = argument_names(function, arguments)
-    found = _grouped(program, {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)})
-    return found, ends(program)
+    named = {v: n for own, _ in program.programs() for v, n in zip(own.graph.flat.inputs, own.names, strict=True)}
+    named |= {v: names[i] for v, i in zip(program.graph.flat.inputs, places, strict=True)}
+    return _grouped(program, named), ends(program)
 
 
 @dataclass(frozen=True)
@@ -123,10 +118,16 @@ def ends(program: Program) -> list[End]:
 
 
 def _lacking(graph: StepGraph, place: int) -> UserError | None:
-    """The part of a step that the language lacks; None where it can be part of a chain, costs nothing or is of numbers alone."""
+    """The part of a step that the language lacks; None where it can be part of a chain, costs nothing or is of numbers alone, and for
+    a loop, whose body is searched."""
     step = graph.steps[place]
     values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
-    if graph.is_free(place) or step.equation is None or all(elements(v.shape) == 1 for v in values):
+    if (
+        graph.is_free(place)
+        or step.equation is None
+        or step.name in BODIES
+        or all(elements(v.shape) == 1 for v in values)
+    ):
         return None
     if step.name == "reshape" and not graph.is_expressed(place):
         return UserError(f"a reshape from {step.inputs[0].shape} to {step.outputs[0].shape}", RESHAPE)

@@ -55,6 +55,14 @@ def argument_names(function: Callable[..., Any], examples: Sequence[Any]) -> lis
     return unique(found)
 
 
+def parameter_names(jaxpr: Any) -> list[str]:
+    """The names of a traced function's parameters, and of keys within them, one for each array; "" where JAX does not know."""
+    names = getattr(jaxpr.debug_info, "arg_names", None) or ()
+    if len(names) != len(jaxpr.invars):
+        return [""] * len(jaxpr.invars)
+    return [proper(name) if name else "" for name in names]
+
+
 @functools.lru_cache(maxsize=64)
 def _assigned(path: str) -> dict[int, str]:
     """The name that the statement on each line of a file assigns, where it is one plain name."""

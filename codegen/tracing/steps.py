@@ -43,7 +43,16 @@ class Value:
 
     @property
     def bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * int(jax.numpy.dtype(self.dtype).itemsize)
+        return int(np.prod(self.shape, dtype=np.int64)) * _itemsize(self.dtype)
+
+
+@functools.cache
+def _itemsize(dtype: str) -> int:
+    """The bytes of an element; 0 of what has no numbers, as a key of random numbers."""
+    try:
+        return int(jax.numpy.dtype(dtype).itemsize)
+    except TypeError:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ class Place:
 @dataclass(frozen=True, eq=False)
 class Step:
     """One primitive. `inner` are the steps within a function that has its own derivative, on the same values; the last of
-    them, `own`, give its outputs. Those of attention are written out, without. `equation` is what it was read from."""
+    them, `own`, give its outputs. Those of attention are written out, without. `equation` is what it was read from. What is `saved`
+    a checkpoint's policy keeps for the gradient."""
 
     name: str
     inputs: tuple[Atom, ...]
@@ -86,6 +96,7 @@ class Step:
     place: Place
     inner: tuple[Step, ...] = ()
     equation: Any = None
+    saved: bool = False
 
     @property
     def is_attention(self) -> bool:
@@ -102,12 +113,13 @@ class Flat:
     outputs: tuple[Atom, ...]
 
 
-def flatten(closed: Any, remat: bool = True) -> Flat:
-    """The steps of a closed jaxpr. With `remat`, checkpointed functions are replaced by their steps too."""
+def flatten(closed: Any, remat: bool = True, saves: Callable[[Any], bool] = lambda equation: False) -> Flat:
+    """The steps of a closed jaxpr. With `remat`, checkpointed functions are replaced by their steps too. `saves` says of which
+    equations a checkpoint's policy keeps the results; a name is a step where it does so because of the name."""
     inputs = tuple(_value(v) for v in closed.jaxpr.invars)
     calls = CALLS | REMAT if remat else CALLS
     steps: list[Step] = []
-    outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place())
+    outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place(), saves)
     return Flat(inputs, tuple(steps), outputs)
 
 
@@ -126,8 +138,9 @@ def _value(variable: Any) -> Value:
 
 
 def _inline(
-    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Atom], steps: list[Step], calls: dict[str, str], outer: Place
-) -> tuple[Atom, ...]:
+    jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Atom], steps: list[Step], calls: dict[str, str], outer: Place,
+    saves: Callable[[Any], bool] = lambda equation: False,
+) -> tuple[Atom, ...]:  # fmt: skip
     """Append the steps of a jaxpr on these inputs. Returns its outputs."""
     there: dict[Any, Atom] = dict(zip(jaxpr.invars, inputs, strict=True))
     for variable, constant in zip(jaxpr.constvars, consts, strict=True):
@@ -140,29 +153,34 @@ def _inline(
         name, params = equation.primitive.name, equation.params
         given = tuple(map(read, equation.invars))
         place = _place(equation) or outer
+        saved = saves(equation)
         if calls.get(name):
             inner, own = _jaxpr(params[calls[name]])
-            there |= zip(equation.outvars, _inline(inner, own, given, steps, calls, place), strict=True)
-        elif name == "name" or (name == "reshard" and equation.invars[0].aval == equation.outvars[0].aval):
+            there |= zip(equation.outvars, _inline(inner, own, given, steps, calls, place, saves), strict=True)
+        elif (name == "name" and not saved) or (
+            name == "reshard" and equation.invars[0].aval == equation.outvars[0].aval
+        ):
             there[equation.outvars[0]] = given[0]  # under a mesh, JAX inserts reshards that change nothing
         elif (number := _computed(equation, given)) is not None:
             there[equation.outvars[0]] = number
         else:
             outputs = tuple(_value(v) for v in equation.outvars)
             within = _own(name, params, given, outputs, calls, place) if name in OWN else ()
-            steps.append(Step(name, given, outputs, params, place, within, equation))
+            steps.append(Step(name, given, outputs, params, place, within, equation, saved))
             there |= zip(equation.outvars, outputs, strict=True)
     return tuple(map(read, jaxpr.outvars))
 
 
 def _computed(equation: Any, given: Sequence[Atom]) -> Number | None:
-    """The number that a step computes of numbers, as the count of elements that a variance divides by; None for other steps."""
+    """The number that a step computes of numbers, as the count of elements that a variance divides by; None for other steps. A number
+    that is said to vary over a mesh's axes stays a step: what is computed with it needs to know."""
     params = jax.tree.leaves(list(equation.params.values()))
     bodies = any(isinstance(p, core.Jaxpr | core.ClosedJaxpr) for p in params)
     if (
         not given
         or bodies
         or equation.effects
+        or equation.primitive.name == "pvary"
         or len(equation.outvars) != 1
         or not _is_scalar(equation.outvars[0].aval)
     ):
@@ -234,7 +252,7 @@ def _captured(variable: Any, constant: Any) -> Atom:
 
 
 def _is_plain(dtype: Any) -> bool:
-    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
 
 
 def _number(literal: Any) -> Atom:

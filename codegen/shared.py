@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 
 WARP = 32  # threads
 HELD = 128  # rows of attention's tiles that stay, on Hopper: 64 for each of two consumers
-HALF_POWERS = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # exponents of powers that are made of a square root
+HALF_POWERS = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5)  # exponents of powers that are computed by a square root
 WHOLE_POWERS = (1.0, 2.0, 3.0, 4.0)  # exponents of powers that are products
-COUNTER = 4  # words of memory by which blocks keep pace: the first counts; so many are copied past the nearest cache
+COUNTER = 4  # words of the memory by which blocks keep pace: the first counts; copies of four words bypass the L1 cache
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,14 @@ class Launch:
     own."""
 
     vec: int  # elements of a thread
-    ragged: bool  # whether the arrays' end, or where coordinates count a row's, lies inside a vector
+    ragged: bool  # whether a vector may cross the arrays' end or, where coordinates count, a row's
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
     # Rows of a thread, if some arrays have another order of axes, or if it reads several neighbours of each
     down: int = 1
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
-    rows: int = 1  # neighbouring rows that a block has vectors of, which it reads for each other
-    lanes: int = 0  # where one of two axes is read one by one: neighbouring threads along the other axis; else 0
+    rows: int = 1  # neighbouring rows of a block, which read each other's elements
+    lanes: int = 0  # neighbouring threads along one of two axes, where the other one is read element by element; else 0
     tables: tuple[
         int, ...
     ] = ()  # elements of the tables that a block holds in shared memory; none if it reads them from memory
@@ -50,7 +50,7 @@ class ScanLaunch(Launch):
 
     along: int = 1  # warps that share an axis' elements
     steps: int = 1  # vectors of a thread at once
-    apart: bool = False  # whether lanes have scans of their own: the axis is not innermost
+    apart: bool = False  # whether each lane has its own scans, since the scanned axis is not innermost
     cluster: int = 1  # blocks that share an axis' elements
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
 
@@ -70,7 +70,7 @@ class RowLaunch:
     """The launch of a kernel that reduces along rows: what a call adds to its plan. Each launch has a compiled kernel
     of its own."""
 
-    vec: int  # columns of a vector; a whole row, where a thread has several: it may hold columns of several groups
+    vec: int  # columns of a vector; all of a row, where a thread has several rows
     ragged: bool  # whether N is not a multiple of vec
     threads: int  # of a block
     per_row: int  # threads of a block that share a row
@@ -83,7 +83,7 @@ class RowLaunch:
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
-    by_runs: bool = False  # whether rows are loaded and stored through shared memory: a thread's vectors are columns, or begin with the row
+    by_runs: bool = False  # whether rows are loaded and stored through shared memory (`device/runs.py`)
 
     @property
     def constants(self) -> dict[str, RowLaunch]:
@@ -107,13 +107,13 @@ class RowLaunch:
 
 @dataclass(frozen=True)
 class MiddleLaunch(RowLaunch):
-    """The launch of a kernel that reduces along axes before the innermost ones: a thread's vectors lie along neighbouring rows, and
-    have one element of each. Neighbouring threads have neighbouring vectors of rows; the others share these rows."""
+    """The launch of a kernel that reduces along axes before the innermost ones. A thread's vector has one element of each of `vec`
+    neighbouring rows. Neighbouring threads have neighbouring rows, and `per_row` threads share the same rows."""
 
-    # Shared memory holds a thread's elements if there are several, of which registers have `vectors` at a time
+    # With several, shared memory holds a thread's elements, and registers `vectors` of them at a time
     passes: int = 1
     parts: int = 0  # blocks that loop over all rows, where rows are reduced, too; else each block has its own rows
-    each: int = 1  # neighbouring elements that have one result
+    each: int = 1  # neighbouring elements that share a result
 
     @property
     def constants(self) -> dict[str, RowLaunch]:
@@ -139,28 +139,28 @@ class Walk:
     """The settings that a kernel which loops over rows is compiled for."""
 
     vec: int  # columns of a vector
-    ragged: bool  # whether N, or where all arrays are one long row the number of elements, is not a multiple of vec
+    ragged: bool  # whether N is not a multiple of vec; of arrays that are one long row, whether their number of elements is not
     threads: int  # of a block
     per_row: int  # threads of a block that share a row
     vectors: int  # of a thread
     cluster: int  # blocks that share a row
-    at_once: int  # rows that a thread holds: one that is reduced, others in flight
+    at_once: int  # rows that a thread has: one is reduced while the others are in flight
     exact: bool  # whether every vector of every thread lies inside a row
-    whole: bool  # whether a block, or a cluster of them, has all columns; else one vector of each of its threads
-    only_row: bool = False  # whether registers hold nothing of a row but what was read
+    whole: bool  # whether a block or a cluster has all columns; else a block has one vector of each of its threads
+    only_row: bool = False  # whether registers hold a row as it was read, and nothing that was computed of it
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
-    staged: bool = False  # whether rows come to shared memory, and one of them to registers; else all to registers
+    staged: bool = False  # whether rows are loaded to shared memory, and to registers one by one; else all to registers
     shared_sums: bool = False  # whether the partial results of a thread's columns lie there; else in registers
-    paced: bool = False  # whether blocks wait for blocks that memory serves more slowly, if a call is long
-    each: int | None = None  # neighbouring columns whose results are one, of those that no result keeps: a vector, or 1
-    first: RowLaunch | None = None  # where rows have statistics: of the kernel that writes them, unless this one does
-    by_place: bool = False  # whether few rows meet at each of many places: neighbouring threads reduce all rows of one
+    paced: bool = False  # whether in long calls blocks wait for blocks that memory serves more slowly
+    each: int | None = None  # neighbouring columns that share a result: a vector, or 1; None if each column has its own
+    first: RowLaunch | None = None  # the launch of the kernel that writes the rows' statistics, where another one does
+    by_place: bool = False  # whether each place has so few rows that neighbouring threads reduce all rows of a place
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
     by_runs: bool = False  # whether rows are loaded and stored through shared memory, as in RowLaunch
-    joins: bool = False  # whether a block's rows, which are neighbours in memory, are one run; else each is one
+    joins: bool = False  # whether a block's rows, neighbours in memory, are copied as one run; else one by one
     holds_expensive: bool = False  # whether registers hold expensive values; else each reduction recomputes them
-    settles: bool = False  # whether a block reduces all rows that meet, and writes the columns' results itself
-    meets: int = 0  # blocks of a cluster that have some of all rows each, of which the first does so; 0: others finish, or rows are alone
+    settles: bool = False  # whether a block reduces all rows of a place, and writes the columns' results itself
+    meets: int = 0  # blocks of a cluster that share all rows, and whose first one writes the results; 0 where none does
 
     @property
     def width_of_piece(self) -> int:
@@ -179,7 +179,7 @@ class WalkLaunch(Walk):
     parts, p + 2 * parts, ..., one at a time or as many as a block holds, and writes one partial result for each column."""
 
     parts: int = 1
-    long: bool = False  # whether there are so many rows that blocks keep pace, where they may
+    long: bool = False  # whether there are enough rows for blocks to keep pace, where they may
 
     @property
     def constants(self) -> dict[str, Walk]:
@@ -188,8 +188,8 @@ class WalkLaunch(Walk):
         return {"how": Walk(**{f.name: getattr(self, f.name) for f in fields(Walk)})}
 
     def blocks(self, rows: int, columns: int) -> int:
-        """The blocks that walk down the rows that meet; other kernels reduce their partial results. Even of no columns there is one piece. Of
-        `rows` places and all their columns, where each has threads of its own."""
+        """The number of blocks that walk down the rows, one at least. Where each place has its own threads (`by_place`), `rows` is the
+        number of places, and `columns` that of all their columns."""
         if self.by_place:
             return rows * -(-columns // self.width_of_piece) // (self.threads // self.per_row) + 1
         pieces = self.cluster if self.whole else -(-columns // self.width_of_piece)
@@ -208,12 +208,14 @@ class SelectLaunch:
     vec: int  # elements of a vector
     ragged: bool  # whether N is not a multiple of vec
     threads: int  # of a block
-    per_row: int  # threads of a block that share a row: some of a warp, a warp, or all
-    vectors: int  # of a thread, of a piece of the row
+    per_row: int  # threads of a block that share a row: a part of a warp, a warp, or all
+    vectors: int  # of a thread, in a piece of the row
     count: int  # elements that are selected
-    whole: bool = False  # whether registers are known to hold the whole row; in turn: and no thread holds fewer elements than others
-    bits: int = 32  # of a position in the row; fewer where one number of 32 bits has a key, too
-    in_turn: bool = False  # whether few elements are taken in turn, from what threads hold of a whole row
+    whole: bool = (
+        False  # whether registers are known to hold the whole row; with `in_turn`, equally many in each thread
+    )
+    bits: int = 32  # of a position in the row; fewer where 32 bits hold both a key and a position
+    in_turn: bool = False  # whether the largest elements are taken one after the other from a row that registers hold
 
     @property
     def constants(self) -> dict[str, SelectLaunch]:
@@ -227,7 +229,7 @@ class SelectLaunch:
 
     @property
     def few(self) -> int:
-        """The number of elements that are sorted, at most, to select the largest of them."""
+        """The most candidates that are sorted to select the largest of them."""
         return max(WARP, 2 << (self.count - 1).bit_length())
 
     @property
@@ -242,28 +244,28 @@ class SelectLaunch:
 
 @dataclass(frozen=True)
 class StepsLaunch(SelectLaunch):
-    """The launch of a kernel whose blocks compute, select and compute again, each on its own rows."""
+    """The launch of a kernel in steps: each block computes, selects, and computes again, on its own rows."""
 
     room: int = 0  # elements of a row for which shared memory has room
     steps: tuple[RowLaunch | SelectLaunch, ...] = ()
 
 
 def slot_bytes(row: int, single: bool) -> int:
-    """The bytes of shared memory for a row of so many bytes that begins anywhere in a vector of 16. `single`: threads have single
-    columns; else the last thread's vector may end one later. They are an odd number of vectors: neighbouring rows begin in different
-    banks."""
+    """The bytes of shared memory for a row of `row` bytes, which may begin anywhere in a vector of 16 bytes. With `single`, threads have
+    single columns; else the last thread's vector may end one vector later. The number of vectors is odd, so that neighbouring rows
+    begin in different banks."""
     return 16 * (-(-row // 16) + (1 if single else 2) | 1)
 
 
 # The Hopper GEMM
-STAGED_ROWS = 16  # of accumulators that each warp keeps in shared memory at once, `piece` columns wide
-GAP = 128  # bytes of a piece of them that nothing uses, part of it after each block of columns
-WARPS = 8  # that multiply
+STAGED_ROWS = 16  # rows of accumulators that each warp has in shared memory at once, `piece` columns wide
+GAP = 128  # unused bytes of such a piece, some after each block of columns
+WARPS = 8  # warps that multiply
 
 
 def stage_bytes(piece: int) -> int:
-    """The bytes of shared memory that a warp needs for pieces of so many columns: for one piece of `STAGED_ROWS` rows,
-    or two of half as many."""
+    """The bytes of shared memory that a warp needs for pieces of `piece` columns: one piece of `STAGED_ROWS` rows, or two of half as
+    many."""
     return STAGED_ROWS * piece * 4 + 2 * GAP
 
 
@@ -289,14 +291,14 @@ class Tiles(Cut):
     """How the Hopper main loop cuts a product."""
 
     stages: int  # tiles of the operands in shared memory
-    cluster_m: int = 1  # tiles above each other that share what they read of b
-    cluster_n: int = 1  # tiles side by side that share what they read of a
+    cluster_m: int = 1  # tiles above each other that share their loads of b
+    cluster_n: int = 1  # tiles side by side that share their loads of a
     pingpong: bool = False  # whether each of two warpgroups has a tile of its own, or both share one
-    group: int = 8  # rows of clusters that are walked column by column
-    blocks: int = 132  # at most: the SMs
+    group: int = 8  # rows of clusters in which tiles are taken column by column
+    blocks: int = 132  # at most: the number of SMs
     piece: int = 64  # columns of accumulators that pass through shared memory at once
-    ahead: int = 1  # pieces by which the epilogue's operands are read before they are needed
-    rolled: bool = False  # whether a loop runs the epilogue of a piece
+    ahead: int = 1  # pieces by which the epilogue's operands are prefetched
+    rolled: bool = False  # whether the epilogue of a piece is a loop, not unrolled
     # Bytes of `STAGED_ROWS` rows of operands that a warp reads ahead into shared memory; 0: into registers
     staged: int = 0
     splits: int = 1  # blocks of a cluster that share a tile, each with a part of K
@@ -318,12 +320,11 @@ class Tiles(Cut):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """The registers of a thread that loads and of a thread that multiplies. Together these are all registers of an
-        SM."""
+        """The registers of a thread that loads and of a thread that multiplies. Together they take all registers of an SM."""
         return (24, 240) if self.accumulators >= 160 else (40, 232)
 
     def shared(self, a: int, b: int) -> int:
-        """The bytes of shared memory for operands whose elements have so many bytes."""
+        """The bytes of shared memory, for operands whose elements have `a` and `b` bytes."""
         stage = (self.tile_m * a + self.tile_n * b) * self.tile_k + 16
         operands = WARPS * self.ahead * (self.staged + 2 * 8) if self.staged else 16 + 8  # and barriers; one of none
         return self.stages * stage + WARPS * stage_bytes(self.piece) + operands
@@ -342,13 +343,13 @@ class AmpereTiles(Cut):
     warps_n: int
     stages: int  # tiles of the operands in shared memory
     group: int = 8  # tiles above each other that run one after another, and find b in the L2 cache
-    blocks: int = 1  # that an SM should hold at once
-    precise: bool = False  # whether float32 is the sum of two tf32
+    blocks: int = 1  # resident blocks wanted on an SM
+    precise: bool = False  # whether a float32 is multiplied as the sum of two tf32
     warps_k: int = 1  # groups of warps_m x warps_n warps that share a tile: each has every warps_k-th piece of K
 
     @property
     def warps(self) -> int:
-        """The warps of a group, which have all of a tile."""
+        """The warps of a group, which together have a whole tile."""
         return self.warps_m * self.warps_n
 
     @property
@@ -366,7 +367,7 @@ class AmpereTiles(Cut):
         return -(-N // self.columns(paired)) * self.warps_n
 
 
-LEAST_COLUMNS = 256  # of k, for a block of attention that shares a row with others
+LEAST_COLUMNS = 256  # rows of k at least, for a block of attention that shares a row of q with others
 
 
 @dataclass(frozen=True)
@@ -379,29 +380,29 @@ class AttentionLaunch:
     e: int
     warps: int
     stages: int  # tiles of k and of v in shared memory
-    processors: int = 0  # on Hopper, whose main loop has a block for each; 0 for the main loop of all architectures
+    processors: int = 0  # SMs, each with one block of Hopper's main loop; 0 for the main loop of all architectures
     splits: int = 1  # blocks that share a row's columns
-    # Whether they share those between the first and the last tile for which the mask holds somewhere
+    # Whether these share only the columns from the first to the last tile in which the mask holds somewhere
     bounded: bool = False
-    packed: bool = False  # whether a block's rows are of all that share k and v
-    page: int = 0  # rows of a page, where the columns are two axes: pages, and the rows of each
+    packed: bool = False  # whether a block has rows of all heads that share k and v
+    page: int = 0  # rows of a page, where k and v come in pages; else 0
     joint: bool = False  # whether one kernel computes the gradients of q, k and v
     separate: bool = False  # whether one consumer computes the gradient of k, and the other that of v
     converts: str = ""  # the 16-bit type that elements of a byte are converted to; "" where there are none
     converted: tuple[str, ...] = ()  # the arrays of bytes that are converted before the kernel
-    listed: int = 0  # the mask's arrays of positions, on Hopper: a first kernel lists their bounds over blocks
+    listed: int = 0  # arrays of positions in the mask, on Hopper: a first kernel lists their bounds over blocks
     # Elements of a row of an array that are accessed at once, on Hopper: their number divides that of the columns
     neighbours: int = 1
 
     @property
     def spans(self) -> tuple[int, int]:
-        """The rows and the columns of these blocks: of a tile, or what divides the tiles of two kernels."""
+        """The rows and the columns of the blocks that are listed: those of a tile, or a divisor of two kernels' tiles."""
         columns = HELD if self.joint else self.tile_n if self.tile_m == HELD else math.gcd(self.held, self.tile_n)
         return math.gcd(HELD, self.tile_m), columns
 
     @property
     def held(self) -> int:
-        """The rows of k and v that stay in the kernel of their gradients, on Hopper: of each consumer, or of both."""
+        """The rows of k and v that stay in the kernel of their gradients, on Hopper."""
         return HELD // 2 if self.separate else HELD
 
     @property
@@ -432,8 +433,8 @@ class AttentionLaunch:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a product's kernel makes b, in 16 bits, from elements of a byte. These are elements as they are, or two numbers `(bits ^
-    flip) - offset` of 4 bits, the first in the byte's lower half. Each is multiplied by a scale for each `group` along K."""
+    """How a product's kernel converts the bytes of b to 16 bits. A byte is one element, or two numbers `(bits ^ flip) - offset` of 4 bits,
+    the first in its lower half. Each `group` of elements along K is multiplied by a scale."""
 
     bits: int = 8
     flip: int = 0
@@ -447,22 +448,22 @@ class Contraction:
 
     vec: int  # elements of the epilogue's vectors
     ragged: bool  # whether N is not a multiple of vec
-    tiles: Tiles | AmpereTiles  # which say the main loop
-    # Columns of the output that are a segment, where the epilogue needs whole segments of a row; else 0
+    tiles: Tiles | AmpereTiles  # they name the main loop
+    # Columns of a segment of the output's rows, where the epilogue needs whole segments; else 0
     segment: int = 0
 
 
-# A sample of elements, from which a centre is made: one of several, evenly spaced
-SPACING = 32  # at most: accuracy and the bytes of the sample decide
+# Evenly spaced elements are the sample from which the centre of a variance is computed
+SPACING = 32  # the largest distance between them: a compromise of accuracy and bytes
 LEAST_SAMPLED = 2**20  # elements of an array: a smaller one is in a cache when it is read again
 
 
-LEAST_SPACING = 8  # that divides a size: devices among which an axis is divided each have their part of the sample
+LEAST_SPACING = 8  # the least distance that divides a size: each device of a sharded axis has a part of the sample
 
 
 def spacing(size: object) -> int:
-    """The distance between the elements of an axis that are in a sample: the largest one that divides its size, unless it is small; 1
-    where the size is not known."""
+    """The distance along an axis between elements of the sample: the largest one that divides the size, unless that is small; 1 where
+    the size is unknown."""
     if not isinstance(size, int) or size <= 0:
         return 1
     return next((s for s in range(SPACING, LEAST_SPACING - 1, -1) if size % s == 0), min(SPACING, size))
@@ -470,14 +471,14 @@ def spacing(size: object) -> int:
 
 @dataclass(frozen=True)
 class SumLaunch(Launch):
-    """The launch of a sum by index: the columns of a thread are whole vectors. Rows are read in the order of their keys. Chunks of
-    neighbouring ones with one key are summed first, and chunks of these sums, `levels` times."""
+    """The launch of a sum by index. A thread's columns are whole vectors, and rows are read in the order of their keys. Chunks of
+    neighbouring rows with one key are summed first, then chunks of these sums, `levels` times."""
 
     ranks: bool = False  # whether a kernel finds the order of the rows; else XLA has sorted them
     levels: int = 0
     chunk: int = 16  # rows of a chunk
     chunk_vec: int = 1  # columns of a thread that sums a chunk
-    chunk_across: int = 1  # threads of its block along the columns
+    chunk_across: int = 1  # threads of such a block along the columns
     steps: int = 4  # vectors of a thread, one after the other
     at_once: int = 8  # rows that a thread has in flight
 
@@ -489,12 +490,12 @@ class SumLaunch(Launch):
 
 @dataclass(frozen=True)
 class TallyLaunch(Launch):
-    """The launch of a sum by few keys. Each warp has tables of sums in shared memory. Lanes that have the same table add in turn."""
+    """The launch of a sum by few keys. Each warp has tables of sums in shared memory. Lanes that share a table add in turn."""
 
     keys: int = 1
     columns: int = 1  # sums of a key
-    alike: int = 1  # neighbouring keys of the same values
-    clamp: bool = False  # whether a key out of range is the nearest one; else it has no row
+    alike: int = 1  # neighbouring keys that share a row of values
+    clamp: bool = False  # whether a key out of range counts as the nearest one; else it adds to no row
     copies: int = WARP  # tables of a warp
     parts: int = 1  # blocks that share the rows, whose tables another kernel adds up
-    at_once: int = 4  # times `vec` rows that a thread has in flight
+    at_once: int = 4  # groups of `vec` rows that a thread has in flight

@@ -17,7 +17,7 @@ from codegen.graph.nodes import DTYPES
 
 TIGHT = 4.0  # ulps: in a chain with a wider bound, the chain itself magnifies rounding
 INFORMATIVE = 2.0**-6  # of the value: a wider bound may hide another outcome of a comparison
-ENOUGH = 64  # elements of an output: that none of so many is decided is not by chance
+ENOUGH = 64  # elements of an output: if none of so many is decided, that is no chance
 
 
 @dataclass
@@ -56,7 +56,7 @@ class BrokenReference(Disagreement):
 
 
 class EmptyCall(BrokenReference):
-    """A reference raised an exception in a call in which an axis has size 0, which many can't compute."""
+    """A reference raised an exception in a call with an axis of size 0, as many references do."""
 
 
 def compare(
@@ -103,7 +103,7 @@ def _numbers(
         equal = same(numbers, center)
         ends = np.asarray(low, np.float64), np.asarray(high, np.float64)
         within = (ends[0] <= numbers) & (numbers <= ends[1])
-        # Of a type without negative numbers, an interval around 0 has NaN and the smallest numbers
+        # In a type without negative numbers, an interval around 0 contains NaN and the smallest numbers
         within |= np.isnan(ends[0]) & ((numbers <= ends[1]) | (np.isnan(numbers) & ~np.isnan(ends[1])))
         # Where float32 overflows on the way, so may the reference in float32, or only the chain
         value = bound.value

@@ -164,7 +164,7 @@ def _sizes(
 
 
 def _least(op: AnyOp) -> dict[str, int]:
-    """The least sizes of axes of which elements are selected."""
+    """The least sizes of the axes along which elements are selected."""
     return {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
 
 

@@ -242,8 +242,8 @@ def _of_output(
 def _of_sums(
     op: AnyOp, case: Case, array: Array, added: Bound, arrays: Mapping[str, np.ndarray], analysis: Analysis
 ) -> Bound:
-    """The value of an output that is a table to which floats are added by index, and its bound: as of a sum of all that is added to
-    an element, and of this element."""
+    """The value and bound of an output that is a table to which floats are added by index. An element's bound is that of a sum of the
+    table's element and of all that is added to it."""
     plan = op.plan
     put = next(a for a in plan.stores if a.array == array)
     table = arrays[put.into].astype("float64")

@@ -56,7 +56,7 @@ def verify(ops: Iterable[AnyOp], implementation: str, examples: int, seed: int |
 
 
 def _failure(op: AnyOp, error: Exception) -> str:
-    """What to say of a check that failed. An exception of a kernel or of JAX has its call in a note."""
+    """The message for a check that failed. An exception of a kernel or of JAX has its call in a note."""
     if isinstance(error, Disagreement):
         return str(error)
     calls = [note for note in getattr(error, "__notes__", ()) if note.startswith(CALL)]

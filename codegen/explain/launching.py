@@ -97,7 +97,7 @@ def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned
 def _extents(op: Op, shape: Shape) -> Extents:
     assert not isinstance(op.plan, Staged)
     if isinstance(op.plan, AttentionPlan):
-        # Of heads for which there is no kernel, as if there were one
+        # As if there were a kernel for any size of a head
         inner, columns = (elements((axis,), shape) for axis in (op.plan.value, op.plan.contracted))
         heads = [n if fits_heads(n) else 128 for n in (inner, columns)]
         own = [(op.plan.row,), op.plan.keys, op.plan.batch, op.plan.shared, op.plan.keys[1:]]

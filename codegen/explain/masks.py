@@ -1,4 +1,4 @@
-"""The tiles of scores that attention computes, for `explain`: from bounds of its mask's condition over a tile, as kernels have them."""
+"""The tiles of scores that attention computes, for `explain`. As in kernels, bounds of the mask's condition over a tile decide."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SIGNS = "·▒█"  # of tiles that are skipped, computed with the mask, and wit
 
 
 def mask(op: Op, shape: Shape) -> dict[str, Any] | None:
-    """The part of all tiles that are computed, and without the mask; a picture of them; and the arrays that the mask reads, of which
-    nothing is known here. None without a mask, or where rows and columns are one tile."""
+    """The fraction of tiles that are computed, and that are computed without the mask; a picture of the tiles; and the arrays that the
+    mask reads, whose values are unknown here. None without a mask, or where all rows and columns are one tile."""
     plan = next(iter(attention_in(op.plan)), None)
     if plan is None or plan.condition is None or len(plan.keys) > 1:
         return None

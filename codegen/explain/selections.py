@@ -1,4 +1,4 @@
-"""The words of plans that select, sort, or place what was selected, and those of accesses."""
+"""Words for accesses, and for plans that select, sort, or write at selected positions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ATOM = 10
 BINDING = {"or": 2, "xor": 3, "not": 3, "invert": 3, "and": 4, "add": 6, "sub": 6, "mul": 7, "neg": 8, "pow": 9}
 BINDING |= dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), 1)
 SEPARATE = {"add": "device.add", "sub": "device.subtract", "mul": "device.multiply"}  # rounded separately
-# Of one argument, computed together in a kernel; so are sigmoids of an argument and of its negative
+# A kernel computes both of one argument together, and so the sigmoids of an argument and of its negative
 PAIR = ("sin", "cos")
 BOTH = {"sin": "device.sine_and_cosine({}, {})", "sigmoid": "device.both_sigmoids({}, {})"}
 # Operations written as Python operators in jnp: some that a kernel calls as functions, and `~`, with a sign's precedence
@@ -106,7 +106,7 @@ class _Emitter:
     ):
         self.names, self.dialect, self.roots = names, dialect, roots
         self.uses = Counter(map(id, roots))
-        self.leaves: dict[int, bool] = {}  # whether a node is one, by identity
+        self.leaves: dict[int, bool] = {}  # whether a node is a leaf, by identity
         self.taken: dict[int, tuple[Node, ...]] = {}  # the arguments of the reached nodes, by identity: a leaf has none
         self.once: set[int] = set()
         pairs: dict[tuple[int, str], dict[int, Node]] = defaultdict(dict)
@@ -420,8 +420,8 @@ class _Emitter:
 
 
 def compared(node: Node) -> Iterator[Node]:
-    """The computed elements that an operation compares with their own maximum or minimum, or takes that of for such a comparison
-    elsewhere. XLA would compute them again in each of its kernels, with other bits: none would equal it."""
+    """The computed elements that an operation compares with their own maximum or minimum, or whose maximum or minimum it takes for
+    such a comparison elsewhere. XLA would compute the elements again in each of its kernels, with other bits: none would be equal."""
     marked = [a for a in node.args if a.op == PINNED and is_rounded(a)]
     if node.op in ("max", "min"):
         yield from marked
@@ -439,7 +439,7 @@ def is_rounded(value: Node) -> bool:
 
 
 def place_in_pair(node: Node) -> tuple[Node, str, int] | None:
-    """The argument of the pair of functions that an operation is one of, the first one's name, and which one it is."""
+    """For one of two functions that are computed together: their argument, the first one's name, and which of the two it is."""
     if node.op in PAIR:
         return node.args[0], PAIR[0], PAIR.index(node.op)
     if node.op == "sigmoid":

@@ -209,8 +209,8 @@ class Put:
     table: str  # the input whose elements the output has elsewhere
     index: str
     axis: str
-    how: str = "set"  # or add, max, min: what is there is combined with the value
-    # Floats are combined: a kernel writes them, and later ones combine those of one index in a fixed order
+    how: str = "set"  # or add, max, min: the element of the table is combined with the value
+    # Whether floats are combined: one kernel writes them, and later kernels combine those of one index in a fixed order
     apart: bool = False
 
 

@@ -164,12 +164,14 @@ COMPARE = {"Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge", "Eq": "eq", "NotEq"
 # Operations that formulas write only as operators, not as calls.
 OPERATORS = {*BINARY.values(), *COMPARE.values(), "neg", "pow", "not", "invert"}
 
-# Selections of the largest elements along an axis, in order: the kind of the result ("" is that of the argument)
+# Selections of the largest elements along an axis, in order: the kind of the result ("" is the argument's)
 SORTS = {"sort": "", "argsort": "int"}  # these select all of them, smallest first
 SELECTIONS = {"top_k": "", "top_k_index": "int", **SORTS}
 PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
 UNSORT = "unsort"  # the derivative of `sort`: the elements of `a`, each at its position `b`
-NUCLEUS = "nucleus"  # of `a` along an axis, the largest number for which the elements that reach it sum to `b` or more
+NUCLEUS = (
+    "nucleus"  # the largest number for which the elements of `a` along an axis that are not below it sum to `b` or more
+)
 ALONE = SELECTIONS.keys() | {PLACED, UNSORT, NUCLEUS}  # a kernel computes one of them, and nothing else
 
 TAKES = ("take", "pick")  # from a table, by an integer input, and by a computed index

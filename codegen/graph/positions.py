@@ -1,4 +1,5 @@
-"""What positions say of a value: whether a condition holds at some of them, and by how much a number rises from one to the next."""
+"""What follows for a value from its position: whether a condition can hold, and how much a number rises from one position to
+the next."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def _number(
 
 
 def rises(nodes: Sequence[Node], axis: str) -> dict[int, int]:
-    """By how much numbers rise from a position along an axis to the next, by identity: of those for which that is one number."""
+    """How much each node's value rises from one position along an axis to the next, by identity, where that is a constant."""
     found: dict[int, int] = {}
     for node in nodes:
         args = [found.get(id(a)) for a in node.args]

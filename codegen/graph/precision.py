@@ -155,7 +155,7 @@ def _reduced_alone(
 
 
 def linear_terms(nodes: Sequence[Node], roots: Sequence[Node], op: str) -> list[Node]:
-    """The values of an operation from which the roots are computed only by sums and by products with numbers."""
+    """The results of an operation on which the roots depend only by way of sums, and of products with numbers."""
     users: dict[int, list[Node]] = {}
     for node in nodes:
         for argument in node.args:

@@ -115,7 +115,7 @@ class _Checker:
         return text
 
     def expression(self, node: ast.AST, local: tuple[str, ...]) -> None:
-        """Checks an expression, in which the arguments of lambdas around it, and the names of comprehensions, are `local`."""
+        """Checks an expression. The arguments of lambdas around it, and the names of comprehensions, are `local`."""
         if not isinstance(node, _EXPRESSIONS):
             message = f"{construct(node)} is not allowed in a reference"
             raise Placed(node, UserError(message, "write it with functions of jnp"))

@@ -121,7 +121,7 @@ def extended_spec(spec: Spec, base: Spec, more: Iterable[Statement], graph: Grap
 
 
 def joined_spec(spec: Spec, title: str, parts: Iterable[Spec]) -> Spec:
-    """The spec whose chain computes the chains of `parts`, in which each may read outputs of those before it, rounded to their types.
+    """The spec whose chain computes the chains of `parts` in order. Each may read the outputs of earlier ones, rounded to their types.
     Raises `SpecError` if the chain does not fit the spec."""
     joined = _Joined(spec, title, Values((), {}))
     for part in parts:
@@ -212,7 +212,7 @@ class _Transfer:
         return self.reader.fold(_NOWHERE, node.op, args)
 
     def is_whole(self, node: Node) -> bool:
-        """Whether a node is an input that is always there, without parts: what is taken at it is a `take`, as if it were read."""
+        """Whether a node is an input without parts and without a default. A table's elements at its positions are a `take`."""
         leaf = node.attr
         return isinstance(leaf, Leaf) and leaf.part is None and self.scope.inputs[leaf.name].default is None
 

@@ -36,7 +36,7 @@ class Axis:
 
     @functools.cached_property
     def open_names(self) -> tuple[str, ...]:
-        """H and G of `(H G)` or `(3 H G)`: two axes without sizes, the size of one of which other arrays give."""
+        """H and G of `(H G)` or `(3 H G)`: two axes without sizes. Another array gives the size of one of them."""
         names = tuple(n for n, extent in zip(self.names, self.extents, strict=False) if extent is None)
         return names if len(names) == 2 else ()
 
@@ -94,7 +94,7 @@ class Param:
 
     @property
     def example(self) -> float | int | bool:
-        """A value for calls in which the value does not matter: the default, if there is one."""
+        """A value for calls where any value will do: the default, if there is one."""
         if self.default is not None:
             return self.default
         return True if self.kind == "bool" else 1
@@ -155,7 +155,7 @@ class Spec:
         return tuple(sorted(chosen, key=self.inputs.index))
 
     def sized(self, arrays: collections.abc.Iterable[Array]) -> set[str]:
-        """The axes whose sizes these arrays give: of `(H G)`, both if another array has one of them alone."""
+        """The axes whose sizes these arrays give. `(H G)` gives both if another array has one of them by itself."""
         dims = [dim for a in arrays if a.default is None for dim in a.dims]
         found = {name for dim in dims if not dim.open_names for name in dim.names} | set(self.extents)
         for dim in dims:
@@ -237,8 +237,8 @@ class Spec:
 
     @functools.cached_property
     def axes(self) -> tuple[str, ...]:
-        """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'. Of the orders that fit all arrays, it
-        is one that fits what is taken from tables, if there is one."""
+        """Every axis, in the spec's order: `...` first, then the outputs' axes, then the inputs'. The order agrees with all
+        arrays where it can, and then with the elements that are taken from tables."""
         rows = tuple(a.axes for a in (*self.outputs, *self.inputs))
         rows += tuple(tuple(filter(None, (name, axis))) for name, _, axis in self._selected)
         taken = tuple(self._taken())
@@ -259,7 +259,8 @@ class Spec:
         return tuple({name: (name, int(size), axis) for name, size, axis in words if name not in known}.values())
 
     def _taken(self) -> collections.abc.Iterator[tuple[str, ...]]:
-        """The axes of what is taken from tables at the indices of inputs, as they follow in memory: these in place of the table's."""
+        """The axes of elements that are taken from tables at the indices of inputs, in the order of memory: the index's axes stand in
+        place of the axis that it indexes."""
         own = {a.name: a.axes for a in self.inputs}
         for table, places, axis in self._takes():
             if axis in own.get(table, ()) and places in own:
@@ -317,9 +318,8 @@ def follows(axes: tuple[str, ...], order: tuple[str, ...]) -> bool:
 
 
 def axis_order(rows: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
-    """An order of axes that agrees with the order in each array, if there is one; otherwise it disagrees with some
-    array. If several orders agree, axes come in the order in which they appear in the longest arrays, and in the first
-    of these."""
+    """An order of axes that agrees with the order in each array, or with most arrays where no order agrees with all. If several
+    orders agree, the longest array decides, and the first one of these."""
     before: dict[str, set[str]] = {axis: set() for axes in sorted(rows, key=len, reverse=True) for axis in axes}
     before = {axis: before[axis] for axis in sorted(before, key=lambda axis: axis != ROWS)}
     for axes in rows:

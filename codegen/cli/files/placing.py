@@ -51,7 +51,7 @@ def is_ours(path: Path) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """A context whose OSErrors name this file. That of a full disk names none, others one that is replaced later."""
+    """A context whose OSErrors name this file. Without it, the error of a full disk names none, and others a temporary file."""
     try:
         yield
     except OSError as error:

@@ -69,7 +69,7 @@ def _cast(own: Operations, tree: ast.Call, given: Given) -> Node:
 def _index(own: Operations, tree: ast.Call, given: Given) -> Node:
     """The position along an axis; in a function of the prelude also along several axes, as if they were one."""
     axes = own.axes(given["axis"])
-    inside = isinstance(own.site, ast.Call)  # within a prelude function, whose call the user wrote
+    inside = isinstance(own.site, ast.Call)  # within a function of the prelude, which the user calls
     if ROWS in axes or (len(axes) != 1 and not inside):
         name = called(own.site) if isinstance(own.site, ast.Call) else "index"
         count, written = ("named axes", f"{name}(x, axis=N)") if inside else ("one named axis", "index(N)")
@@ -96,7 +96,7 @@ def _size(own: Operations, tree: ast.Call, given: Given) -> Node:
 def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     axes = own.axes(given["axis"])
     table, place = own.read_all([given["table"], given["i"]])
-    # Axes of a few elements, as of `top_k_index`, may be the place's own: the value is picked from for each of them
+    # Only the place may have axes of a few elements, such as those of `top_k_index`: each position along them picks an element
     own_rows = {*place.dims} <= {*table.dims, *own.scope.sizes}
     if table.op not in ("input", *TAKES) and place.kind == "int" and {*axes} <= {*table.dims} and own_rows:
         return _taken_by_sum(own, tree, table, place, axes)
@@ -127,7 +127,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axes: tuple[str, ...]) -> Node:
-    """The elements of a computed value at places of its own rows: sums of which one term is not 0."""
+    """The elements of a computed value at places in its own rows: sums in which at most one term is not 0."""
     if len(axes) != 1 or axes[0] == ROWS or axes[0] in place.dims or value.kind == "bool":
         hint = "as in take(log_softmax(x, axis=N), label, axis=N), where label lacks N"
         raise own.fail(tree, "'take' of a computed value gathers numbers along one named axis", hint)
@@ -284,7 +284,7 @@ def _reduction(own: Operations, tree: ast.Call, given: Given) -> Node:
 
 
 def _sum_of_same(own: Operations, tree: ast.AST, value: Node, axes: tuple[str, ...], same: list[str]) -> Node:
-    """A sum along axes, of which the value lacks the `same`: there it is multiplied by their size."""
+    """A sum along axes. The value lacks the axes `same`, so that it is multiplied by their size."""
     value = own.apply(tree, "mul", [value, own.size(tree, same)])
     rest = [axis for axis in axes if axis not in same]
     dims = [d for d in value.dims if d not in rest]

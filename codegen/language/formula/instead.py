@@ -1,4 +1,4 @@
-"""What a formula says instead of what jnp, NumPy and PyTorch have and the language has not: the hints of errors."""
+"""Hints for functions that jnp, NumPy and PyTorch have and the language does not: what a formula says instead."""
 
 from __future__ import annotations
 

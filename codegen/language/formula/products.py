@@ -73,8 +73,8 @@ def type_of(factor: Node, arrays: Mapping[str, Array]) -> str | None:
 
 
 def types_within(value: Node, arrays: Mapping[str, Array]) -> set[str]:
-    """The types of the inputs that a value is computed from and of its casts, except of what is cast. Of these inputs, only those with
-    the most axes count: a scale in float32 does not decide."""
+    """The types of the inputs and casts from which a value is computed; what a cast converts does not count. Only the inputs with the
+    most axes count: a scale in float32 does not decide."""
     found = [
         n for n in topological([value], lambda n: n.op == "cast") if n.op in ("input", "cast") and n.kind == "float"
     ]

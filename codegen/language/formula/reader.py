@@ -263,7 +263,7 @@ class Reader(Operations):
 
 
 def without_parts(array: Array) -> str:
-    """What to write for an array without parts that is indexed."""
+    """The hint for an index of an array that has no parts."""
     for dim in array.dims:
         if len(dim.names) > 1 and dim.extents[0]:
             named, _, rest = str(dim).partition(" ")

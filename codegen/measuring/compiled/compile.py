@@ -336,7 +336,7 @@ def _fake(dtype: str, divisors: tuple[int, ...], alignment: int) -> Any:
 
 
 def kernels_name(op: AnyOp) -> str:
-    """What the names of an op's kernels begin with: its name, or that of an op of its module with the same kernels."""
+    """The beginning of the names of an op's kernels: its own name, or that of an op in its module with the same kernels."""
     return str(inspect.unwrap(op._launch).__name__).removesuffix("_launch")
 
 

@@ -1,8 +1,8 @@
 """Counts the instructions of a compiled kernel's main loop, from its machine code: no disassembler is needed.
 
-Every instruction takes 16 bytes. Its low nine bits say what it does, on all architectures from Volta to Blackwell. Only what is
-executed for most vectors counts: blocks of instructions that each way to a load or store of global memory, or from one to the end,
-passes through. Slow ways (of a division, of angles that are large) are left out with that.
+Every instruction takes 16 bytes. Its low nine bits are its opcode, on all architectures from Volta to Blackwell. Only instructions
+that run for most vectors count: those in basic blocks that every path to a load or store of global memory, or from one to the end,
+passes through. This leaves out slow paths, such as those of divisions and of large angles.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HALF = frozenset(
 GLOBAL = frozenset({0x181, 0x186, 0x1AE})  # LDG, STG, LDGSTS
 WIDTHS = (1, 1, 2, 2, 4, 8, 16, 16)  # bytes, by a field of their second word
 NOP, BRA, EXIT, RET = 0x118, 0x147, 0x14D, 0x150
-LEAST = 0.5  # bytes that a main loop moves, of the widest access: one that waits for a word moves four
+LEAST = 0.5  # part of the widest access that a main loop moves at least: a loop that waits for a word moves four bytes
 UNIFORM = 0x400  # the form of a branch
-ALWAYS = 7  # the predicate of what is not predicated
+ALWAYS = 7  # the predicate of instructions that are always executed
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,8 @@ def traced(run: Callable[[], None]) -> dict[str, Any]:
 
 
 def busy_times(trace: Mapping[str, Any]) -> dict[str, float]:
-    """The microseconds in which a GPU ran a kernel or a copy, for each annotation that begins with `MARK`, by the rest of its
-    name."""
+    """The microseconds for which a GPU ran a kernel or a copy during each annotation whose name begins with `MARK`, by the rest of
+    that name."""
     events = trace["traceEvents"]
     named = {
         (e["name"], e["pid"], e.get("tid")): e["args"]["name"]

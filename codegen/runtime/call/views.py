@@ -177,8 +177,8 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
-    """Shapes and dtypes of what a kernel writes for the next kernel of its call. The next kernel finishes partial results of columns,
-    joins those of attention's blocks of a row, or rounds sums of gradients."""
+    """The shapes and dtypes of the arrays that a kernel writes for the next kernel of its call. That kernel reduces partial results of
+    columns, adds up the blocks of a row of attention, or rounds sums of gradients."""
     if isinstance(plan, AttentionBackward):
         shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
         return [(shape, "float32"), (_listed(plan, axes, how), "int32")]
@@ -228,8 +228,8 @@ def counts(plan: Plan) -> bool:
 
 
 def counter(plan: Plan, axes: Axes, how: Any) -> list[tuple[tuple[Any, ...], str]]:
-    """Shape and dtype of the counter with which blocks that loop over whole rows keep pace, or of the turns in which attention's
-    blocks add to the gradient of q."""
+    """The shape and dtype of a counter: by it, blocks that loop over whole rows keep pace, or blocks of attention take turns to add to
+    the gradient of q."""
     if not counts(plan):
         return []
     if isinstance(plan, AttentionBackward):
@@ -448,7 +448,7 @@ def with_every_axis(order: tuple[str, ...], dims: tuple[str, ...], axes: Axes) -
 def stored(
     stores: Sequence[Access], values: Sequence[Any], order: tuple[str, ...], axes: Axes, types: Types
 ) -> dict[Array, jax.Array]:
-    """Outputs from the jnp form's value for each of `stores`; of `put`, what is to be written."""
+    """Outputs from the jnp form's value for each of `stores`. An output of `put` has only the elements that are written."""
     parts: dict[Array, dict[int | None, Any]] = {}
     for access, value in zip(stores, values, strict=True):
         assert access.array is not None
@@ -461,7 +461,7 @@ def stored(
 
 
 def arranged_as(value: Any, own: tuple[str, ...], order: tuple[str, ...], axes: Axes) -> Any:
-    """A value that is shaped by position, in the shape of an output whose axes are `own`; of NumPy's it stays one of NumPy's."""
+    """A value that is shaped by position, in the shape of an output whose axes are `own`. A NumPy array stays one."""
     ordered = tuple(axis for axis in order if axis in own)
     of = np if isinstance(value, np.ndarray) else jnp
     full = of.broadcast_to(lose(value, own, order, len(axes.rows)), axes.shape(ordered))

@@ -27,8 +27,8 @@ def sizes(keys: jax.Array, values: jax.Array, rows: int, result: str) -> Sums:
 
 def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> LauncherCall:
     """The call of the kernels: `values` (outer, M, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
-    N is a multiple of M: so many neighbouring keys are of the same values. A key of `rows` or more has no row. Kernels with tables may
-    `clamp` it instead."""
+    N is a multiple of M: N / M neighbouring keys share one row of values. A key of `rows` or more adds to no row, unless a kernel with
+    tables is to `clamp` it."""
     own = sizes(keys, values, rows, result)
     how = own.launch()
     assert how is not None

@@ -1,4 +1,5 @@
-"""Reads what a kernel's machine code says of itself, without a library: running an op needs it."""
+"""Reads the registers, stack and shared memory of compiled kernels from their ELF files. No library is needed, since every call of an
+op uses it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def read_cubin(cubin: bytes) -> tuple[int, int, int]:
 
 
 def registers_of(cubin: bytes, kernel: str) -> int:
-    """The registers of the kernels whose names contain such a text; 0 if there are none."""
+    """The most registers of a kernel whose name contains `kernel`; 0 if there is none."""
     sections = list(_sections(cubin))
     names = {s.symbol: s.name for s in sections if s.name.startswith(".text.")}
     found = _of_functions(sections, _REGCOUNT)
@@ -46,13 +47,12 @@ def registers_of(cubin: bytes, kernel: str) -> int:
 
 
 def are_resident(how: RowLaunch | Walk | ScanLaunch, registers: int) -> bool:
-    """Whether an SM has registers for as many blocks as a launch wants, if each thread takes so many. A cubin without the launch's
-    kernel has 0."""
+    """Whether an SM has registers for as many blocks as a launch wants, where each thread takes `registers` (0: unknown)."""
     return not registers or how.resident <= blocks_that_fit(how.threads, registers)
 
 
 def blocks_that_fit(threads: int, registers: int) -> int:
-    """The blocks of so many threads for which an SM has registers, if each thread takes so many."""
+    """The number of blocks of `threads` threads that an SM has registers for, if each thread takes `registers`."""
     warps = REGISTERS_OF_SM // PARTITIONS // (WARP * -(-registers // UNIT) * UNIT) * PARTITIONS
     return warps // -(-threads // WARP)
 

@@ -1,4 +1,4 @@
-"""The compiler's passes for kernels of which only the PTX is needed: those without the assembler."""
+"""Compiles kernels to PTX only: the compiler's passes without the assembler."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Finds PTX in which ptxas loses a sign.
 
-For Hopper and B200 it merges two maxima, or minima, of integers into one of three numbers. Of max(max(a, -b), c) it makes max(a, b, c)
-(13.0 and 13.4). Kernels keep their maxima apart (`codegen.device.math.opaque`), but a compiler may find others: in selections, or
-in the arithmetic of positions. A kernel that has one is refused, since nothing else would tell.
+For Hopper and B200, ptxas 13.0 and 13.4 merge two maxima, or minima, of integers into one of three numbers, and compile
+max(max(a, -b), c) as max(a, b, c). Kernels keep their maxima apart (`codegen.device.math.opaque`), but a compiler may make others of
+selections, or of the arithmetic of positions. A kernel that has one is refused, since its results would be wrong.
 """
 
 from __future__ import annotations

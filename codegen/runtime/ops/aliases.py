@@ -23,7 +23,7 @@ def in_place(op: CalledOp, how: AnyLaunch) -> dict[str, str]:
 
 
 def pairs(op: CalledOp, how: AnyLaunch, present: Sequence[str], donated: Sequence[bool]) -> dict[int, int]:
-    """The same by place, among the inputs that are there and among the outputs, of the inputs that are `donated`."""
+    """The `donated` inputs whose buffers a launch may overwrite: positions among the present inputs to positions among the outputs."""
     given = [name for name, gone in zip(present, donated, strict=False) if gone]
     outputs = [a.name for a in op.spec.outputs]
     found = {present.index(i): outputs.index(o) for i, o in in_place(op, how).items() if i in given}
@@ -31,6 +31,7 @@ def pairs(op: CalledOp, how: AnyLaunch, present: Sequence[str], donated: Sequenc
 
 
 def put_pairs(op: CalledOp, present: Sequence[str]) -> dict[int, int]:
-    """The inputs that outputs of `put` begin as, and these outputs, by place. XLA copies arrays that are still needed."""
+    """The tables that outputs of `put` begin with: positions among the present inputs to positions among the outputs. XLA copies a table
+    that is still needed."""
     outputs = [a.name for a in op.spec.outputs]
     return {present.index(a.into): outputs.index(a.array.name) for a in op.plan.stores if a.into and a.array}

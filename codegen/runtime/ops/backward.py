@@ -43,7 +43,7 @@ from codegen.runtime.xla.products import gradient, is_product, product
 from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
 
-# In which the gradients of a call may be computed; "whole": as those of the op's jnp form
+# How the gradients of a call may be computed; "whole": by differentiating the op's jnp form
 WAYS = ("backward", "frozen", "xla", "whole")
 
 

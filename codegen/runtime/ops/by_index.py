@@ -31,12 +31,12 @@ def sums_by_index(
     ordered: bool = False,
     clamp: bool = False,
 ) -> jax.Array:
-    """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, from
-    0 on; one of `rows` or more is that of no row. They have the axes of the values between `outer` and `columns`, and perhaps others
-    after these, along which all keys are of the same values. Sums are computed in float32, of float64 values in float64. With
-    `groups`, the first axis of the keys has so many, each of which has `rows` of its own: the sums are (outer, groups * rows, columns).
-    If they are to be `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time. If it is
-    to `clamp` them, keys are of any integer type, and one out of range is the nearest one."""
+    """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, not
+    negative; a key of `rows` or more adds to no row. They have the axes of the values between `outer` and `columns`, and perhaps
+    further axes, along which all keys share the same values. Sums are computed in float32, or in float64 if the values are float64.
+    With `groups`, the size of the keys' first axis, each group has `rows` of its own: the sums are (outer, groups * rows, columns).
+    With `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time. With `clamp`, keys have
+    any integer type, and one out of range counts as the nearest row."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
         return sums_by_index(implementation, keys, values, rows, "float32", groups, ordered, clamp).astype(result)

@@ -41,8 +41,8 @@ def wide(spec: Spec) -> contextlib.AbstractContextManager[Any]:
 
 
 def widened(spec: Spec, reference: Any, compute: str) -> Any:
-    """A spec's reference for inputs of the dtype `compute`. Where this is float64, so is `jnp.float32`: what the reference widens must
-    not become narrower. Random numbers are those that `jax.random` draws without x64, as an op's are."""
+    """A spec's reference for inputs of the dtype `compute`. Where that is float64, `jnp.float32` is float64 too, since a
+    cast that widens must not round. Random numbers are those that `jax.random` draws without x64, as in an op."""
     wide, draws = compute == "float64", "_bits" in spec.read.ops
     return _instead(reference, wide, draws) if wide or draws else reference
 

@@ -35,7 +35,7 @@ Summing = Callable[
 
 @dataclass(frozen=True)
 class Taken:
-    """Gradients of what an index took from a table: they are added to the table's gradient at the places that the index gives."""
+    """The gradients of elements that an index took from a table. They are added to the table's gradient at the index's places."""
 
     how: Scattered
     index: jax.Array
@@ -55,7 +55,9 @@ class _Rows:
     values: jax.Array
     outer: tuple[str, ...]
     columns: tuple[str, ...]
-    source: tuple[jax.Array, tuple[str, ...]]  # the gradients as they are, and the axes by whose sizes they are divided
+    source: tuple[
+        jax.Array, tuple[str, ...]
+    ]  # the gradients before they are divided, and the axes by whose sizes they are
     clamp: bool  # whether the keys are the index as it is, of any integer type: out of range it is the nearest key
 
 
@@ -117,7 +119,7 @@ def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
-    """The values that were taken, as rows in the order in which the values lie, if the index's axes are neighbours there."""
+    """The gradients as rows to sum, in the order of memory if the index's axes are neighbours in it."""
     names, _ = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
     values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)
@@ -152,7 +154,7 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
 def _places(
     table: tuple[Sequence[str], Sequence[Any]], taken: Taken, index: jax.Array, own: Sequence[str]
 ) -> jax.Array:
-    """The places of an index along its axis and its `own` axes, together. One out of range is that of no row, unless it is clamped."""
+    """The places of an index along its axis and its `own` axes, together. An index out of range gives a place beyond all, unless it is clamped."""
     names, sizes = table
     at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
     size = sizes[names.index(taken.how.axis)]
@@ -167,7 +169,7 @@ def _places(
 
 
 def clamped(keys: jax.Array, rows: Any) -> jax.Array:
-    """Keys of any integer type as int32, the nearest of so many rows."""
+    """Keys of any integer type as int32; a key out of range becomes the nearest of `rows`."""
     wide = keys if keys.dtype.itemsize >= 4 else keys.astype(jnp.int32)
     return jnp.clip(wide, 0, rows - 1).astype(jnp.int32)
 

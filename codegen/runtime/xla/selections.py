@@ -18,7 +18,7 @@ def top_k(x: jax.Array, k: int, axis: Along, into: int) -> jax.Array:
 
 
 def top_k_index(x: jax.Array, k: int, axis: Along, into: int) -> jax.Array:
-    """The positions of the elements that `top_k` returns, as int32. Of equal elements, the first ones come first. Along several axes,
+    """The positions of the elements that `top_k` returns, as int32. Equal elements stay in order. Along several axes,
     positions count as if these were one."""
     return _selected(x, k, axis, into)[1]
 
@@ -76,7 +76,7 @@ def _axes(axis: Along) -> tuple[int, ...]:
 
 
 def _rows(x: jax.Array, axis: Along, into: int) -> jax.Array:
-    """An array with `into` and `axis`, of which one has only one element, as its last axis."""
+    """An array whose last axis has the elements along `into` and `axis`, of which one has size 1."""
     own = (into, *_axes(axis))
     moved = jnp.moveaxis(x, own, range(-len(own), 0))
     return moved.reshape(*moved.shape[: -len(own)], math.prod(moved.shape[-len(own) :]))

@@ -211,9 +211,7 @@ class SelectLaunch:
     per_row: int  # threads of a block that share a row: a part of a warp, a warp, or all
     vectors: int  # of a thread, in a piece of the row
     count: int  # elements that are selected
-    whole: bool = (
-        False  # whether registers are known to hold the whole row; with `in_turn`, equally many in each thread
-    )
+    whole: bool = False  # whether registers are known to hold the row; with `in_turn`, equally many in each thread
     bits: int = 32  # of a position in the row; fewer where 32 bits hold both a key and a position
     in_turn: bool = False  # whether the largest elements are taken one after the other from a row that registers hold
 
@@ -456,8 +454,6 @@ class Contraction:
 # Evenly spaced elements are the sample from which the centre of a variance is computed
 SPACING = 32  # the largest distance between them: a compromise of accuracy and bytes
 LEAST_SAMPLED = 2**20  # elements of an array: a smaller one is in a cache when it is read again
-
-
 LEAST_SPACING = 8  # the least distance that divides a size: each device of a sharded axis has a part of the sample
 
 

@@ -169,9 +169,7 @@ SORTS = {"sort": "", "argsort": "int"}  # these select all of them, smallest fir
 SELECTIONS = {"top_k": "", "top_k_index": "int", **SORTS}
 PLACED = "_placed"  # the derivative of `top_k`: zeros, but for `a` at the positions `b` of selected elements; `c` is the index
 UNSORT = "unsort"  # the derivative of `sort`: the elements of `a`, each at its position `b`
-NUCLEUS = (
-    "nucleus"  # the largest number for which the elements of `a` along an axis that are not below it sum to `b` or more
-)
+NUCLEUS = "nucleus"  # along an axis, the largest number such that the elements of `a` from it on sum to `b` or more
 ALONE = SELECTIONS.keys() | {PLACED, UNSORT, NUCLEUS}  # a kernel computes one of them, and nothing else
 
 TAKES = ("take", "pick")  # from a table, by an integer input, and by a computed index

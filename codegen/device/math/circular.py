@@ -18,6 +18,7 @@ from cutlass import Float32, Float64, Int32, Int64, Uint32, Uint64
 
 from codegen.device.functions import Vector, fma, polynomial, rcp, where
 from codegen.device.math.elementary import wide
+from codegen.device.math.opaque import nothing
 
 FAR = 100000.0  # the largest angle of the fast way, in radians: n stays below 2**16
 _UNITS = 1.5 * 2.0**23  # floats near it are one apart, and the low bits are those of the whole number added to it
@@ -110,9 +111,12 @@ def _reduce_far(angles: cute.Tensor, largest: cutlass.Float32, turns: cute.Tenso
     """The quarter turns and the rests of those angles that are too large for the fast way. `largest` is the largest of all."""
     if largest > FAR:
         for i in cutlass.range_constexpr(cute.size(angles)):
-            # One at a time: the slow way of several at once would take registers that no kernel has to spare
-            if cute.arch.fmax(angles[i], -angles[i]) > FAR:
-                turns[i], rest[i] = _far(angles[i])
+            # One at a time: the slow way of several at once would take registers that no kernel has to spare. Each is a loop of one turn,
+            # or of none: ptxas would predicate the instructions of a branch, and each angle would pass through them
+            left = angles[i]
+            while cute.arch.fmax(left, -left) > FAR:
+                turns[i], rest[i] = _far(left)
+                left = nothing(left)
 
 
 def _far(x: Float32) -> tuple[Int32, Float32]:

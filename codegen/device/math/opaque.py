@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Int32
+from cutlass import Float32, Int32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
@@ -15,6 +15,11 @@ _ORDERED = range(2, 10)  # the predicates of `arith.cmpi` but == and !=
 def unseen(word: cutlass.Int32) -> cutlass.Int32:
     """The same word, but the compiler does not know that."""
     return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
+
+
+def nothing(x: cutlass.Float32) -> cutlass.Float32:
+    """x times 0: the compilers do not know that it is no larger than x."""
+    return Float32(llvm.inline_asm(Float32.mlir_type, [x.ir_value()], "mul.f32 $0, $1, 0f00000000;", "=f,f"))
 
 
 def unmerged(extreme: Any) -> Any:

@@ -225,18 +225,21 @@ def cox_loss_backward_stage1_xla(score):
     return cumlogsumexp_of_rows_n
 
 
-def cox_loss_backward_stage2_operands(dloss, risk, score, event, cumlogsumexp_of_rows_n):
-    """The operands of scan, on one vector of each input."""
+def cox_loss_backward_stage2_shared(dloss, risk, score, event, cumlogsumexp_of_rows_n):
+    """What the functions below share, on one vector of each input."""
     t0 = device.where(event, dloss, 0.0)
     t1 = device.where(device.isfinite(risk), risk, 0.0)
+    return t0, t1
+
+
+def cox_loss_backward_stage2_operands(dloss, risk, score, event, cumlogsumexp_of_rows_n, t0, t1):
+    """The operands of scan, on one vector of each input."""
     t2 = device.exp(cumlogsumexp_of_rows_n - t1, False)
     return t2, t2 * t0, cute.full_like(dloss, 0.0, cutlass.Float32)
 
 
-def cox_loss_backward_stage2_chain(dloss, risk, score, event, cumlogsumexp_of_rows_n, state, approx):
+def cox_loss_backward_stage2_chain(dloss, risk, score, event, cumlogsumexp_of_rows_n, t0, t1, state, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.where(event, dloss, 0.0)
-    t1 = device.where(device.isfinite(risk), risk, 0.0)
     dscore = (t0 + state) * device.exp(score - t1, approx) - t0
     return dscore
 
@@ -256,6 +259,7 @@ def cox_loss_backward_stage2_tile(
             )
         )
     ahead.load(tile + 1)
+    given = [(*own, *cox_loss_backward_stage2_shared(*own)) for own in given]
     operands = [cox_loss_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):

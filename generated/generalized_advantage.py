@@ -214,19 +214,27 @@ def generalized_advantage_backward_stage1_xla(dadvantage, dtarget, going, gamma,
     return t3
 
 
-def generalized_advantage_backward_stage2_operands(
+def generalized_advantage_backward_stage2_shared(
     dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
     t3, t3_before1_s, index_s, size_s, gamma, decay,
 ):
-    """The operands of scan, on one vector of each input."""
+    """What the functions below share, on one vector of each input."""
     t5 = device.where(index_s < size_s - 1, value_after1_s, 0.0)
     t1 = gamma * decay
+    return t5, t1
+
+
+def generalized_advantage_backward_stage2_operands(
+    dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
+    t3, t3_before1_s, index_s, size_s, gamma, decay, t5, t1,
+):
+    """The operands of scan, on one vector of each input."""
     return t1 * going, reward + gamma * going * t5 - value, cute.full_like(dadvantage, 0.0, cutlass.Float32)
 
 
 def generalized_advantage_backward_stage2_chain(
     dadvantage, dadvantage_before1_s, dtarget, dtarget_before1_s, reward, value, value_after1_s, going, going_before1_s,
-    t3, t3_before1_s, index_s, size_s, gamma, decay, state,
+    t3, t3_before1_s, index_s, size_s, gamma, decay, t5, t1, state,
 ):
     """The chain, on one vector of each operand."""
     t4 = dadvantage + dtarget + t3
@@ -235,8 +243,6 @@ def generalized_advantage_backward_stage2_chain(
         index_s >= 1, (dadvantage_before1_s + dtarget_before1_s + t3_before1_s) * (gamma * going_before1_s), 0.0,
     )
     dvalue = dtarget - dreward + t0
-    t5 = device.where(index_s < size_s - 1, value_after1_s, 0.0)
-    t1 = gamma * decay
     dgoing = gamma * dreward * t5 + t1 * dreward * state
     return dreward, dvalue, dgoing
 
@@ -264,6 +270,7 @@ def generalized_advantage_backward_stage2_tile(
             )
         )
     ahead.load(tile + 1)
+    given = [(*own, *generalized_advantage_backward_stage2_shared(*own)) for own in given]
     operands = [generalized_advantage_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):

@@ -193,21 +193,22 @@ def rg_lru_frozen_stage1_xla(x, r, i, decay, state):
     return scan_of_b_s_d2
 
 
-def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
-    """The operands of scan, on one vector of each input."""
+def rg_lru_frozen_stage2_shared(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
+    """What the functions below share, on one vector of each input."""
     t0 = device.sigmoid(r, False)
     t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
     t2 = device.exp(log_a, False)
+    return t0, t1, log_a, t2
+
+
+def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, scan_of_b_s_d2, index_s, t0, t1, log_a, t2):
+    """The operands of scan, on one vector of each input."""
     return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
-def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, scan_of_b_s_d2, index_s, state, approx):
+def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, scan_of_b_s_d2, index_s, t0, t1, log_a, t2, state, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t2 = device.exp(log_a, False)
     t3 = dy + state
     t4 = device.expm1(2.0 * log_a, approx)
     t5 = device.sqrt(-t4, approx)
@@ -238,6 +239,7 @@ def rg_lru_frozen_stage2_tile(
             )
         )
     ahead.load(tile + 1)
+    given = [(*own, *rg_lru_frozen_stage2_shared(*own)) for own in given]
     operands = [rg_lru_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
@@ -307,17 +309,20 @@ def rg_lru_frozen_stage2_xla(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
     return dx, dr, di, dstate
 
 
-def rg_lru_backward_stage1_operands(dy, r, decay, index_s):
-    """The operands of scan, on one vector of each input."""
+def rg_lru_backward_stage1_shared(dy, r, decay, index_s):
+    """What the functions below share, on one vector of each input."""
     t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
+    return t2,
+
+
+def rg_lru_backward_stage1_operands(dy, r, decay, index_s, t2):
+    """The operands of scan, on one vector of each input."""
     return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
-def rg_lru_backward_stage1_chain(dy, r, decay, index_s, t10):
+def rg_lru_backward_stage1_chain(dy, r, decay, index_s, t2, t10):
     """The chain, on one vector of each operand."""
-    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
     scan_of_b_s_d = t10
     return scan_of_b_s_d, device.where(device.equal_index(index_s, 0), t2 * (dy + scan_of_b_s_d), 0.0)
 
@@ -330,6 +335,7 @@ def rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDeca
         rDecay, rIndexS = at.load(flat.read(mDecay, (iD,)), iS)
         given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay), rIndexS.load().to(cutlass.Int32),))
     ahead.load(tile + 1)
+    given = [(*own, *rg_lru_backward_stage1_shared(*own)) for own in given]
     operands = [rg_lru_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):

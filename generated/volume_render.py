@@ -264,27 +264,28 @@ def volume_render_backward_stage1_xla(density, distance):
     return cumprod_of_rows_s2
 
 
-def volume_render_backward_stage2_operands(
-    dweights, dopacity, cumprod_of_rows_s, density, distance, cumprod_of_rows_s2,
-):
-    """The operands of scan, on one vector of each input."""
+def volume_render_backward_stage2_shared(dweights, dopacity, cumprod_of_rows_s, density, distance, cumprod_of_rows_s2):
+    """What the functions below share, on one vector of each input."""
     t0 = dweights + dopacity
     t1 = device.where(density <= 0.0, 0.0, density)
     clear = device.exp(-t1 * distance, False)
     t4 = t0 * (1.0 - clear)
+    return t0, t1, clear, t4
+
+
+def volume_render_backward_stage2_operands(
+    dweights, dopacity, cumprod_of_rows_s, density, distance, cumprod_of_rows_s2, t0, t1, clear, t4,
+):
+    """The operands of scan, on one vector of each input."""
     return clear, t4, cute.full_like(dweights, 0.0, cutlass.Float32)
 
 
 def volume_render_backward_stage2_chain(
-    dweights, dopacity, cumprod_of_rows_s, density, distance, cumprod_of_rows_s2, state,
+    dweights, dopacity, cumprod_of_rows_s, density, distance, cumprod_of_rows_s2, t0, t1, clear, t4, state,
 ):
     """The chain, on one vector of each operand."""
-    t0 = dweights + dopacity
-    t1 = device.where(density <= 0.0, 0.0, density)
-    clear = device.exp(-t1 * distance, False)
     t2 = device.reciprocal(clear, False)
     t3 = cumprod_of_rows_s * t2
-    t4 = t0 * (1.0 - clear)
     t5 = t4 * t2
     t6 = (-(t0 * t3) - t5 * t3 + (t5 + state) * cumprod_of_rows_s2) * clear
     ddensity = device.where(density > 0.0, -(t6 * distance), 0.0)
@@ -308,6 +309,7 @@ def volume_render_backward_stage2_tile(
             )
         )
     ahead.load(tile + 1)
+    given = [(*own, *volume_render_backward_stage2_shared(*own)) for own in given]
     operands = [volume_render_backward_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):

@@ -198,37 +198,38 @@ def xlstm_gates_backward_stage1_xla(i, f):
     return cumsum_of_b_s_h, t1
 
 
-def xlstm_gates_backward_stage2_operands1(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, approx):
-    """The operands of scan, on one vector of each input."""
+def xlstm_gates_backward_stage2_shared(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, approx):
+    """What the functions below share, on one vector of each input."""
     t0 = i - cumsum_of_b_s_h
     t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
     t3 = dstabiliser - t2
     t4 = t0 > t1
     t5 = t0 == t1
+    return t2, t3, t4, t5, device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
+
+
+def xlstm_gates_backward_stage2_operands1(
+    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, t2, t3, t4, t5, shared,
+):
+    """The operands of scan, on one vector of each input."""
     t6 = device.where(t4, 0.0, device.where(t5, 0.5, 1.0))
     return t6, t6 * t3, cute.full_like(ddecay, 0.0, cutlass.Float32)
 
 
-def xlstm_gates_backward_stage2_operands2(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, state, approx):
+def xlstm_gates_backward_stage2_operands2(
+    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, t2, t3, t4, t5, shared, state,
+):
     """The operands of cumsum, on one vector of each input."""
-    t0 = i - cumsum_of_b_s_h
-    t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
-    t3 = dstabiliser - t2
-    t4 = t0 > t1
-    t5 = t0 == t1
-    t7 = t2 + (t3 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
+    t7 = t2 + (t3 + state) * shared
     di = t7
     return ddecay - di,
 
 
-def xlstm_gates_backward_stage2_chain(ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, state, state2, approx):
+def xlstm_gates_backward_stage2_chain(
+    ddecay, dstabiliser, dweight, i, f, cumsum_of_b_s_h, t1, t2, t3, t4, t5, shared, state, state2, approx,
+):
     """The chain, on one vector of each operand."""
-    t0 = i - cumsum_of_b_s_h
-    t2 = device.where(dweight == 0.0, 0.0, dweight * device.exp(t0 - device.maximum(t0, t1), approx))
-    t3 = dstabiliser - t2
-    t4 = t0 > t1
-    t5 = t0 == t1
-    t7 = t2 + (t3 + state) * device.where(t4, 1.0, device.where(t5, 0.5, 0.0))
+    t7 = t2 + (t3 + state) * shared
     di = t7
     df = state2 * device.sigmoid(-f, approx)
     return di, df
@@ -247,11 +248,10 @@ def xlstm_gates_backward_stage2_tile(
             )
         )
     ahead.load(tile + 1)
-    operands = [xlstm_gates_backward_stage2_operands1(*own, approx) for own in given]
+    given = [(*own, *xlstm_gates_backward_stage2_shared(*own, approx)) for own in given]
+    operands = [xlstm_gates_backward_stage2_operands1(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [
-        xlstm_gates_backward_stage2_operands2(*own, *known, approx) for own, *known in zip(given, *states, strict=True)
-    ]
+    operands = [xlstm_gates_backward_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
     states.append(scan.states("cumsum", walk, steps, carried[1], operands, False, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
         di, df = xlstm_gates_backward_stage2_chain(*own, *known, approx)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.graph import emit
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Node, along_of
+from codegen.graph.nodes import Node, along_of, topological
 from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
@@ -211,29 +212,43 @@ class ScanContext(ElementwiseContext):
         own = {id(s.value): names[s.name, s.part] for s in self.statements if s.name not in outputs}
         return {id(n): own.get(id(n)) or fresh(taken, word) for n in nodes}
 
-    def shared_values(self) -> list[Node]:
-        """The computed values that all states of an element use."""
+    def shared_values(self, results: Sequence[Node]) -> list[Node]:
+        """The computed values that all states of an element use. Without states, those that operands of scans and what comes after these
+        have in common: a compiler would compute again what it cannot move across the exchange of states, as sines."""
         plan, leaves = self.plan, self.leaves()
-        used = {id(a) for n in self.nodes if plan.has_states(n) and n not in plan.reductions for a in n.args}
-        return [
-            n
-            for n in self.nodes
-            if id(n) in used and not (plan.has_states(n) or n.is_const or emit.leaf_key(n) in leaves)
-        ]
+
+        def is_given(node: Node) -> bool:
+            return node.is_const or emit.leaf_key(node) in leaves or node in plan.scans
+
+        if plan.states:
+            used = {id(a) for n in self.nodes if plan.has_states(n) and n not in plan.reductions for a in n.args}
+            return [n for n in self.nodes if id(n) in used and not (plan.has_states(n) or is_given(n))]
+        needed = [[*topological(values, is_given)] for values in (*(n.args for n in plan.scans), results)]
+        count, late = Counter(id(n) for found in needed for n in found), {id(n) for n in plan.scans}
+        for node in self.nodes:
+            late |= {id(node)} if any(id(a) in late for a in node.args) else set()
+        common = {id(n) for n in self.nodes if count[id(n)] > 1 and not (is_given(n) or id(n) in late)}
+        used = {id(a) for found in needed for n in found if id(n) not in common and not is_given(n) for a in n.args}
+        used |= {id(n) for values in (*(n.args for n in plan.scans), results) for n in values}
+        return [n for n in self.nodes if id(n) in common & used]
 
     def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
-        """One function has the values that all states of an element share, and one each scan's operands. One has what states are
-        reduced from, and one what is computed from all states, or from their reductions."""
+        """One function has the values that others share, and one each scan's operands. One has what states are reduced from, and one what
+        is computed from all states, or from their reductions."""
         plan, names = self.plan, self.vector_names()
         taken = {*self.target_names().values(), *names}
         states = self.named(plan.scans, "state", taken)
-        common = self.shared_values() if plan.states else []
+        values = {(s.name, s.part): s.value for s in self.statements}
+        results = [values[a.array.name, a.part] for a in self.of_elements() if a.array]
+        results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
+        common = self.shared_values(results)
         known = self.named(common, "shared", taken)
         alone = [n for n in names if n not in self.of_states()]
         every = [*alone, *known.values(), *(n for n in names if n not in alone)]
         shared, reduced, scans, given = None, None, [], dict(known)
         if common:
-            doc = "What all states of an element share, on one vector of each input."
+            sharing = "all states of an element" if plan.states else "the functions below"
+            doc = f"What {sharing} share, on one vector of each input."
             shared = self.function("shared", doc, common, alone, {})
         for i, node in enumerate(plan.scans):
             name = f"operands{i + 1}" if len(plan.scans) > 1 else "operands"
@@ -246,9 +261,6 @@ class ScanContext(ElementwiseContext):
             reduced = self.function("reduced", doc, [n.args[0] for n in plan.reductions], every, given)
             totals = self.named(plan.reductions, "total", taken)
             every, given = [*alone, *known.values(), *totals.values()], {**known, **totals}
-        values = {(s.name, s.part): s.value for s in self.statements}
-        results = [values[a.array.name, a.part] for a in self.of_elements() if a.array]
-        results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
         return shared, scans, reduced, self.function("chain", self.formula_doc(), results, every, given)
 
     def function(

@@ -76,6 +76,12 @@ class Elementwise(Unreduced):
     backwards: bool = False
 
     @property
+    def sized(self) -> list[str]:
+        """The axes whose sizes the chain uses."""
+        loads = [a for a in self.loads if a.mode == "size"]
+        return [a.counted or self.groups[a.group or 0].axes[0] for a in loads]
+
+    @property
     def coordinates(self) -> tuple[int, ...]:
         """The groups with a coordinate that some access needs."""
         if self.turned is not None:

@@ -39,8 +39,15 @@ class TiledContext(Context):
     @property
     def others(self) -> list[str]:
         """The tensors that the generated functions take: all but q, k and v."""
-        taken = {self.tensors[a.name] for a in self.attention.factors}
-        return [t.name for t in self.tensor_lines() if t.name not in taken]
+        return self.tensors_but(self.attention.factors)
+
+    def tensors_but(self, taken: tuple[Array, ...]) -> list[str]:
+        """The tensors without those of some arrays; with one of them where these alone have an axis whose size a part uses."""
+        parts = [p.plan for p in vars(self.attention).values() if isinstance(p, Part)]
+        for axis in [x for p in parts for x in p.sized if x not in (self.attention.row, *self.attention.keys)]:
+            having = [a for a in self.spec.arrays if axis in a.axes and a.default is None]
+            taken = taken if {*having} - {*taken} else tuple(a for a in taken if a != having[0])
+        return [t.name for t in self.tensor_lines() if t.name not in {self.tensors[a.name] for a in taken}]
 
     @property
     def inputs(self) -> set[str]:
@@ -176,8 +183,7 @@ class AttentionBackwardContext(TiledContext):
         """The tensors that the generated functions take, and dq for its type."""
         plan = self.attention
         sums = (*plan.along_rows, *plan.along_columns, *plan.pairs)
-        taken = {self.tensors[a.name] for a in (*plan.factors, *plan.gradients[1:], *plan.statistics, *sums)}
-        return [t.name for t in self.tensor_lines() if t.name not in taken]
+        return self.tensors_but((*plan.factors, *plan.gradients[1:], *plan.statistics, *sums))
 
     @property
     def inputs(self) -> set[str]:
@@ -340,15 +346,12 @@ class PartContext(ElementwiseContext):
         return [*given, *super().chain_arguments(), *self.more]
 
     def size_text(self, group: int) -> str:
-        (axis,) = self.groups[group].axes
-        if axis in self.sizes_of:
-            return self.sizes_of[axis]
-        given = [
-            a
-            for a in (*self.whole.spec.outputs, *self.whole.spec.inputs)
-            if self.whole.tensors[a.name] in self.whole.others
-        ]
-        return self.whole.extent_in(given, next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,)))
+        return self.table_size(self.groups[group].axes[0])
+
+    def table_size(self, axis: str) -> str:
+        whole, place = self.whole, next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,))
+        given = [a for a in (*whole.spec.outputs, *whole.spec.inputs) if whole.tensors[a.name] in whole.others]
+        return self.sizes_of.get(axis) or whole.extent_in(given, place)
 
     @property
     def sizes_of(self) -> dict[str, str]:

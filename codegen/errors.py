@@ -147,6 +147,8 @@ def shown(word: str) -> str:
 def nearest(word: str, names: Iterable[str]) -> list[str]:
     """The name that a misspelled word probably stands for, if any."""
     names, word = set(names), word[:_WORD]
+    if same := sorted(name for name in names if name.lower() == word.lower()):
+        return same[:1]
     if len(names) > _FEW:  # too many to compare each of them with every unknown word
         return sorted(names & edits(word))[:1]
     return _nearest(word, tuple(sorted(names)))

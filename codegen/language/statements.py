@@ -183,7 +183,8 @@ def parse_python(text: str) -> ast.Module:
         row = max(0, (error.lineno or 1) - 1)
         column = max(0, (error.offset or 1) - 1) + (lead if row == 0 else 0)
         message = f"cannot read this: {_plain(error.msg)}"
-        raise UserError(message, SPLIT if "too many" in message else "", (row, column, 1)) from None
+        hint = SPLIT if "too many" in message else _instead_of_sign(text.split("\n")[row], column)
+        raise UserError(message, hint, (row, column, 1)) from None
     except (RecursionError, MemoryError):
         raise UserError("nested too deeply", SPLIT) from None
 
@@ -197,6 +198,18 @@ _KEPT = (
 
 def _plain(message: str) -> str:
     return message.partition(" (detected")[0] if message.startswith(_KEPT) else "invalid syntax"
+
+
+# Signs of other languages
+_SIGNS = {
+    "&&": "write (a > 0) & (b > 0)", "||": "write (a > 0) | (b > 0)", "!": "write ~condition",
+    "?": "write where(condition, a, b)", "²": "write x ** 2",
+}  # fmt: skip
+
+
+def _instead_of_sign(line: str, column: int) -> str:
+    """The hint for a sign at, or just before, a column of a line; "" if there is no such sign."""
+    return next((hint for sign, hint in _SIGNS.items() if sign in line[max(0, column - 1) : column + 2]), "")
 
 
 def _shifted(tree: ast.Module, lead: int) -> ast.Module:

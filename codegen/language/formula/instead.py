@@ -34,6 +34,10 @@ INSTEAD = {
     "view": "declare the axis as the array has it, (H D), and the output's axes", "permute": "declare the output with its axes in that order",
     "masked_fill": "as in where(mask, value, x)", "to": "as in cast(x, float32)", "float": "as in cast(x, float32)", "int": "as in cast(x, int32)",
     "len": "it is size(N)", "shape": "it is size(N)",
+    "dropout": "as in where(bernoulli(key, keep), x / keep, 0)", "rand": "as in uniform(key)", "randn": "as in normal(key)",
+    "layernorm": "as in (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + eps)", "layer_norm": "as in (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + eps)",
+    "rmsnorm": "as in x * rsqrt(mean(square(x), axis=N) + eps)", "rms_norm": "as in x * rsqrt(mean(square(x), axis=N) + eps)",
+    "scaled_dot_product_attention": "as in softmax(dot(q, k, axis=D) * scale, axis=K) @ v", "dot_product_attention": "as in softmax(dot(q, k, axis=D) * scale, axis=K) @ v",
 }  # fmt: skip
 ATTRIBUTES = {
     "shape": "the size of an axis is size(N)", "ndim": "an array's axes are those it is declared with",

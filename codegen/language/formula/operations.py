@@ -21,6 +21,7 @@ from codegen.spec.spec import Array
 # What serves instead of an operation on integers
 NUMBER = "write where(condition, 1, 0) for the bool"
 WHOLE = "convert it first, as in cast(floor(x), int32)"
+POWER = "a power is a ** b"
 
 
 class Operations:
@@ -139,15 +140,14 @@ class Operations:
         if op.rule == "whole" or (op.rule == "bits" and "int" in kinds):
             if set(kinds) != {"int"}:
                 other = next(k for k in kinds if k != "int")
-                hint = NUMBER if other == "bool" else WHOLE
+                hint = NUMBER if other == "bool" else POWER if name == "xor" else WHOLE
                 raise self.fail(tree, f"{sign} takes integers, not {with_article(other)}", hint)
             return self.fold(tree, name, args)
         if op.rule in ("logic", "bits") or (name in ("eq", "ne") and kinds == ["bool", "bool"]):
             if set(kinds) != {"bool"}:
                 other = next(k for k in kinds if k != "bool")
-                raise self.fail(
-                    tree, f"{sign} takes bools, not {with_article(other)}", "compare first, as in (x > 0) & (x < 1)"
-                )
+                hint = POWER if name == "xor" and "bool" not in kinds else "compare first, as in (x > 0) & (x < 1)"
+                raise self.fail(tree, f"{sign} takes bools, not {with_article(other)}", hint)
             return self.fold(tree, name, args)
         if op.rule == "select":
             condition, *rest = args

@@ -82,7 +82,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "not_text": {2: "summary: |\n  A list.", 8: "  y = x", 9: "reference: |\n  x"},
     "numbers_too_large": {5: "  b: float32[N] = -.inf", 10: "  alpha: .inf", 11: "  beta: {type: float, default: -.inf}", 17: "  x: [0, .inf]"},
     "operators": {
-        8: "  a = where(x > 0, 1, 0) % 2", 9: "  b = cast(floor(x), int32) >> 2", 10: "  c = cast(floor(x), int32) ^ 2",
+        8: "  a = where(x > 0, 1, 0) % 2", 9: "  b = cast(floor(x), int32) >> 2", 10: "  c = x ** 2",
         11: "  d = cast(floor(x), int32) << 2", 12: "  e = ldexp(x, exponent(2.0))", 13: "  y = where(~(x > 0), 1, 0)",
     },
     "param_defaults": {
@@ -133,6 +133,10 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "modules_and_methods": {
         8: "  a = exp(x)", 9: "  b = silu(x)", 10: "  c = x - mean(x, axis=N)", 11: "  d = sum(x, axis=N)", 12: "  e = cast(x, float32)",
         13: "  f = x ** 2", 14: "  g = x", 16: "  k = x * pi", 18: "  m = abs(x + 1)", 19: "  n = tanh(x)",
+    },
+    "signs_of_other_languages": {
+        9: "  a = (x > 0) & (x < 1)", 10: "  b = (x > 0) | (x < 1)", 11: "  c = ~(x > 0)", 12: "  d = where(x > 0, x, 0)", 13: "  e = x ** 2",
+        14: "  f = x ** 2", 15: "  g = x ** x", 17: "  i = where(bernoulli(key, 0.9), x / 0.9, 0)",
     },
     "slices": {11: "  b = x", 13: "  d = take(t, i, axis=P)", 14: "  e = x", 15: "  f = x", 17: "reference: jnp.sum(x, axis=-1) + x"},
     "constructs": {9: "  b = x"},

@@ -4,6 +4,6 @@ The module:
   meeting  sends the blocks' partial results to the first one
 """
 
-from codegen.device.walking.meeting import gather, share_of, shared
+from codegen.device.walking.meeting import gather, share_of, share_of_place, shared
 
-__all__ = ["gather", "share_of", "shared"]
+__all__ = ["gather", "share_of", "share_of_place", "shared"]

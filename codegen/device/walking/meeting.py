@@ -19,6 +19,15 @@ def share_of(how: Walk, bidx: Int32, pieces: Int32 | int) -> tuple[Int32, Int32]
     return (bidx % how.meets, bidx // how.meets) if how.meets else (bidx // pieces, bidx % pieces)
 
 
+def share_of_place(how: Walk, bidx: Int32, pieces: Int32 | int, places: Int32 | int) -> tuple[Int32, Int32, Int32]:
+    """As `share_of`, where only rows of one place meet: also the block's place, of so many."""
+    if how.meets:
+        part, left = share_of(how, bidx, 1)
+        return part, left // pieces, left % pieces
+    part, piece = share_of(how, bidx, pieces)
+    return part // places, part % places, piece
+
+
 def shared(how: Walk, count: int, dtypes: tuple[type[Numeric], ...]) -> list[cute.Tensor]:
     """Shared memory in which the first block of a cluster gets the partial results of all: `count` columns per thread of a row, and one
     tensor for each statistic. The last tensor holds the barrier that counts the bytes which the blocks send."""

@@ -306,7 +306,7 @@ class Reads:
     @property
     def meets(self) -> bool:
         """Whether blocks of a cluster may have some of all rows each, and the first one writes all results of columns."""
-        return bool(self.settled) and not self.apart
+        return not self.rows and bool(self.settled) and self.settled == self.columns
 
     @functools.cached_property
     def shifts(self) -> bool:

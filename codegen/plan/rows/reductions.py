@@ -285,8 +285,8 @@ class Reduction(Reads):
             while narrow > 4 and apart * columns < narrow * processors(arch) * THREADS_OF_SM:
                 narrow //= 2
             needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
-            split, whole = columns % narrow != 0, bool(self.rows)
-            found = walking.by_place(narrow, split, needs, whole, columns, rows, apart, own, arch)
+            split, whole, meets = columns % narrow != 0, bool(self.rows), self.meets and not ragged
+            found = walking.by_place(narrow, split, needs, whole, meets, columns, rows, apart, own, arch)
             if found is not None:
                 crossing = inner % narrow != 0 and not split
                 return replace(found, first=IDLE if self.rows else None, crossing=crossing)
@@ -319,7 +319,7 @@ class Reduction(Reads):
         if not (self.meets and rows and columns):
             return how
         row, narrowest = columns * self.moved_bytes(dtypes), min(self.vector_bytes(dtypes), default=4)
-        return tiling.meeting(how, row, narrowest, columns, rows, own, arch) or how
+        return tiling.meeting(how, row, narrowest, columns, rows, apart, own, arch) or tiling.settling(how, apart, arch)
 
     def _settles(self, how: WalkLaunch, extents: Extents) -> bool:
         """Whether blocks write the results of columns: each reduces all rows at a place, one at a time. On several devices, rows that meet

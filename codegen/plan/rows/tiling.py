@@ -44,6 +44,7 @@ MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond 
 # Blocks of a cluster that have some of all rows each, and bytes that each reads at most: with more, other blocks would be missed longer
 # than the launch takes of a kernel that finishes their partial results
 MEETING, MET_BYTES = (1, 2, 4, 8), 48 * 1024
+PIECES = tuple(WARP >> n for n in range(5))  # threads of a row in such a block
 MET_PIECE = 64  # neighbouring bytes of an array that such a block reads, at least
 MOST_IN_TILE, MOST_IN_FLIGHT, IN_FLIGHT = 4, 8, 48 * 1024
 
@@ -110,28 +111,36 @@ def tiles(
 
 
 def meeting(
-    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, schedule: Mapping[str, int], arch: str | None
-) -> WalkLaunch | None:
+    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, apart: int, schedule: Mapping[str, int],
+    arch: str | None,
+) -> WalkLaunch | None:  # fmt: skip
     """The launch with the vectors of `how` if one block of each cluster writes the results of a few bytes: no other kernel is launched.
     `row` are the bytes of a row, and `narrowest` those of an element of one of the arrays. It has as many blocks as run at once on an
     SM each, or fewer; None if they would read much more than if other blocks shared the rows."""
     found, most, together = [], processors(arch), 1 << (rows - 1).bit_length()
-    for per_row in (WARP >> n for n in range(5)):
-        pieces, beside = -(-columns // (per_row * how.vec)), min(THREADS // per_row, together)
-        if per_row * how.vec * narrowest < MET_PIECE or per_row * beside < WARP:
-            continue
+    widest = 1 << (-(-columns // how.vec) - 1).bit_length()
+    least = max(-(-MET_PIECE // (how.vec * narrowest)), WARP // together)  # threads of a piece that is not the whole row
+    for per_row in (n for n in PIECES if n <= widest and (n >= least or n in (widest, WARP))):
+        pieces = apart * -(-columns // (per_row * how.vec))
+        beside = min(THREADS // per_row, max(together, WARP // per_row))
         for meets in MEETING if clusters(arch) else MEETING[:1]:
             if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2):
                 found.append((pieces * meets, meets == 1, per_row, meets, beside))
     if not found or schedule or most_parts() < ANY:
         return None
     blocks, _, per_row, meets, beside = max(found)  # with wide pieces, a block reduces few rows before it meets others
-    if row * rows > MET_BYTES * blocks:
+    if row * rows * apart > MET_BYTES * blocks:
         return None
     at_once = 1 if rows <= beside * meets else min(how.at_once, FEW_AT_ONCE)
     return replace(
         how, threads=per_row * beside, per_row=per_row, at_once=at_once, resident=1, parts=meets, meets=meets
     )
+
+
+def settling(how: WalkLaunch, apart: int, arch: str | None) -> WalkLaunch:
+    """The launch with as many blocks for each of several places, of which one writes its results: no other kernel is launched."""
+    fits = apart > 1 and how.parts in (MEETING if clusters(arch) else MEETING[:1]) and most_parts() == ANY
+    return replace(how, meets=how.parts) if fits else how
 
 
 def tiles_in_runs(

@@ -333,6 +333,7 @@ def by_place(
     ragged: bool,
     needs: Needs,
     whole: bool,
+    meets: bool,
     columns: int,
     rows: int,
     places: int,
@@ -340,8 +341,9 @@ def by_place(
     arch: str | None,
 ) -> WalkLaunch | None:
     """The launch if `rows` are reduced at each of so many `places`, and neighbouring threads reduce all rows of one
-    place: no partial results are written. `whole`: they hold a whole row, which has statistics. None if rows are too
-    long or too many, or places too few for all SMs."""
+    place: no partial results are written. `whole`: they hold a whole row, which has statistics. `meets`: blocks
+    that have some of these rows each can write their results as well. None if rows are too long or too many, or places too few for
+    all SMs."""
     count, per_row = -(-columns // vec) or 1, 1
     most = max(1, min(WALKED_THREAD_BYTES // needs.width, MOST_FOLDED // (needs.width + needs.sums + needs.fixed)))
     while whole and per_row * most < count:
@@ -349,16 +351,19 @@ def by_place(
     vectors = -(-count // per_row) if whole else 1
     pieces = -(-count // (per_row * vectors))
     busy = needs.costly and rows > FEWEST_ROWS and COSTLY_ROWS_HELD * vectors * needs.width <= PLACE_BYTES
-    threads = max(per_row, schedule.get("threads", COSTLY_THREADS if busy else THREADS))
-    few = FEW_COSTLY_ROWS if needs.costly else FEW_ROWS
-    enough = rows <= few or places * pieces * per_row >= processors(arch) * RESIDENT
+    total = places * pieces * per_row  # threads
+    idle = total < processors(arch) * RESIDENT
+    spread = max(WARP, 1 << (total // processors(arch)).bit_length() >> 1)  # threads of a block for each SM
+    own = min(COSTLY_THREADS if busy else THREADS, spread if idle else THREADS)
+    threads = max(per_row, schedule.get("threads", own))
+    few = FEWEST_ROWS if meets else FEW_COSTLY_ROWS if needs.costly else FEW_ROWS
     if _most_parts.get() < ANY:  # for tests of the kernel that walks down few rows
         return None
-    if per_row > WARP or rows > MOST_ROWS or not enough or places * pieces * per_row > INT_MAX:
+    if per_row > WARP or rows > MOST_ROWS or (idle and rows > few) or total > INT_MAX:
         return None
-    # Where an expensive value is computed, other threads load meanwhile
-    allowed = COSTLY_ROWS_HELD if busy else 1 if needs.costly else MOST_ROWS_HELD
-    most_bytes = MORE_PLACE_BYTES if rows > FEWEST_ROWS else PLACE_BYTES
+    # Where an expensive value is computed, other threads load meanwhile, if there are enough
+    allowed = COSTLY_ROWS_HELD if busy else 1 if needs.costly and not idle else MOST_ROWS_HELD
+    most_bytes = MORE_PLACE_BYTES if rows > FEWEST_ROWS or idle else PLACE_BYTES
     at_once = max(1, min(allowed, most_bytes // (vectors * needs.width), most_rows()))
     at_once = -(-rows // -(-rows // at_once)) if rows else 1  # what is computed of rows past the last one is lost
     exact = not ragged and count == per_row * vectors

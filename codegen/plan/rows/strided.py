@@ -28,6 +28,7 @@ from codegen.spec.spec import Array, Spec
 # H200 in one kernel and in stages: 170 and 123 for a group norm of [16, 4096, 32, 32] in bfloat16, 94 and 89 for [32, 1024, 32,
 # 40]. But 47 and 50 for [64, 256, 32, 40], and 86 and 99 for blocks of 128 x 128 with a scale each
 MOST_BYTES = 48 * 1024
+IN_CACHE = 16 * 2**20  # bytes of all rows, up to which the launches of stages take longer than what they read again
 LEAST_STRETCH = 16  # bytes of neighbouring elements: with fewer, blocks share sectors of 32 bytes with too many others
 
 
@@ -66,7 +67,8 @@ class Strided(Reduction):
         if extents.inner * narrowest < LEAST_STRETCH:
             raise UserError(f"{extents.inner} neighbouring elements are too few")
         width = extents.columns * self.column_bytes(dtypes)
-        if width > MOST_BYTES and vec == self.width(dtypes, schedule):
+        few = extents.rows is not None and extents.rows * width <= IN_CACHE
+        if width > MOST_BYTES and vec == self.width(dtypes, schedule) and not few:
             raise UserError(f"a row of {width} bytes in stretches is read as fast by stages")
         found = self._along(vec, False, dtypes, extents, schedule, arch)
         if not found.holds_row:

@@ -18,6 +18,12 @@ SUMS = (
     "f = x.astype(jnp.float32); y = jnp.mean(f * f, axis=0) * w; most = jnp.max(f, axis=0); any_ = jnp.any(f > 1.5, axis=0);"
     "n = jnp.sum(f > 0, axis=0).astype(jnp.int32)",
 )  # fmt: skip
+PLACES = (
+    "x: T[B, S, N]; w: T[N]; c: T[B, N]", "y: T[B, N]; most: float32[B, N]; any_: bool[B, N]; n: int32[B, N]",
+    "y = mean(x * x, axis=S) * w + c; most = max(x, axis=S); any_ = any(x > 1.5, axis=S); n = sum(cast(x > 0, int32), axis=S)",
+    "f = x.astype(jnp.float32); y = jnp.mean(f * f, axis=1) * w + c; most = jnp.max(f, axis=1); any_ = jnp.any(f > 1.5, axis=1);"
+    "n = jnp.sum(f > 0, axis=1).astype(jnp.int32)",
+)  # fmt: skip
 ONLINE = ("x: T[..., N]", "y: float32[N]", "y = logsumexp(x * 3, axis=...)", "y = jax.nn.logsumexp(x * 3.0, axis=0)")
 
 
@@ -36,6 +42,23 @@ def test_launches(tmp_path, rows, columns, meets):
     how = launch(op, rows, columns)
     assert (how.meets, how.settles) == (meets, meets > 0)
     assert how.parts == meets or not meets
+
+
+@pytest.mark.parametrize(
+    ("places", "rows", "columns", "meets"),
+    some([(3, 20, 64, 1), (2, 300, 40, 8), (5, 7, 776, 1), (300, 17, 16, 1)], 2),
+)
+def test_values_at_places(tmp_path, places, rows, columns, meets, monkeypatch):
+    """Rows meet at places: a block, or the blocks of a cluster, have those of one place."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    op = make_op(tmp_path, spec_text(*PLACES, types=TYPES))
+    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
+    how = op.plan.launch(dtypes, Extents(columns, places * rows * columns, columns, rows, places), {}, "sm_90a")
+    assert (how.meets, how.settles, how.parts) == (meets, True, meets)
+    x, w, c = (normal(*shape).astype(jnp.bfloat16) for shape in ((places, rows, columns), (columns,), (places, columns)))
+    got = op(x, w, c, implementation="interpret")
+    for own, other in zip(got, op.reference(*map(jnp.float32, (x, w, c))), strict=True):
+        np.testing.assert_allclose(np.float32(own), np.float32(other), rtol=2**-7, atol=2**-7)
 
 
 def test_no_clusters(tmp_path):

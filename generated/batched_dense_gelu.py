@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, gemm, partials, reduce, rowwise
+from codegen.device import access, flat, gemm, partials, reduce, rowwise, walking
 from codegen.shared import Contraction, Launch, Walk
 
 SPEC = {
@@ -186,8 +186,7 @@ def batched_dense_gelu_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (E), part % (E)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, E)
     iE = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -202,6 +201,7 @@ def batched_dense_gelu_backward_kernel(
     sDaccRun = rowwise.slots(how, mDacc, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -214,6 +214,7 @@ def batched_dense_gelu_backward_kernel(
         else:
             early.load(mDy, (iE, iM, 0), rDy[None, None, u])
             early.load(mZ, (iE, iM, 0), rZ[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, M, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -245,7 +246,8 @@ def batched_dense_gelu_backward_kernel(
                 later.load(mZ, (iE, iM, 0), rZ[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, N, first)
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -186,8 +186,7 @@ def dequantize_awq_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -214,6 +213,13 @@ def dequantize_awq_backward_kernel(
             cutlass.Float32, cutlass.Float32,
         ),
     )
+    sMeeting = walking.shared(
+        how, vec * vectors,
+        (
+            cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32,
+            cutlass.Float32, cutlass.Float32,
+        ),
+    )
     all_rows = rowwise.every_row(how, N, first)
     all_rows.load_shared(mQzeros, (iB, 0), rQzeros)
 
@@ -228,6 +234,7 @@ def dequantize_awq_backward_kernel(
         else:
             early.load(mDw, (iB, iG, 0, 0), rDw[None, None, None, u], parts=8)
             early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -274,6 +281,11 @@ def dequantize_awq_backward_kernel(
                 later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather(
+            [fColumnSum, fColumnSum2, fColumnSum3, fColumnSum4, fColumnSum5, fColumnSum6, fColumnSum7, fColumnSum8],
+            ("sum", "sum", "sum", "sum", "sum", "sum", "sum", "sum"), sColumns, sMeeting, how,
+        )
+        all_rows = rowwise.walked(how, leads, N, first)
         rDscales = access.registers(mDscales, (8, vec))
         rDscales = access.registers(mDscales, (8, vec))
         rDscales = access.registers(mDscales, (8, vec))

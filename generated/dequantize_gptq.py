@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -170,8 +170,7 @@ def dequantize_gptq_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, N)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -198,6 +197,7 @@ def dequantize_gptq_backward_kernel(
         sQweight = rowwise.staging(how, mQweight)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -224,6 +224,7 @@ def dequantize_gptq_backward_kernel(
             early.load(mDw, (iB, iG, 6, 0), rDw6[None, None, u])
             early.load(mDw, (iB, iG, 7, 0), rDw7[None, None, u])
             early.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -278,7 +279,8 @@ def dequantize_gptq_backward_kernel(
                 later.load(mQweight, (iB, iG, 0), rQweight[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, N, first)
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, N, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, RowLaunch, Walk
 
 SPEC = {
@@ -75,8 +75,7 @@ def global_response_norm_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, C)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -87,6 +86,7 @@ def global_response_norm_stage1_kernel(
         sX = rowwise.staging(how, mX)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -97,6 +97,7 @@ def global_response_norm_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (iB, iS, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -121,7 +122,8 @@ def global_response_norm_stage1_kernel(
                 later.load(mX, (iB, iS, 0), rX[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, C, first)
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, C, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.device import access, flat, middle, partials, reduce, rowwise, walking
 from codegen.shared import Launch, MiddleLaunch, Walk
 
 SPEC = {
@@ -74,8 +74,7 @@ def layernorm_channels_first_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, S)
     parts = mT0Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -86,6 +85,7 @@ def layernorm_channels_first_stage1_kernel(
         sX = rowwise.staging(how, mX)
     fT0 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -96,6 +96,7 @@ def layernorm_channels_first_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (iB, iC, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -120,7 +121,8 @@ def layernorm_channels_first_stage1_kernel(
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, S, first)
+        leads = walking.gather([fT0], ("mean",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, S, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             t0 = device.divide_by_row(
@@ -262,8 +264,7 @@ def layernorm_channels_first_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, S)
     parts = mT1Parts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -276,6 +277,7 @@ def layernorm_channels_first_stage2_kernel(
     fT1 = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
     all_rows.load_shared(mCentreOfBS, (iB, 0), rCentreOfBS)
 
@@ -288,6 +290,7 @@ def layernorm_channels_first_stage2_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (iB, iC, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -316,6 +319,8 @@ def layernorm_channels_first_stage2_kernel(
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fT1, fColumnMean], ("mean", "mean"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, S, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             t1 = device.divide_by_row(
@@ -758,8 +763,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, S)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -775,6 +779,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, S, first)
     all_rows.load_shared(mMeanOfBS4, (iB, 0), rMeanOfBS4)
 
@@ -790,6 +795,7 @@ def layernorm_channels_first_frozen_stage1_kernel(
         else:
             early.load(mDy, (iB, iC, 0), rDy[None, None, u])
             early.load(mX, (iB, iC, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, C, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -825,6 +831,8 @@ def layernorm_channels_first_frozen_stage1_kernel(
                 later.load(mX, (iB, iC, 0), rX[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum, fColumnSum2], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, S, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

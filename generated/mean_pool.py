@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -58,8 +58,7 @@ def mean_pool_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnMeanParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (rows), part % (rows)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, rows)
     iRows = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -70,6 +69,7 @@ def mean_pool_kernel(
         sX = rowwise.staging(how, mX)
     fColumnMean = reduce.accumulators(vec, vectors, "mean", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -80,6 +80,7 @@ def mean_pool_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mX, (iRows, iS, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, S, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -104,7 +105,8 @@ def mean_pool_kernel(
                 later.load(mX, (iRows, iS, 0), rX[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, D, first)
+        leads = walking.gather([fColumnMean], ("mean",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_mean = device.divide_by_row(

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -183,8 +183,7 @@ def rotary_backward_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (S), part % (S)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, S)
     iS = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -206,6 +205,7 @@ def rotary_backward_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
     all_rows = rowwise.every_row(how, D, first)
     all_rows.load_shared(mCos, (iS, 0), rCos)
     all_rows.load_shared(mSin, (iS, 0), rSin)
@@ -226,6 +226,7 @@ def rotary_backward_kernel(
             early.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u])
             early.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u])
             early.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -272,6 +273,8 @@ def rotary_backward_kernel(
                 later.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum, fColumnSum2], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

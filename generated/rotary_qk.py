@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, partials, reduce, rowwise
+from codegen.device import access, flat, partials, reduce, rowwise, walking
 from codegen.shared import Launch, Walk
 
 SPEC = {
@@ -300,8 +300,7 @@ def rotary_qk_backward_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (S), part % (S)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, S)
     iS = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -319,6 +318,7 @@ def rotary_qk_backward_stage1_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -336,6 +336,7 @@ def rotary_qk_backward_stage1_kernel(
             early.load(mDkRotated, (iB, iS, iG, 1, 0), rDkRotated1[None, None, u])
             early.load(mK, (iB, iS, iG, 0, 0), rK0[None, None, u])
             early.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, B * G, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -377,7 +378,8 @@ def rotary_qk_backward_stage1_kernel(
                 later.load(mK, (iB, iS, iG, 1, 0), rK1[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, D, first)
+        leads = walking.gather([fColumnSum, fColumnSum2], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
@@ -542,8 +544,7 @@ def rotary_qk_backward_stage2_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (S), part % (S)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, S)
     iS = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -561,6 +562,7 @@ def rotary_qk_backward_stage2_kernel(
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -578,6 +580,7 @@ def rotary_qk_backward_stage2_kernel(
             early.load(mDqRotated, (iB, iS, iH, 1, 0), rDqRotated1[None, None, u])
             early.load(mQ, (iB, iS, iH, 0, 0), rQ0[None, None, u])
             early.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, B * H, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -619,7 +622,8 @@ def rotary_qk_backward_stage2_kernel(
                 later.load(mQ, (iB, iS, iH, 1, 0), rQ1[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, D, first)
+        leads = walking.gather([fColumnSum, fColumnSum2], ("sum", "sum"), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, D, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, middle, partials, reduce, rowwise
+from codegen.device import access, flat, middle, partials, reduce, rowwise, walking
 from codegen.shared import Launch, MiddleLaunch, RowLaunch, Walk
 
 SPEC = {
@@ -81,8 +81,7 @@ def viterbi_step_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, J)
     parts = mColumnMaxParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -94,6 +93,7 @@ def viterbi_step_stage1_kernel(
         sTransition = rowwise.staging(how, mTransition)
     fColumnMax = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
@@ -105,6 +105,7 @@ def viterbi_step_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mTransition, (iI, 0), rTransition[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, I, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -133,7 +134,8 @@ def viterbi_step_stage1_kernel(
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
-        all_rows = rowwise.every_row(how, J, first)
+        leads = walking.gather([fColumnMax], ("max",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, J, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_max = reduce.result("max", reduce.values_at(v, fColumnMax).load())
@@ -304,8 +306,7 @@ def viterbi_step_stage3_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, J)
     parts = mColumnMinParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -318,6 +319,7 @@ def viterbi_step_stage3_kernel(
         sTransition = rowwise.staging(how, mTransition)
     fColumnMin = reduce.accumulators(vec, vectors, "min", cutlass.Int32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Int32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Int32,))
     all_rows = rowwise.every_row(how, J, first)
     all_rows.load_shared(mMaxOfBJ, (iB, 0), rMaxOfBJ)
 
@@ -331,6 +333,7 @@ def viterbi_step_stage3_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mTransition, (iI, 0), rTransition[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, I, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -360,6 +363,8 @@ def viterbi_step_stage3_kernel(
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnMin], ("min",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, J, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_min = reduce.result("min", reduce.values_at(v, fColumnMin).load())
@@ -702,8 +707,7 @@ def viterbi_step_frozen_stage1_kernel(
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, J)
     parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (B), part % (B)  # only rows of one place meet
+    part, place, piece = walking.share_of_place(how, bidx, pieces, B)
     iB = place
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
@@ -716,6 +720,7 @@ def viterbi_step_frozen_stage1_kernel(
         sTransition = rowwise.staging(how, mTransition)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
     all_rows = rowwise.every_row(how, J, first)
     all_rows.load_shared(mMaxOfBJ, (iB, 0), rMaxOfBJ)
 
@@ -729,6 +734,7 @@ def viterbi_step_frozen_stage1_kernel(
             cute.arch.cp_async_commit_group()
         else:
             early.load(mTransition, (iI, 0), rTransition[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
     for base in cutlass.range(part * rows_a_block, I, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
@@ -758,6 +764,8 @@ def viterbi_step_frozen_stage1_kernel(
                 later.load(mTransition, (iI, 0), rTransition[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
+        leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
+        all_rows = rowwise.walked(how, leads, J, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())

@@ -188,7 +188,8 @@ class ReductionWords:
         how = ["the threads that share a row reduce it together"] if plan.rows else []
         if plan.columns:
             second = "a second kernel" if plan.kernels == 2 else "further kernels"
-            second += ", or in a small call the first block of a cluster," if plan.meets else ""
+            when = "where it has all rows of a place" if plan.apart else "in a small call"
+            second += f", or {when} the first block of a cluster," if plan.meets else ""
             how.append(f"each block reduces its rows, and {second} the blocks' partial results, in a fixed order")
         if plan.by_place:
             how.append("few rows at each of many places take one kernel, whose threads reduce all rows of a place")

@@ -119,7 +119,9 @@ def meeting(
     SM each, or fewer; None if they would read much more than if other blocks shared the rows."""
     found, most, together = [], processors(arch), 1 << (rows - 1).bit_length()
     widest = 1 << (-(-columns // how.vec) - 1).bit_length()
-    least = max(-(-MET_PIECE // (how.vec * narrowest)), WARP // together)  # threads of a piece that is not the whole row
+    least = max(
+        -(-MET_PIECE // (how.vec * narrowest)), WARP // together
+    )  # threads of a piece that is not the whole row
     for per_row in (n for n in PIECES if n <= widest and (n >= least or n in (widest, WARP))):
         pieces = apart * -(-columns // (per_row * how.vec))
         beside = min(THREADS // per_row, max(together, WARP // per_row))

@@ -66,7 +66,14 @@ def test_short_stretches_and_long_rows_take_stages(tmp_path, inner, columns, why
     op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
     with pytest.raises(UserError, match=why):
-        whole(op).launch(dtypes, Extents(inner, 2**24, columns, 16), {}, "sm_90a")
+        whole(op).launch(dtypes, Extents(inner, 512 * columns, columns, 512), {}, "sm_90a")
+
+
+def test_few_rows_take_one_kernel(tmp_path):
+    """What its stages would read again is in the cache, and each of them is a launch."""
+    op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
+    dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
+    assert whole(op).launch(dtypes, Extents(32, 16 * 2**15, 2**15, 16), {}, "sm_90a").holds_row
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,9 @@ def test_values_at_places(tmp_path, places, rows, columns, meets, monkeypatch):
     dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
     how = op.plan.launch(dtypes, Extents(columns, places * rows * columns, columns, rows, places), {}, "sm_90a")
     assert (how.meets, how.settles, how.parts) == (meets, True, meets)
-    x, w, c = (normal(*shape).astype(jnp.bfloat16) for shape in ((places, rows, columns), (columns,), (places, columns)))
+    x, w, c = (
+        normal(*shape).astype(jnp.bfloat16) for shape in ((places, rows, columns), (columns,), (places, columns))
+    )
     got = op(x, w, c, implementation="interpret")
     for own, other in zip(got, op.reference(*map(jnp.float32, (x, w, c))), strict=True):
         np.testing.assert_allclose(np.float32(own), np.float32(other), rtol=2**-7, atol=2**-7)

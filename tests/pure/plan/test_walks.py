@@ -258,9 +258,15 @@ def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive
 
 
 @pytest.mark.parametrize(
-    ("chain", "rows", "alone"), [("x * g", 16, True), ("x * g", 17, False), ("gelu(x) * g", 16, False)]
+    ("chain", "rows", "alone"), [("x * g", 4, True), ("x * g", 16, False), ("gelu(x) * g", 60, False)]
 )
 def test_few_rows_of_few_places_are_summed_by_one_kernel(chain, rows, alone):
-    """Parts of them would be added up by a second kernel. Where values are expensive, more threads take less than that."""
+    """A thread has all rows of a place, or a block does: parts of them would be added up by a second kernel."""
     how = launched(MEETING.replace("CHAIN", chain), Extents(1024, 64 * rows * 1024, 1024, rows, 64))
-    assert how.by_place == alone
+    assert (how.by_place, how.settles) == (alone, not alone)
+
+
+def test_small_blocks_have_few_rows_of_few_places():
+    """So they run on all SMs, and each thread loads all its rows at once."""
+    how = launched(MEETING.replace("CHAIN", "gelu(x) * g"), Extents(1024, 16 * 4 * 1024, 1024, 4, 16))
+    assert (how.by_place, how.threads, how.at_once) == (True, 32, 4)

@@ -41,7 +41,11 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, Scalar) or not value.value.strip():
-            self.error(self.span(key), f"{key!r} must be text", f"write it as `{key}: |` and the lines below it")
+            self.error(
+                self.span(key),
+                f"{key!r} must be text",
+                f"write `{key}: ...` in one line, or `{key}: |` and the lines below it",
+            )
             return None
         return value
 

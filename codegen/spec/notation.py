@@ -124,8 +124,18 @@ def _parts(word: str) -> int:
 
 def _axis(word: str) -> str:
     if not AXIS.fullmatch(word) or len(word) > MAX_NAME or word in RESERVED:
-        raise UserError(f"{shown(word)} is not a valid name for an axis", "axes are named like N, K or Heads")
+        raise UserError(f"{shown(word)} is not a valid name for an axis", _axis_meant(word))
     return word
+
+
+def _axis_meant(word: str) -> str:
+    """The hint for a wrong name of an axis."""
+    if parts := re.fullmatch(r"([0-9]{1,2}) ?\*? ?([A-Z][A-Za-z0-9]*)", word):
+        return f"write ({parts[1]} {parts[2]})"
+    capital = word[:1].upper() + word[1:]
+    if AXIS.fullmatch(capital) and len(capital) <= MAX_NAME and capital not in RESERVED:
+        return f"an axis begins with a capital letter: write {capital}"
+    return "axes are named like N, K or Heads"
 
 
 def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Array:

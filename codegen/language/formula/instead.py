@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from codegen.errors import known
+from codegen.errors import known, nearest
 from codegen.language.formula.calls import FORMS, functions
 from codegen.language.prelude import prelude
 from codegen.language.scope import CONSTANTS, Scope
@@ -48,6 +48,12 @@ ATTRIBUTES = {
 FORMULAS = "formulas have numbers, names, + - * / // % **, comparisons, & | ^ ~ << >>, x[0], a @ b and calls"
 BROADCAST = "arrays broadcast by the names of their axes: write {of}"
 PARTS = "name parts: of an axis (2 N), x[0] and x[1] are its halves; of (N 2), every second element"
+
+
+def for_name(name: str, scope: Scope) -> str:
+    """The hint for an unknown name."""
+    names = scope.names()
+    return known(name, names) + ("" if nearest(name, names) else " A named number is declared in `params`.")
 
 
 def for_function(name: str) -> str:

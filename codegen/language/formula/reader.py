@@ -10,12 +10,12 @@ import ast
 import functools
 import math
 
-from codegen.errors import UserError, known, shown
+from codegen.errors import UserError, shown
 from codegen.graph.nodes import Call, Node, topological
 from codegen.graph.ops import BINARY, COMPARE, OPERATORS, OPS
 from codegen.graph.ranges import is_within, ranges
 from codegen.language.formula.calls import FORMS, functions
-from codegen.language.formula.instead import for_call, for_construct, for_function, for_index
+from codegen.language.formula.instead import for_call, for_construct, for_function, for_index, for_name
 from codegen.language.formula.operations import Operations
 from codegen.language.prelude import Composite, prelude
 from codegen.language.scope import CONSTANTS, Scope
@@ -85,7 +85,7 @@ class Reader(Operations):
         if name in scope.later:
             hint = "a name can be used in the lines below the one that assigns it"
             raise self.fail(tree, f"{name!r} has no value yet", hint)
-        raise self.fail(tree, f"unknown name {shown(name)}", known(name, scope.names()))
+        raise self.fail(tree, f"unknown name {shown(name)}", for_name(name, scope))
 
     def part(self, tree: ast.AST, name: str, part: object) -> Node:
         """The value of a part of a name."""

@@ -21,6 +21,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "aliases_of_products": {12: None, 13: None},
     "aliases_shifted": {22: None, 23: None},
     "array_forms": {4: "  a: float32[]", 5: "  b: float32[N]", 8: "  e: float32[N]", 9: "  f: float32[..., N]"},
+    "axis_names": {4: "  a: float32[N]", 10: "  g: float32[(2 N)]", 11: "  h: float32[..., (2 N)]", 12: "  i: float32[Heads]"},
     "axes_of_index": {8: "  a = index(N)", 12: "  e = argmax(x, axis=N)", 13: "  y = x + index(N)"},
     "axis_order": {4: "  x: float32[..., N]"},
     "bench": {11: "  - {...: 8192, N: 4096}", 12: "  - {...: 8192, N: 4096}", 13: "  - {...: 8192, N: 4096}"},

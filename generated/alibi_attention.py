@@ -43,16 +43,21 @@ o = jnp.einsum("bhqs,bshd->bqhd", jax.nn.softmax(jnp.where(j <= i, s, -jnp.inf))
 
 def alibi_attention_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = device.where(
-        index_s <= index_q, acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes),
-        -float("inf"),
+    t0 = cute.math.abs(scale)
+    t1 = attend.multiples(
+        attend.line(index_s - index_q, 1.0 * steps), device.divide(slopes, device.where(t0 == 0.0, 1.0, t0), True),
     )
+    scores = device.where(index_s <= index_q, acc * device.sign(scale) + t1, -float("inf"))
     return scores
 
 
 def alibi_attention_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes)
+    t0 = cute.math.abs(scale)
+    t1 = attend.rising(
+        attend.line(index_s - index_q, 1.0 * steps), device.divide(slopes, device.where(t0 == 0.0, 1.0, t0), True),
+    )
+    scores = attend.shifted(acc * device.sign(scale), t1)
     return scores
 
 
@@ -111,7 +116,7 @@ def alibi_attention_launch(
         stream, attend.arranged(mQ, sizes, (2, 0), 1), attend.arranged(mK, sizes, (2, 0), 1),
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO,),
         functools.partial(alibi_attention_score, scale=scale), functools.partial(alibi_attention_tiles, scale=scale),
-        functools.partial(alibi_attention_row, scale=scale), wParts, wTable, how=how,
+        functools.partial(alibi_attention_row, scale=scale), wParts, wTable, scale=abs(scale), shifts=True, how=how,
     )
 
 
@@ -125,16 +130,21 @@ def alibi_attention_reference(q, k, v, slopes, scale):
 
 def alibi_attention_forward_score_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = device.where(
-        index_s <= index_q, acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes),
-        -float("inf"),
+    t1 = cute.math.abs(scale)
+    t0 = attend.multiples(
+        attend.line(index_s - index_q, 1.0 * steps), device.divide(slopes, device.where(t1 == 0.0, 1.0, t1), True),
     )
+    scores = device.where(index_s <= index_q, acc * device.sign(scale) + t0, -float("inf"))
     return scores
 
 
 def alibi_attention_forward_full_chain(acc, slopes, index_s, index_q, scale, steps):
     """The chain, on one vector of each operand."""
-    scores = acc * scale + attend.multiples(attend.line(index_s - index_q, 1.0 * steps), slopes)
+    t1 = cute.math.abs(scale)
+    t0 = attend.rising(
+        attend.line(index_s - index_q, 1.0 * steps), device.divide(slopes, device.where(t1 == 0.0, 1.0, t1), True),
+    )
+    scores = attend.shifted(acc * device.sign(scale), t0)
     return scores
 
 
@@ -204,7 +214,8 @@ def alibi_attention_forward_launch(
         attend.arranged(mV, sizes, (2, 0), 1), attend.arranged(mO, sizes, (2, 0), 1), (mSlopes, mO, mRowMax, mRowSum,),
         functools.partial(alibi_attention_forward_score, scale=scale),
         functools.partial(alibi_attention_forward_tiles, scale=scale),
-        functools.partial(alibi_attention_forward_row, scale=scale), wParts, wTable, how=how,
+        functools.partial(alibi_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), shifts=True,
+        how=how,
     )
 
 

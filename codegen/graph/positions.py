@@ -95,3 +95,9 @@ def multiples(
             if id(number) in numbers and uses[id(number)] == 1 and axis not in node.args[1 - place].dims:
                 found.append((node, place))
     return found
+
+
+def added(root: Node, products: Sequence[Node]) -> tuple[int, int] | None:
+    """The place of one of some products in a sum or a difference of two values, and its sign; None if none is there."""
+    places = {"add": ((0, 1), (1, 1)), "sub": ((1, -1),)}.get(root.op, ())
+    return next((found for found in places if any(root.args[found[0]] is n for n in products)), None)

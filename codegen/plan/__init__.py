@@ -11,6 +11,7 @@ In reading order:
   rows/        kernels along rows or down columns: reductions, scans, selections
   gemms/       matrix products and their epilogues
   attending    finds attention in a chain
+  scales       numbers that multiply or divide its scores
   attention    attention's kernels, and those of its gradients
   chain_parts  a part of attention's chain as a spec of its own
   by_index     sums of rows by index

@@ -14,6 +14,7 @@ from codegen.plan.attention import BYTES, WRITTEN, Attention, Bend, Pages, Part,
 from codegen.plan.chain_parts import is_zero, part_of
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
+from codegen.plan.scales import Scales
 from codegen.spec.spec import Array, Axis, Spec
 
 SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"
@@ -219,9 +220,10 @@ class _Matcher:
         statements = [Statement(self.named(FACTOR), None, factor)]
         statements += [Statement(n, None, self.rebuilt(s.value, known)) for n, s in others.items()]
         self.demand_of_rows(statements, o)
-        scale, score = self.unscaled(score)
+        scales = Scales(self.spec, self.graph, self.columns, first)
+        scale, score = scales.unscaled(score)
         return (
-            (scale, self.bend(score, first), self.score(self.multiplied_once(score), first, -float("inf"))),
+            (scale, scales.bend(score), self.score(self.multiplied_once(score, scales), first, -float("inf"))),
             self.row_part(statements, [top, total]),
             self.weight(gates),
         )
@@ -285,56 +287,13 @@ class _Matcher:
             n: replace(s, value=self.rebuilt(s.value, known)) for n, s in others.items()
         }
 
-    def unscaled(self, score: Node) -> tuple[Scale, Node]:
-        """The magnitude of what scores are multiplied or divided by last, and the scores without it."""
-        graph = self.graph
-        if score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == -math.inf:
-            scale, inner = self.unscaled(score.args[1])
-            args = score.args[0], inner, score.args[2]
-            return scale, graph.node("where", args, kind="float", dims=score.dims)
-        if score.op not in ("mul", "div"):
-            return Scale(), score
-        value, by = score.args if score.op == "div" or self.is_static(score.args[1]) else score.args[::-1]
-        factor = float(str(by.attr)) if by.is_const else str(by.attr)
-        usable = isinstance(factor, str) or (factor != 0 and math.isfinite(factor))
-        if not (self.is_static(by) and usable):
-            return Scale(), score
-        scale, inner = self.unscaled(value)
-        if isinstance(factor, str):
-            sign = graph.node("sign", (by,), kind="float", dims=())
-            inner = graph.node("mul", (inner, sign), kind="float", dims=inner.dims)
-        elif factor < 0:
-            inner = graph.node("neg", (inner,), kind="float", dims=inner.dims)
-        return scale.times(factor) if score.op == "mul" else scale.over(factor), inner
-
-    def bend(self, score: Node, first: Node) -> Bend | None:
-        """The soft cap of the scores; None if they have none."""
-        signs: list[str] = []
-        above: list[float | str] = []
-        below: list[float | str] = []
-        while score.op == "where" and score.args[2].is_const and float(str(score.args[2].attr)) == -math.inf:
-            score = score.args[1]
-        while score.op == "mul" and score.args[1].op == "sign" and self.is_static(score.args[1].args[0]):
-            signs.append(str(score.args[1].args[0].attr))
-            score = score.args[0]
-        if score.op != "tanh" or self.spec.math == "precise":
-            return None
-        (value,) = score.args
-        while value is not first:
-            if (found := self.scaled(value)) is None:
-                return None
-            factor = float(str(found[1].attr)) if found[1].is_const else str(found[1].attr)
-            (above if value.op == "mul" else below).append(factor)
-            value = found[0]
-        return Bend(tuple(above), tuple(below), tuple(signs))
-
-    def multiplied_once(self, score: Node) -> Node:
+    def multiplied_once(self, score: Node, scales: Scales) -> Node:
         """The scores with one product instead of products and quotients by static numbers in sequence: x * a / b is x * (a / b)."""
         if self.spec.math == "precise":
             return score
         graph, known, scaled = self.graph, dict[int, Node](), dict[int, tuple[Node, Node]]()
         for node in topological([score]):
-            if (found := self.scaled(node)) is not None:
+            if (found := scales.scaled(node)) is not None:
                 value, by = found
                 base, before = scaled.get(id(value), (known[id(value)], None))
                 factor = by
@@ -345,20 +304,6 @@ class _Matcher:
                     known[id(node)] = graph.node("mul", (base, factor), kind="float", dims=node.dims)
             self.rebuilt(node, known)
         return known[id(score)]
-
-    def scaled(self, node: Node) -> tuple[Node, Node] | None:
-        """The value that is multiplied or divided by a static number, and that number; None of others."""
-        if node.op not in ("mul", "div") or not node.dims:
-            return None
-        value, by = node.args
-        if node.op == "mul" and self.is_static(value):
-            value, by = by, value
-        return (value, by) if self.is_static(by) else None
-
-    def is_static(self, node: Node) -> bool:
-        """Whether a value is a number, or a parameter that a kernel is compiled for."""
-        static = {p.name for p in self.spec.params if p.static and p.kind == "float"}
-        return node.is_const or (node.op == "param" and node.attr in static)
 
     def term(self, node: Node) -> tuple[Node, Node]:
         """The score and what is subtracted, of exp(score - shift) or exp(score)."""

@@ -10,7 +10,8 @@ In reading order:
   turned       the same, with arrays in different orders of axes
   rows/        the kernels of `plan/rows`
   gemms        contractions
-  attention    attention and its gradients
+  attention    attention, and the parts of its chain
+  attention_gradients  its gradients
   imports      the imports of a generated module
   literals     data as literals
   wrapping     long lines broken
@@ -33,7 +34,8 @@ from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort, Threshold
 from codegen.plan.rows.steps import Steps
-from codegen.render.attention import AttentionBackwardContext, AttentionContext
+from codegen.render.attention import AttentionContext
+from codegen.render.attention_gradients import AttentionBackwardContext
 from codegen.render.common import Context, StagedContext
 from codegen.render.elementwise import ElementwiseContext, NeighboursContext
 from codegen.render.gemms import GemmContext

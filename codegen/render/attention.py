@@ -10,7 +10,7 @@ from codegen.autodiff.exponentials import term_of
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node
-from codegen.graph.positions import multiples, rises
+from codegen.graph.positions import added, multiples, rises
 from codegen.graph.precision import linear_terms
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
@@ -19,7 +19,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext, tuple_text
-from codegen.render.records import AttentionBackwardKernel, AttentionKernel, Chain, PartFunction, TileFunction
+from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction
 from codegen.spec.spec import Array
 
 # Operations on bounds, by the operation of a condition
@@ -144,7 +144,8 @@ class AttentionContext(TiledContext):
             pages=[self.arranged(p.index, plan.keys[0], "by_row") for p in plan.pages],
             others=self.others,
             functions=self.bound(names),
-            scale=self.scale(plan.scale) + self.bend(plan.bend) + ("" if plan.exponential else ", exponential=False"),
+            scale=self.scale(plan.scale) + self.bend(plan.bend) + ", exponential=False" * (not plan.exponential)
+            + ", shifts=True" * ((full or score).shifted is not None),
         )  # fmt: skip
 
     def walked(self, array: Array) -> str:
@@ -165,63 +166,6 @@ class AttentionContext(TiledContext):
             above.insert(0, emit.literal(scale.number))
         text = " / ".join([" * ".join(above), *(f"abs({names[n]})" for n in scale.below)])
         return f", scale={text}" if text else ""
-
-
-class AttentionBackwardContext(TiledContext):
-    """The values of the kernels of attention's gradients."""
-
-    template = "attention_backward.py.jinja"
-    attention: AttentionBackward
-
-    def __init__(self, op: Op):
-        super().__init__(op)
-        assert isinstance(op.plan, AttentionBackward)
-        self.attention = op.plan
-
-    @property
-    def others(self) -> list[str]:
-        """The tensors that the generated functions take, and dq for its type."""
-        plan = self.attention
-        sums = (*plan.along_rows, *plan.along_columns, *plan.pairs)
-        return self.tensors_but((*plan.factors, *plan.gradients[1:], *plan.statistics, *sums))
-
-    @property
-    def inputs(self) -> set[str]:
-        return {a.name for a in self.spec.inputs} - {a.name for a in self.attention.statistics}
-
-    def kernel(self) -> AttentionBackwardKernel:
-        plan, op = self.attention, self.spec.op
-        slope = PartContext(self, plan.slope)
-        full = PartContext(self, plan.unmasked) if plan.unmasked is not None else None
-        tiles = self.tiles()
-
-        def several(arrays: tuple[Array, ...], row: str, function: str = "by_row", *more: str) -> str:
-            found = [self.arranged(a, row, function, *more) for a in arrays]
-            return tuple_text(found) if found else "()"
-
-        named = zip(("q", "k", "v", "do", "dq", "dk", "dv"), plan.vectors, strict=True)
-        arrays = [f"{n} = {self.arranged(a, plan.row if plan.row in a.axes else plan.column)}" for n, a in named]
-        arrays += [
-            f"along_rows = {several(plan.along_rows, plan.row)}",
-            f"along_columns = {several(plan.along_columns, plan.column)}",
-            f"pairs = {several(plan.pairs, plan.row, 'of_pairs', plan.column)}",
-            f"statistics = {several(plan.statistics, plan.row)}",
-        ]
-        return AttentionBackwardKernel(
-            chains=[c.named_chain() for c in (slope, full) if c is not None],
-            products=", ".join(slope.given()[:2]),
-            more=", terms of sums" if plan.along_rows or plan.along_columns or plan.pairs else "",
-            static=self.static_hints,
-            slope=slope.function([full] if full else []),
-            full=full.function([]) if full else None,
-            tiles=tiles,
-            sizes=self.sizes(plan.factors[0]),
-            batch=", ".join(self.batch) or "no batch",
-            arrays=arrays,
-            others=self.others,
-            functions=self.bound([f"{op}_slope", f"{op}_tiles" if tiles else "None"]),
-            bend=self.bend(plan.bend),
-        )  # fmt: skip
 
 
 class PartContext(ElementwiseContext):
@@ -288,11 +232,13 @@ class PartContext(ElementwiseContext):
     def own_forms(self) -> dict[int, str]:
         """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
         exponents, unless the hardware's are used."""
-        plan = self.attention
-        apart, separate = self.distances, self.rounding.products
-        products = multiples(self.nodes, plan.column, apart, separate) if apart else []
-        lines = {id(n.args[place]) for n, place in products}
-        found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in products}
+        plan, apart, shifted = self.attention, self.distances, self.shifted
+        lines = {id(n.args[place]) for n, place in self.products}
+        found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in self.products}
+        if shifted:
+            root, (place, sign) = self.root, shifted
+            found[id(root.args[place])] = found[id(root.args[place])].replace("multiples", "rising")
+            found[id(root)] = f"attend.shifted({{{1 - place}}}, {{{place}}}{', -1.0' * (sign < 0)})"
         for key, rise in apart.items():
             name = "line" if key in lines else "floats"
             found[key] = f"attend.{name}({{0}}, {rise}.0 * {self.more['at.steps()']})"
@@ -307,6 +253,24 @@ class PartContext(ElementwiseContext):
             return found
         tangents = linear_terms(self.nodes, [s.value for s in self.statements], "tanh")
         return found | dict.fromkeys(map(id, tangents), "device.tanh_term({0}, {approx})")
+
+    @property
+    def root(self) -> Node:
+        """What the part gives."""
+        return next(s.value for s in self.statements if s.name == self.spec.outputs[0].name)
+
+    @functools.cached_property
+    def products(self) -> list[tuple[Node, int]]:
+        """Those of a distance and of a row's value, as `multiples` gives them."""
+        apart = self.distances
+        return multiples(self.nodes, self.attention.column, apart, self.rounding.products) if apart else []
+
+    @property
+    def shifted(self) -> tuple[int, int] | None:
+        """Where scores that are exponents have these `added` last, and with which sign."""
+        plan = self.attention
+        exponents = isinstance(plan, Attention) and plan.exponential and self.part in (plan.scores, plan.unmasked)
+        return added(self.root, [n for n, _ in self.products]) if exponents else None
 
     @functools.cached_property
     def distances(self) -> dict[int, int]:

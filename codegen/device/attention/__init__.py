@@ -30,4 +30,6 @@ from codegen.device.attention.scores import Tile as Tile
 from codegen.device.attention.scores import floats as floats
 from codegen.device.attention.scores import line as line
 from codegen.device.attention.scores import multiples as multiples
+from codegen.device.attention.scores import rising as rising
+from codegen.device.attention.scores import shifted as shifted
 from codegen.device.attention.scores import tanh as tanh

@@ -27,6 +27,7 @@ class Functions:
     # Scores are the hyperbolic tangents of so many times the products; 0 for others, and for extreme numbers
     bend: float = 0.0
     exponential: bool = True  # whether the weights are powers of scores; else they are the scores
+    shifts: bool = False  # whether scores without the mask are `shifted` ones
     neighbours: int = 1  # as of a launch
     # Whether scores are so near 0 that their powers need not be relative to a largest one, which would be too large or 0 else
     steady: bool = False
@@ -46,6 +47,7 @@ class Functions:
         weight: Any = None,
         bend: float = 0.0,
         exponential: bool = True,
+        shifts: bool = False,
     ) -> Functions:
         """The functions where scores are `scale` times what `score` gives, which is all zeros where `scale` is 0."""
         size = scale or 1.0
@@ -63,6 +65,7 @@ class Functions:
             weight,
             bend if usual else 0.0,
             exponential,
+            shifts,
         )
 
 

@@ -46,6 +46,7 @@ def launch(
     scale: cutlass.Constexpr[float] = 1.0,
     bend: cutlass.Constexpr[float] = 0.0,
     exponential: cutlass.Constexpr[bool] = True,
+    shifts: cutlass.Constexpr[bool] = False,
     *,
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
@@ -67,8 +68,9 @@ def launch(
     scale: the scores are so many times what `score` gives, which is all zeros where this is zero.
     bend: where it is positive, `score` gives tanh(bend * s) where the mask holds.
     exponential: whether the weights are exponentials; else they are the scores, and `row` takes their sum alone.
+    shifts: whether `score` gives scores without the mask as `shifted` ones.
     """
-    functions = Functions.scaled(score, tiles, row, scale, weight, bend, exponential)
+    functions = Functions.scaled(score, tiles, row, scale, weight, bend, exponential, shifts)
     given = Forward(q, k, v, o, tensors, functions, how, table, pages)
     if cute.size(q, mode=[0]) * q.shape[1] > 0:
         if cutlass.const_expr(how.processors > 0):

@@ -48,6 +48,25 @@ def multiples(floats: tuple[Float32, Values], factor: Values) -> Values:
     return device.fma(steps, factor, factor * first)
 
 
+def rising(floats: tuple[Float32, Values], factor: Values | float) -> tuple[Float32, Values, Float32]:
+    """The products of a `line` and of one number: the first, the differences, and their factor."""
+    first, steps = floats
+    each = Float32(factor if isinstance(factor, int | float) else factor[0])
+    return first * each, steps, each
+
+
+def shifted(values: Values, products: tuple[Float32, Values, Float32], sign: float = 1.0) -> tuple[Values, Float32]:
+    """The sums, or differences, of values and of `rising` products, less a number that is the same for all, and that number: each in
+    one instruction."""
+    first, steps, factor = products
+    return device.fma(steps, factor * sign, values), first * sign
+
+
+def whole(found: Values | tuple[Values, Float32]) -> Values:
+    """Scores that a function gives, perhaps as `shifted` ones."""
+    return found[0] + found[1] if isinstance(found, tuple) else found
+
+
 def tanh(x: Values, approx: bool, near: bool) -> Values:
     """tanh(x), perhaps of numbers up to `SMALL`."""
     return x * elementary.tanh_small(x) if near and approx else elementary.tanh(x, approx)

@@ -39,7 +39,7 @@ from codegen.device.attention.fragments import (
     store_part,
     store_rows,
 )
-from codegen.device.attention.scores import Row, Scores, Tile, powers
+from codegen.device.attention.scores import Row, Scores, Tile, powers, whole
 from codegen.device.gemm.panels import Panels, lane_of_a, lane_of_b
 from codegen.shared import LEAST_COLUMNS, WARP, AttentionLaunch
 
@@ -380,7 +380,8 @@ def _score(
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        held.store(functions.score(Scores(here, position, columns, sizes, how.page), held.load(), tensors, masked))
+        at = Scores(here, position, columns, sizes, how.page)
+        held.store(whole(functions.score(at, held.load(), tensors, masked)))
         for i in range(count):
             value = held[i]
             if masked:

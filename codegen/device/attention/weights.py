@@ -18,7 +18,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32
 from codegen.device import functions as device
 from codegen.device.attention import hopper
 from codegen.device.attention.arguments import Functions
-from codegen.device.attention.scores import Scores, powers
+from codegen.device.attention.scores import Scores, powers, whole
 from codegen.device.math.elementary import SMALL, tanh_small
 
 RISE = 8  # powers of 2 by which a maximum may exceed a level: weights are at most so large
@@ -106,16 +106,21 @@ def of_rows(rows: tuple, sizes: tuple, tensors: tuple, functions: Functions) -> 
 
 
 def _score(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool, loaded: Loaded
+    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool, loaded: Loaded,
+    shift: cute.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Replace products of a row with their scores."""
+    """Replace products of a row with their scores, less the row's `shift` if there is one."""
 
     def scores(at: Scores, products: Any) -> Any:
         values = iter(loaded[r][0 if masked else 1])
         at = replace(at, held=lambda _: next(values))
         if not masked:
             at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
-        return functions.score(at, products, tensors, masked)
+        found = functions.score(at, products, tensors, masked)
+        if shift is None:
+            return whole(found)
+        shift[r] = found[1]
+        return found[0]
 
     _change(s, r, place, sizes, scores, CONDITIONS if masked and not functions.bend else 0)
 
@@ -150,10 +155,11 @@ def weigh(
         for r in cutlass.range_constexpr(2):
             _small_exponentials(s, r, state, largest, functions)
     else:
-        _score_all(s, place, plain, sizes, tensors, loaded, functions)
+        shift = cute.make_rmem_tensor((2,), Float32) if functions.shifts and functions.raises else None
+        _score_all(s, place, plain, sizes, tensors, loaded, shift, functions)
         if cutlass.const_expr(functions.raises):
             for r in cutlass.range_constexpr(2):
-                _exponentials(s, r, state, functions)
+                _exponentials(s, r, state, shift, functions)
         elif cutlass.const_expr(functions.row is not None):
             for r in cutlass.range_constexpr(2):
                 state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
@@ -165,13 +171,15 @@ def weigh(
 @cute.jit
 def _score_all(
     s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    loaded: cutlass.Constexpr[Loaded], functions: cutlass.Constexpr[Functions],
+    loaded: cutlass.Constexpr[Loaded], shift: Any, functions: cutlass.Constexpr[Functions],
 ) -> None:  # fmt: skip
-    """Replace products with scores; with those of no column past the last one."""
+    """Replace products with scores, less a row's `shift`; with those of no column past the last one."""
     count = cute.size(s, mode=[2])
+    if cutlass.const_expr(shift is not None):
+        shift.fill(0.0)
     if plain:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, False, loaded)
+            _score(s, r, place, sizes, tensors, functions, False, loaded, shift)
     else:
         for r in cutlass.range_constexpr(2):
             _score(s, r, place, sizes, tensors, functions, True, loaded)
@@ -186,11 +194,15 @@ def _score_all(
 
 @cute.jit
 def _exponentials(
-    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, functions: cutlass.Constexpr[Functions]
-) -> None:
+    s: cute.Tensor, r: cutlass.Constexpr[int], state: tuple, shift: Any,
+    functions: cutlass.Constexpr[Functions],
+) -> None:  # fmt: skip
     """Replace a row's scores with exponentials, and update its state."""
     base = functions.base
-    largest = _largest(s, r, Float32(state[0][r]))
+    if cutlass.const_expr(shift is None):
+        largest = _largest(s, r, Float32(state[0][r]))
+    else:
+        largest = cute.arch.fmax(_largest(s, r, Float32(-math.inf)) + shift[r], Float32(state[0][r]), nan=True)
     if cutlass.const_expr(functions.steady):
         state[0][r] = largest
         _raise(s, r, state, lambda part: part * base)
@@ -199,6 +211,8 @@ def _exponentials(
         level = _level(state, r, base)
         by, start = powers(level, base)
         _rise(state, r, level, (by, start))
+        if cutlass.const_expr(shift is not None):
+            start += shift[r] * by
         _raise(s, r, state, lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
 
 
@@ -241,7 +255,7 @@ def _raise(
     part, total = hopper.row_of(s, r), state[2]
     part.store(cute.math.exp2(exponents(part.load()), fastmath=True))
     hopper.put_row(part, s, r)
-    total[r] = total[r] + _summed(part, Float32(0.0))
+    total[r] = _summed(part, Float32(total[r]))
 
 
 def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
@@ -253,10 +267,10 @@ def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
 
 def _summed(part: cute.Tensor, before: Float32) -> Float32:
     """The sum of a row's numbers and of those `before`."""
-    sums = [before] + [Float32(0.0)] * 3
-    for i in range(cute.size(part)):
+    sums = [Float32(part[i]) for i in range(4)]
+    for i in range(4, cute.size(part)):
         sums[i % 4] += part[i]
-    return (sums[0] + sums[1]) + (sums[2] + sums[3])
+    return before + ((sums[0] + sums[1]) + (sums[2] + sums[3]))
 
 
 # Scores that are tangents of products. Near 0 a polynomial is the tangent. It rises too, so that the largest product has the largest score;

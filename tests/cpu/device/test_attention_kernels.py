@@ -381,8 +381,9 @@ summary: Made here.
 types: {T: [bfloat16]}
 inputs: {q: "T[Q, H, D]", k: "T[S, H, D]", v: "T[S, H, E]", slopes: "float32[H]"}
 outputs: {o: "T[Q, H, E]"}
+params: {scale: 0.25}
 chain: |
-  s = q @ k * 0.25 - slopes * (index(Q) + 260 - index(S))
+  s = q @ k * scale - slopes * (index(Q) + 260 - index(S))
   o = softmax(where(index(S) <= index(Q) + 260, s, -inf), axis=S) @ v
 reference: |
   o = q
@@ -391,20 +392,29 @@ reference: |
 
 @pytest.mark.usefixtures("narrow_tiles")
 def test_slopes(tmp_path, monkeypatch):
-    """What the scores read of a row is loaded once for a tile of q, though several tiles of k pass: here by each thread for both of its rows."""
+    """What the scores read of a row is loaded once for a tile of q, though several tiles of k pass: here by each thread for both of its rows.
+    The distances' factor is divided by the scale, unless that is 0."""
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op = make_op(tmp_path, SLOPED)
     q, k, v, _ = (x[0].reshape(-1, 2, 16) for x in draw(140, 800, 2, 16, 16, "bfloat16"))
     q, k, v, slopes = q[:140], k[:400], v[:400], np.float32([0.01, 0.2])
-    o = op(q, k, v, slopes, implementation="interpret")
-    assert interpreted.last_reports()[0].operands["slopes"].loaded == 2 * 2 * 256 * 4  # heads, tiles of q, threads
+    for scale in (0.25, *((0.0, -0.25) if EVERY else ())):
+        o = op(q, k, v, slopes, scale=scale, implementation="interpret")
+        # Heads, tiles of q, threads
+        assert interpreted.last_reports()[0].operands["slopes"].loaded == 2 * 2 * 256 * 4
+        np.testing.assert_allclose(np.asarray(o, np.float64), sloped(q, k, v, slopes, scale), rtol=2e-2, atol=1e-2)
+    if EVERY:
+        constant = SLOPED.replace(', slopes: "float32[H]"', "").replace("slopes", "0.2")
+        o = make_op(tmp_path, constant)(q, k, v, implementation="interpret")
+        wanted = sloped(q, k, v, np.float32([0.2, 0.2]), 0.25)
+        np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
+
+
+def sloped(q, k, v, slopes, scale):
     row, column = np.arange(140)[:, None] + 260, np.arange(400)
-    s = np.einsum("qhd,shd->hqs", *(x.astype(np.float64) for x in (q, k))) * 0.25 - slopes[:, None, None] * (
-        row - column
-    )
-    p = np.exp(np.where(column <= row, s, -np.inf))
-    wanted = np.einsum("hqs,she->qhe", p / p.sum(-1, keepdims=True), v.astype(np.float64))
-    np.testing.assert_allclose(np.asarray(o, np.float64), wanted, rtol=2e-2, atol=1e-2)
+    products = np.einsum("qhd,shd->hqs", *(x.astype(np.float64) for x in (q, k)))
+    p = np.exp(np.where(column <= row, products * scale - slopes[:, None, None] * (row - column), -np.inf))
+    return np.einsum("hqs,she->qhe", p / p.sum(-1, keepdims=True), v.astype(np.float64))
 
 
 @pytest.mark.usefixtures("narrow_tiles")

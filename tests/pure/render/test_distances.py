@@ -6,6 +6,15 @@ from making import spec_text
 from codegen.pipeline import read_op
 from codegen.render import render_op
 
+FACTORS = "q: T[Q, H, D]; k: T[S, H, D]; v: T[S, H, E]; slopes: float32[H]"
+
+
+def rendered(scores, more=""):
+    chain = f"s = {scores}; o = softmax(s, axis=S) @ v"
+    return render_op(
+        read_op("specs/made.yaml", spec_text(FACTORS + more, "o: T[Q, H, E]", chain, types="{T: [bfloat16]}"))
+    )
+
 
 @pytest.mark.parametrize(
     ("term", "found"),
@@ -22,8 +31,20 @@ from codegen.render import render_op
 )
 def test_products_with_a_distance(term, found):
     """Those of a row's value are one instruction each: a step times the value, and the first product added. Others take the floats."""
-    text = spec_text(
-        "q: T[Q, H, D]; k: T[S, H, D]; v: T[S, H, E]; slopes: float32[H]; near: float32[H, S]", "o: T[Q, H, E]",
-        f"s = q @ k + slopes + near + {term}; o = softmax(s, axis=S) @ v", types="{T: [bfloat16]}",
-    )  # fmt: skip
-    assert found in render_op(read_op("specs/made.yaml", text))
+    assert found in rendered(f"q @ k + {term} + slopes + near", "; near: float32[H, S]")
+
+
+@pytest.mark.parametrize(
+    ("scores", "found"),
+    [
+        ("q @ k * 0.5 + slopes * (index(S) - index(Q))", "attend.shifted(acc, t0)"),
+        ("slopes * (index(S) - index(Q)) + q @ k * 0.5", "attend.shifted(acc, t0)"),
+        ("q @ k * 0.5 - slopes * (index(Q) - index(S))", "attend.shifted(acc, t0, -1.0)"),
+        ("slopes * (index(S) - index(Q)) - q @ k * 0.5", ""),
+    ],
+    ids=str,
+)
+def test_scores_and_a_distance(scores, found):
+    """One instruction adds the step's product to a score, which the kernel multiplies by the scale later."""
+    text = rendered(scores)
+    assert ("scale=0.5" in text, "attend.shifted" in text) == (True, bool(found)) and found in text

@@ -179,8 +179,8 @@ class _Products:
         return sum({*self.graph.axes[-1:]} <= {*n.dims} for n in nodes)
 
     def product(self, factors: Sequence[Node]) -> Node:
-        """The product of the factors with the fewest axes, then of those with more. Those with all axes are multiplied one by one, since
-        their own product may be out of range."""
+        """The product of the factors with the fewest axes, then of those with more. Factors with all axes are multiplied one by one,
+        since their own product may be out of range."""
         axes = self.graph.order(d for f in factors for d in f.dims)
         by_axes: dict[tuple[str, ...], list[Node]] = {}
         for factor in factors:

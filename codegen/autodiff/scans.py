@@ -1,11 +1,10 @@
 """The derivatives of scans, which are scans in the opposite direction.
 
-Of h_t = a_t h_(t-1) + b_t, with the cotangents g_t of h_t, the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With m_t
-= a_t l_t it is l_t = g_t + m_(t+1), where m_t = a_t m_(t+1) + a_t g_t is itself such a recurrence, in the opposite
-direction. Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The
-other scans behave like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod and
-exp(y_(t-1) - y_t) for cumlogsumexp. For cummax it is 1 where the element is below the state before it, 1/2 where they
-are equal, and else 0.
+Let h_t = a_t h_(t-1) + b_t, and let g_t be the cotangent of h_t. Then the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With
+m_t = a_t l_t it is l_t = g_t + m_(t+1), and m_t = a_t m_(t+1) + a_t g_t is itself such a recurrence, in the opposite direction.
+Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The other scans behave
+like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod and exp(y_(t-1) - y_t) for cumlogsumexp.
+For cummax it is 1 where the element is below the state before it, 1/2 where they are equal, and else 0.
 
 A backward that needs the states before and after each element of a recurrence, a product or a maximum stores only those before: it
 computes h_t again from h_(t-1).
@@ -81,8 +80,8 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
 
 
 def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
-    """Statements in which the state after each element is computed from the state before it, for scans in `AGAIN` whose states before
-    are needed too. Nodes that are `known`, by identity, are read and stay."""
+    """The statements, with each state after an element computed from the state before it, for scans in `AGAIN` of which the states
+    before and after are both needed. Nodes that are `known`, by identity, are inputs and stay."""
 
     def is_known(node: Node) -> bool:
         return id(node) in known

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Statement, topological
 
-CHOOSING = {"maximum", "minimum", "where", "stop_gradient"}  # operations whose result is one of the arguments
+CHOOSING = {"maximum", "minimum", "where", "stop_gradient"}  # operations that return one of their arguments
 LINEAR = {"sum", "mean", "cast", "float"}
 
 

@@ -119,7 +119,7 @@ def load_row(
 
 
 def _at_most(a: cutlass.Int64, b: cutlass.Int64) -> cutlass.Int32:
-    """The smaller of the two, in 32 bits: a thread's vectors lie within less than 2**30 elements."""
+    """The smaller of two numbers, but not below 0, in 32 bits: a thread's vectors lie within 2**30 elements."""
     least = cutlass.select_(a < b, a, b)
     least = cutlass.select_(least < 2**30, least, Int64(2**30))
     return Int32(cutlass.select_(least < 0, Int64(0), least))

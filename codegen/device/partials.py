@@ -105,7 +105,7 @@ def _over_rows_below(
     v: cutlass.Int32,
     vec: cutlass.Constexpr[int],
 ) -> cute.Tensor:
-    """As `_over_rows`, of sums that follow `maxima`, or results of another `op`, in this way (power, scale)."""
+    """As `_over_rows`, for sums that are relative to `maxima` or to results of another `op`; `way` is (power, scale)."""
     largest, found = _over_rows(maxima, dtype, op, lane, v, vec), cute.make_rmem_tensor((vec,), dtype)
     found.fill(identity("sum", dtype))
     for row in cutlass.range(cute.size(buffer, mode=[0])):
@@ -259,7 +259,7 @@ def combine_all(
 
 
 def settled(total: Numeric, maximum: Numeric, finite: bool) -> Numeric:
-    """As `reduce.settled`, of single values."""
+    """As `reduce.settled`, for single values."""
     own, largest = (cute.full((1,), value, type(total)) for value in (total, maximum))
     return reduce.settled(own, largest, finite)[0]
 
@@ -271,9 +271,8 @@ SECTOR, MOST_COLUMNS = 8, 4096  # columns that a block has where more threads sh
 
 
 def _beside(count: cutlass.Int32, results: cutlass.Int32) -> cutlass.Int32:
-    """The number of neighbouring results that a block finishes, of which each has so many partial results: one per thread; or 32, a
-    warp for each of which reads whole lines; or of fewer results 8, as many as a sector of memory has, so that more blocks and threads
-    share the work."""
+    """The number of neighbouring results that a block finishes, where each has `count` partial results: one for each thread; or 32, so
+    that warps read whole lines; or, of few results, 8, which fill a sector of memory, so that more blocks and threads share the work."""
     several = cutlass.select_((count > SOME) & (results <= MOST_COLUMNS), Int32(SECTOR), Int32(WARP))
     return cutlass.select_(count > FEW, several, Int32(FINISHING))
 

@@ -170,7 +170,7 @@ class Row:
         """Whether it comes and goes through shared memory, and vectors begin with it."""
         return self.how.by_runs and self.how.vec > 1
 
-    # Memory. Of an input that is left out nothing is read: its registers hold the default.
+    # Memory. Nothing is read of an input that is left out: its registers hold the default.
 
     def load(
         self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, parts: int = 1, aligned: bool = True,
@@ -366,7 +366,7 @@ class Row:
     # Values
 
     def inside(self) -> reduce.Inside:
-        """Which columns of this vector are inside the row."""
+        """A mask of this vector's columns that are inside the row; None if all are."""
         how = self.how
         if isinstance(how, Walk) and how.whole and self.v < how.vectors - 1 and not (how.by_runs and how.cluster > 1):
             return None if self.alone else cute.full((how.vec,), self.there, Boolean)  # the last one may cross the end

@@ -107,8 +107,8 @@ def _copy_in(
     kept: cutlass.Constexpr[bool],
     fills: cutlass.Constexpr[bool],
 ) -> None:
-    """Start the copies of the elements from `start` to `end` after it, of which this is the `own` of so many threads. `kept`: by way
-    of the L1 cache. `fills`: with zeros in the rest of the memory."""
+    """Start the copies of the elements from `start` to `start + end`. `threads` threads copy, and this is number `own` of them. `kept`:
+    through the L1 cache. `fills`: the rest of the memory gets zeros."""
     left = device.whole_vectors(src, vec) - start  # elements in whole vectors of the array
     whole = Int32(cutlass.select_(left < end, left, Int64(end)))
     modes = cute.nvgpu.cpasync.LoadCacheMode
@@ -148,7 +148,7 @@ def _copy_out(
     threads: cutlass.Constexpr[int],
     vec: cutlass.Constexpr[int],
 ) -> None:
-    """Write the elements from `skip` to `end` after `start`, of which this is the `own` of so many threads."""
+    """Write the elements from `start + skip` to `start + end`. `threads` threads write, and this is number `own` of them."""
     for i in cutlass.range_constexpr(-(-cute.size(memory) // (vec * threads))):
         at = (own + i * threads) * vec
         if (at >= skip) & (at + vec <= end):
@@ -190,7 +190,7 @@ class Slots:
 
 def slots(how: RowLaunch | Walk, tensor: cute.Tensor | None, rows: int, parts: int = 1) -> Slots | None:
     """Shared memory for so many rows of each thread, of an array with `parts` elements of a column. None if rows are not read and
-    written this way, or if the array is left out. A kernel that does not walk has these for arrays of which several rows are
+    written this way, or if the array is left out. A kernel that does not walk has slots for arrays in which several rows share
     one."""
     if tensor is None or not how.by_runs:
         return None
@@ -266,7 +266,7 @@ def send_row(run: Run, dst: cute.Tensor, end: Int32, how: RowLaunch | Walk) -> N
 
 
 def _write(run: Run, dst: cute.Tensor, own: Int32, threads: int, long: bool) -> None:
-    """Write what is in a run, of which this is the `own` of so many threads: `long` rows from where their memory begins."""
+    """Write a run to its array. `threads` threads write, and this is number `own` of them. A `long` row begins where its memory does."""
     if long:
         length = cutlass.select_(run.end > 0, run.end - run.skip, Int32(0))
         _shift_out(run.memory, dst, run.start, run.skip, length, own, threads, run.vec)
@@ -427,8 +427,8 @@ def gather(
     columns: cutlass.Int32,
     dst: cute.Tensor,
 ) -> None:
-    """As `access.gather_row`, single columns (1, vectors) of a row of which only the last vector may be outside. There is one
-    branch for all, so the row's position is computed once."""
+    """As `access.gather_row`, for single columns (1, vectors) of a row; only the last vector may be outside. There is one branch for all
+    of them, so that the row's position is computed once."""
     dst.fill(0)
     vectors = cute.size(dst)
     places = places_of(first, step, vectors, 1, 1, extents)

@@ -395,7 +395,7 @@ def _scalars(value: Vector, vec: int) -> list[Any]:
 
 
 def _elements(op: str, walk: Walk, operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric]) -> list[Element]:
-    """One scan's elements of a thread, in order. Those outside the arrays come after all others, whose states do not depend on them."""
+    """One scan's elements of a thread, in order. Elements outside the arrays come last, so that no state depends on them."""
     found = []
     for values in operands:
         each = [_scalars(v, walk.how.vec) for v in values]

@@ -1,4 +1,4 @@
-"""Accesses of single vectors. Those in global memory may be predicated, without a branch, so that later instructions can move before them.
+"""Accesses of single vectors. In global memory they may be predicated, without a branch, so that later instructions can move before them.
 
 A branch around a load or a store keeps the compiler from overlapping one vector's arithmetic with the next one's memory. An
 instruction under a predicate does not.
@@ -132,7 +132,7 @@ def typed(tensor: Any, dtype: Any) -> Any:
 
 
 def exchanged(held: cute.Tensor) -> list[Uint32]:
-    """Of four words of each of four neighbouring lanes: the n-th of them gets the n-th words, in the order of the lanes."""
+    """Transpose four words of each of four neighbouring lanes: the n-th lane gets the n-th words, in the order of the lanes."""
     words, lane = [held[i] for i in range(4)], cute.arch.lane_idx()
     for apart in (1, 2):
         upper = (lane & apart) != 0

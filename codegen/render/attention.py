@@ -274,7 +274,7 @@ class PartContext(ElementwiseContext):
 
     @functools.cached_property
     def distances(self) -> dict[int, int]:
-        """By how much floats of integers rise from a column to the next, by identity: of those for which that is one number."""
+        """How much each integer that becomes a float rises from one column to the next, by identity, where that is a constant."""
         if self.of_rows or len(self.attention.keys) > 1:
             return {}
         found = rises(self.nodes, self.attention.column)

@@ -42,7 +42,7 @@ from codegen.stages.steps import make_plan as in_steps
 from codegen.stages.terms import with_terms_apart
 
 MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction | Steps]
-# Of kernels that compute all of what stages do
+# The planners of kernels that compute what otherwise takes several stages
 ONE_KERNEL: tuple[MakePlan, ...] = (middle.make_plan, strided.make_plan, in_steps)
 MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 

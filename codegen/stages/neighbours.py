@@ -52,7 +52,7 @@ def written_once(spec: Spec) -> Spec | None:
 
 
 def reduced_once(spec: Spec) -> Spec | None:
-    """The same op, in which reductions are read from neighbours, and what they reduce is not; None if it has none."""
+    """The same op, which reads its neighbours' reductions instead of reducing their elements again; None if it has no such reductions."""
     found = None
     while (family := next(_families(spec.read.graph.fork(), spec.read.nodes, _is_reduction), None)) is not None:
         spec = found = rewritten(spec, functools.partial(_read, family), "neighbours")

@@ -45,7 +45,7 @@ def factors_of(product: Node) -> list[Node]:
 
 
 def products_of(values: Iterable[Node], known: Callable[[Node], bool] | None = None) -> dict[int, Node]:
-    """The products from which values are computed, except by way of factors or known values, by identity."""
+    """The products on which values depend, by identity; but not those behind another product or a known value."""
 
     def leaf(node: Node) -> bool:
         return node.op == "contract" or (known is not None and known(node))
@@ -116,7 +116,7 @@ class _Around(Cutting):
         return [item] if isinstance(item, Node) else [s.value for s in self.statements if s.name == item.name]
 
     def products_in(self, values: Sequence[Node]) -> dict[int, Node]:
-        """The products from which values are computed, also by way of factors that a kernel computes itself."""
+        """The products on which values depend, and those behind factors that a kernel computes itself."""
         found = products_of(values, self.is_known)
         inside = [f for p in found.values() for f in factors_of(p) if id(f) in self.own and not self.is_known(f)]
         return found | self.products_in(inside) if inside else found

@@ -25,7 +25,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """An input or an output: its name, dtype and dimensions. Those of size 1 are left out, and those that are split are several."""
+    """An input or an output: its name, dtype and dimensions. A dimension of size 1 is left out, and one that is split is several."""
 
     name: str
     dtype: str

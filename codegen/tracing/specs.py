@@ -132,7 +132,7 @@ class _Chain:
 
     @classmethod
     def of(cls, formulas: Sequence[Formula], sizes: Sequence[int], names: Sequence[str]) -> _Chain:
-        """Of the outputs' formulas, of which each has `sizes` parts, and of those with names."""
+        """The chain of the outputs' formulas, `sizes` of them for each output, followed by the formulas that have `names`."""
         left = iter(formulas)
         outputs = [[next(left) for _ in range(size)] for size in sizes]
         return cls(outputs, {id(f): name for f, name in zip(left, names, strict=True)})

@@ -2,7 +2,8 @@
 is assigned once.
 
 A call of a jitted or checkpointed function is replaced by the function's steps. A function with a derivative of its own
-stays one step, `own`, which also has the steps of its value. So does causal attention by cuDNN, whose derivative is that of its value.
+stays one step, `own`, which also has the steps of its value. So does causal attention by cuDNN, which is differentiated
+as these steps are.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The rows are read in the order of their keys, and rows with one key in their own order. XLA has sorted them: `mOrder` has the
 numbers of the rows, `mKeys` their keys in that order. Where there are not many (`how.ranks`), a kernel counts for each row how many
-come before it, which takes fewer launches. The next kernel finds where the rows of each key start. All rows of a key would be the
-work of a single thread for each vector of columns. So other kernels sum aligned chunks of `how.chunk` rows that have one key, and
-chunks of these sums, `how.levels` times. The sum of a key adds in this order: its rows before the first whole chunk, the sums of
+come before it, which takes fewer launches. The next kernel finds where the rows of each key start. One thread for each
+vector of columns would have to add all rows of a key. So other kernels first sum aligned chunks of `how.chunk` rows that have one
+key, and chunks of these sums, `how.levels` times. The sum of a key adds in this order: its rows before the first whole chunk, the sums of
 chunks, its rows after the last whole chunk. The order of the sum depends on the keys alone: two runs agree to the bit.
 
 Values are (outer, row, column). Where there are fewer of them than keys, neighbouring keys have the same values. The result is (outer,

@@ -2,8 +2,8 @@
 is `r`.
 
 Each warp has tables of sums in shared memory, as many as there is room for. Neighbouring lanes have a table each; lanes with the same
-table add to it in turn. A block adds up its tables, and a second kernel adds up those of all blocks. Which thread reads a row depends on
-the sizes alone, and so does the order of each sum: two runs agree to the bit.
+table add to it in turn. A block adds up its tables, and a second kernel adds up those of all blocks. The sizes alone decide
+which thread reads a row, and so the order of each sum: two runs agree to the bit.
 
 A table of `how.copies` lanes lies with their elements next to each other, so that lanes of one turn never meet in a bank. Rows
 without a key, and those beyond the last, are added to one more key, which nothing reads.
@@ -62,7 +62,7 @@ class _Rows:
 
 
 def _add(table: cute.Tensor, keys: list[Int32], sums: list[list[Any]]) -> None:
-    """Add to the sums of some keys (column, key). Of equal keys, the last one's sum includes the others."""
+    """Add to the sums of some keys (column, key). Where keys are equal, the sum of the last one includes the others."""
     places = [(key, c) for c in range(len(sums)) for key in keys]
     found = [table[place] + x for place, x in zip(places, [x for own in sums for x in own], strict=True)]
     for place, x in zip(places, found, strict=True):

@@ -271,7 +271,7 @@ def walk_over(acc: cute.Tensor, place: tuple, extents: tuple, slab_step: int, fo
 
 
 def write_place(lane: Int32, walk: Pieces, form: Form) -> Int32:
-    """The place to which a lane writes, or of the matrix row whose address it gives."""
+    """The place to which a lane writes; with stmatrix, the place of the matrix row whose address the lane gives."""
     if form.matrices:  # even columns, odd ones; of 16 rows, then those of the last 8
         which = lane // 8
         return lane % 8 * 16 + which % 2 * walk.plane + (which // 2 * 128 if walk.rows == STAGED_ROWS else 0)

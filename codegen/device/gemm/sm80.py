@@ -30,7 +30,7 @@ from codegen.shared import WARP, AmpereTiles, Loading
 
 
 def check(tiles: AmpereTiles, bits: tuple[int, int], how: Loading, parts: int, segment: int = 0) -> None:
-    """Check that there is a kernel for elements of a and b of so many `bits`, for `parts` tensors b, and for segments of so many
+    """Check that there is a kernel for a and b with elements of these `bits`, for `parts` tensors b, and for segments of `segment`
     accumulators."""
     for good, what in (
         (tiles.tile_k * bits[1] // 8 in (2 * STEP, 4 * STEP), "a tile has 64 or 128 bytes along K"),
@@ -281,8 +281,8 @@ def _operands(
     mA: cute.Tensor, every: tuple[tuple[cute.Tensor, ...], ...], place: tuple, some: Boolean, b_is_nk: bool, tiles: AmpereTiles,
     how: Loading,
 ) -> Operands:  # fmt: skip
-    """The operands' tiles for the block whose tile has this batch, row and column, which is one of the products that begin at `firsts`;
-    zeros unless `some`."""
+    """The operands' tiles for a block. `place` is the batch, row and column of its tile, and where the products of one launch
+    begin. The operands are zeros unless there are `some`."""
     _, tidx = gemm_split.thread_of(tiles)
     (batch, m, n, firsts), mBs = place, every[0]
     parts = len(mBs)

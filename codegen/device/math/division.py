@@ -79,15 +79,15 @@ def _halves_of_constant(b: float) -> tuple[float, float]:
 
 def divide_by_row(a: Vector, b: Vector, approx: bool) -> Vector:
     """a / b where b is one value for the whole vector, within 0.5 + 2**-18 ulp; approximately a times its reciprocal, within 3 ulp
-    over the whole range. What depends on b alone is computed before a loop in which it is the same."""
+    over the whole range. The part that depends only on b can move out of loops in which b does not change."""
     if a.dtype is not Float32:
         return a / b
     return _by_parts(a, [cute.full_like(a, part) for part in _parts(b[0], approx)], approx)
 
 
 def divide_by_shared(a: Vector, b: Vector, approx: bool) -> Vector:
-    """a / b where elements of a vector mostly have one value of b, to the same bits as `divide_by_row`. Where the compiler sees that
-    they have, what depends on b alone is computed once."""
+    """a / b where most elements of a vector have the same b, to the same bits as `divide_by_row`. Where the compiler sees that b is the
+    same, it computes the part that depends only on b once."""
     if a.dtype is not Float32:
         return a / b
     parts = [cute.make_rmem_tensor(a.shape, Float32) for _ in range(3)]
@@ -98,9 +98,9 @@ def divide_by_shared(a: Vector, b: Vector, approx: bool) -> Vector:
 
 
 def divide_by_column(a: Vector, b: Vector, approx: bool) -> Vector:
-    """a / b where each element has a value of b of its own, which other rows have too: to the same bits as `divide_by_row`, and
-    approximately as `divide`. What depends on b alone is computed before a loop over rows. The hardware's division takes a slow way
-    where a dividend is 0 or tiny, as most of a softmax's may be."""
+    """a / b where each element has its own b, which all rows share: to the same bits as `divide_by_row`, or with `approx` as `divide`. The
+    part that depends only on b is computed before a loop over rows. The hardware's division has a slow path for dividends that are
+    0 or tiny, as most of a softmax's may be."""
     return divide(a, b, True) if approx else divide_by_shared(a, b, False)
 
 

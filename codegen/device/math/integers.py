@@ -41,9 +41,9 @@ _UNITS_BITS = 0x4B400000  # of `UNITS`: the low bits of a float near it are a wh
 
 
 def floor_divide_small(a: Operand, b: Operand) -> Vector:
-    """`floor_divide` of int32 from -2**16 to 2**16, by a reciprocal in float32. (a + 1/2) / b lies between two whole numbers, and
-    its error is less than its distance from either. To round it less 1/2 is to round it down. For a negative b it is
-    (a - 1/2) / b."""
+    """`floor_divide` of int32 from -2**16 to 2**16, by a reciprocal in float32. The quotient (a + 1/2) / b lies
+    between two whole numbers, further from both than its error. So it is rounded down by subtracting 1/2 and rounding to nearest.
+    For a negative b the quotient is (a - 1/2) / b."""
     a, b = as_vectors(a, b)
     return where(b == 0, where(a == 0, cute.full_like(a, -1), -2), _small_quotient(a, b))
 

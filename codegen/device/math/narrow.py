@@ -145,7 +145,7 @@ def _packed(codes: Vector, dtype: type[Numeric]) -> Vector:
 
 
 def _word(count: int) -> type[Numeric]:
-    """The type of the words in which so many elements are packed and unpacked."""
+    """The type of the words in which `count` elements are packed and unpacked."""
     return Int32 if count % 8 == 0 else Int16 if count % 4 == 0 else Int8
 
 

@@ -1,4 +1,4 @@
-"""Words of which compilers shall know less than they could: what they would infer costs time, or is wrong."""
+"""Hides facts about values from the compiler, where what it would infer costs time or is wrong."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Rows:
         self, src: cute.Tensor | None, place: cute.Coord, dst: cute.Tensor, memory: cute.Tensor | None = None
     ) -> None:
         """Load a vector, or a single value, from `place` on into registers, or start its copy to this thread's part of shared memory.
-        Of an input that is left out nothing is read: `dst` holds the default."""
+        Nothing is read of an input that is left out: `dst` holds the default."""
         if src is not None and memory is not None:
             _fetch(src, cute.crd2idx(place, src.layout), self.present, memory[None, self.number])
         elif src is not None:

@@ -41,8 +41,8 @@ def _in_pairs(element: type[cutlass.Numeric], groups: int, how: SelectLaunch) ->
 def candidates(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
 ) -> Int32:
-    """Write where the elements of a row are that reach a bound to shared memory, in no order, if these are few; their number. Of groups
-    of elements, at least `count` have a largest element that reaches the bound, and few more."""
+    """Write the positions of a row's elements that reach a bound to shared memory, in any order, if they are few. Returns their number.
+    The bound is such that the largest elements of at least `count` groups reach it, and of few more."""
     counts, step, spare = shared[2], how.per_row * how.vec, SPARE.get(src.element_type, 0)
     groups = max(1, min(how.vec * how.vectors, GROUPS * how.few // 2 // how.per_row))
     pairs = _in_pairs(src.element_type, groups, how)

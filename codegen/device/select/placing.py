@@ -1,4 +1,4 @@
-"""What kernels read and write at positions of rows: those of derivatives, and results."""
+"""Reads and writes at positions of a row, for results and for derivatives."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def take_in_turn(
 
 @cute.jit
 def _first_of(mine: cutlass.Boolean, left: Uint32, lanes: cutlass.Constexpr[int]) -> cutlass.Boolean:
-    """Whether this lane has the first of the elements that so many neighbouring lanes have in equal numbers, of which most have none:
-    `left` is larger the earlier an element is."""
+    """Whether this lane has the first of the elements marked `mine`, among `lanes` neighbouring lanes. `left` is larger the earlier an
+    element is; it is compared only where several lanes have one."""
     tidx, _, _ = cute.arch.thread_idx()
     first = tidx % WARP // lanes * lanes
     alike = Uint32(cute.arch.vote_ballot_sync(mine)) >> Uint32(first)
@@ -65,8 +65,9 @@ def _first_of(mine: cutlass.Boolean, left: Uint32, lanes: cutlass.Constexpr[int]
 
 
 def _keep_largest(held: list[cute.Tensor], count: int) -> int:
-    """Put at least `count` of the largest of a power of two of numbers first, in order; how many. Runs of so many are sorted. Of two runs
-    the largest are those of pairs, one from the front and one from the back: they rise and fall, which half the comparisons sort."""
+    """Put at least `count` of the largest numbers first, in order, and return how many: a power of two. Runs of that length are sorted,
+    then merged two by two: numbers from the front of one run are compared with numbers from the back of the other. The larger ones rise
+    and then fall, so that sorting them takes half the comparisons."""
     size, kept = cute.size(held[0]), 1
     while kept < min(count, size):
         kept *= 2

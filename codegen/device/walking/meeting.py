@@ -15,7 +15,7 @@ from codegen.shared import Walk
 
 
 def share_of(how: Walk, bidx: Int32, pieces: Int32 | int) -> tuple[Int32, Int32]:
-    """The part of the rows that a block has, and its piece of the columns, of which there are so many."""
+    """The part of the rows that a block has, and its piece of the columns; there are `pieces` of these."""
     return (bidx % how.meets, bidx // how.meets) if how.meets else (bidx // pieces, bidx % pieces)
 
 

@@ -76,7 +76,7 @@ class Products:
                 raise Fault(int(lanes[bad][0]), message)
 
     def of(self, product: Product, lanes: np.ndarray) -> np.ndarray:
-        """Which of some lanes belong to a product in flight."""
+        """Whether each of these lanes takes part in a product in flight."""
         place = lanes - product.lanes[0]
         return (place >= 0) & (place < WARPGROUP) & product.left[np.clip(place, 0, WARPGROUP - 1) // 32]
 

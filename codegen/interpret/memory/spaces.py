@@ -74,7 +74,7 @@ class Spaces:
     def load(
         self, space: str, address: Address, count: int, size: int, asked: int, strong: bool = False
     ) -> list[np.ndarray]:
-        """`count` of the `asked` words of one access, which may be `strong`, as of words by which threads synchronise."""
+        """`count` of the `asked` words of one access. It is `strong` if threads synchronise by these words."""
         if space == "param" and address.base in self.m.params:
             assert isinstance(address.base, str)
             data = np.frombuffer(self.m.params[address.base], np.uint8)[address.offset : address.offset + count * size]

@@ -1,9 +1,9 @@
 """wgmma: a warpgroup multiplies two tiles, asynchronously: the second is in shared memory, the first there or in registers.
 
 From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators and the
-registers of its first factor. The exceptions are other products (those of its shape, for accumulators), and movs of
-accumulators, by which compilers tell the assembler that two registers are the same. After any other access of these registers,
-a fence must come before the product.
+registers of its first factor. There are two exceptions: other products, of the same shape where they share accumulators;
+and movs of accumulators, with which compilers tell the assembler that two registers are the same. After any other access of
+these registers, a fence must come before the product.
 
 Registers have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
 q = l%4, has these accumulators of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); and the words of a first

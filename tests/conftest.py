@@ -13,8 +13,9 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -35,7 +36,7 @@ gc.set_threshold(100_000, 20, 100)
 GPU_TESTS = f"{Path(__file__).parent / 'gpu'}{os.sep}"
 # Tests of generated ops, of which those of each n-th op run by default: of gradients, interpreted; of values of the jnp form
 OF_OPS = {
-    re.compile(r"test_gradient_of_.*\[interpret\]"): 10,
+    re.compile(r"test_gradient_of_.*\[interpret\]"): 15,
     re.compile(r"test_(?!gradient_of_).*_agrees_with_its_reference\[xla\]"): 10,
 }
 
@@ -83,7 +84,7 @@ def of_tried_versions(names: list[str]) -> list[str]:
 
 def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects tests, unless all are requested. Of a test with `@pytest.mark.turns(n)`, one set of parameters in n * SPARSER runs; of
-    those of generated ops, what `OF_OPS` says; none that is marked `whole`."""
+    those of generated ops, what `OF_OPS` says; of one that is marked `each`, what `has_each` says; none that is marked `whole`."""
     found: Counter[str] = Counter()
     kept, left = [], []
     for item in items:
@@ -92,10 +93,28 @@ def in_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
         for pattern, each in OF_OPS.items():
             if pattern.fullmatch(item.name):
                 name, turns = pattern.pattern, each
-        (left if not EVERY and (found[name] % turns or item.get_closest_marker("whole")) else kept).append(item)
+        left_out = found[name] % turns or item.get_closest_marker("whole")
+        left_out = left_out or (item.get_closest_marker("each") and not has_each(item))
+        (left if not EVERY and left_out else kept).append(item)
         found[name] += 1
     config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+def has_each(item: pytest.Item) -> bool:
+    """Whether a test is among as few of all combinations of its lists of parameters as have each item of each list: the first items,
+    the second ones, and so on, where a list that is shorter than others begins again."""
+    lists = [
+        (place_of(item.callspec.params, *mark.args), len(mark.args[1])) for mark in item.iter_markers("parametrize")
+    ]
+    return any(all(i % n == place for place, n in lists) for i in range(max(n for _, n in lists)))
+
+
+def place_of(params: Mapping[str, Any], names: str | Sequence[str], sets: Sequence[Any]) -> int:
+    """The place of a test's parameters of these names in a list of such sets."""
+    wanted = [params[n.strip()] for n in (names.split(",") if isinstance(names, str) else names)]
+    found = [s if isinstance(s, tuple | list) and len(wanted) > 1 else (s,) for s in sets]
+    return next(i for i, own in enumerate(found) if all(a is b for a, b in zip(own, wanted, strict=True)))
 
 
 def pytest_collection_finish() -> None:

@@ -6,14 +6,14 @@ from tests.random_specs.generate import Wanted, random_spec
 from tests.random_specs.trial import Effort, try_spec
 from tests.turns import EVERY, some
 
-SEEDS = (0, 1, 19, 4, 10, 12, 25, 16, 2, 22, 15, 76015)  # of every kind of kernel; every fourth one by default
+SEEDS = (0, 1, 19, 4, 10, 12, 25, 16, 2, 22, 15, 76015)  # of every kind of kernel; every sixth one by default
 FURTHER = (112005, 112013, 112021)  # with a scan, parts of blocks, a sort
 MORE = (5, 7, 8, 14, 21, 23)  # of the same kinds, some of them long
 
 
 WANTED = [
-    *((seed, Wanted()) for seed in (*some(SEEDS, 2), *(MORE if EVERY else ()))),
-    *((seed, Wanted(further=True)) for seed in some(FURTHER, 1)),
+    *((seed, Wanted()) for seed in (*some(SEEDS, 3), *(MORE if EVERY else ()))),
+    *((seed, Wanted(further=True)) for seed in some(FURTHER, 2)),
 ]
 
 

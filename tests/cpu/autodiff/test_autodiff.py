@@ -92,6 +92,7 @@ def test_the_derivative_of_a_power_at_zero(tmp_path):
         assert jax.grad(lambda v: op(v).sum())(jnp.zeros((1, 2))).tolist() == [[0.0, 0.0]]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("kind", "exponents"), [("float", [2.5, 2, 1, 0.5, 0]), ("int", [0, 1, 2, -1])])
 def test_the_derivatives_of_a_power_whose_base_is_zero(kind, exponents, implementation, tmp_path):
@@ -126,6 +127,7 @@ def test_the_derivative_of_every_composite(name, tmp_path):
 REDUCING = [n for n in functions() if n in prelude() and "axis" in prelude()[n].params and not n.startswith("arg")]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("axis", ["N", "..."])
 @pytest.mark.parametrize("name", [*(n for n, row in REDUCTIONS.items() if row[3] not in ("", "0")), *REDUCING])
 def test_the_derivative_of_every_reduction(name, axis, tmp_path):
@@ -230,6 +232,7 @@ UNUSED = {  # x, with zeros; the chain, in which nothing depends on l; the gradi
 }  # fmt: skip
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", UNUSED)
 def test_outputs_that_nothing_depends_on_add_nothing(name, implementation, tmp_path):
@@ -289,6 +292,7 @@ FACTORS = {
 }  # fmt: skip
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_derivatives_of_a_product_are_those_of_jnp(count, implementation):

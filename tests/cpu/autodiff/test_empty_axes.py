@@ -40,6 +40,7 @@ def ops(tmp_path_factory):
     return made
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("shape", [(3, 0), (0, 5)])
 @pytest.mark.parametrize("name", some(CASES, 2))
 def test_gradients_over_nothing_are_those_of_the_reference(ops, name, shape, monkeypatch):

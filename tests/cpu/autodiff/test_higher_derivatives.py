@@ -29,6 +29,7 @@ def test_second_derivatives(name):
     np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("name", ["relu", "relu6", "squared_relu", "hard_sigmoid", "hard_swish", "leaky_relu"])
 def test_gradients_at_kinks_and_at_nan_are_those_of_the_reference(name, implementation):

@@ -61,6 +61,7 @@ COARSE = [  # a statistic that overflows its output, or is rounded there; y; x's
 ]  # fmt: skip
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(("inputs", "statistic", "chain", "formula", "mean", "deviation"), COARSE)
 def test_an_output_that_is_stored_coarsely_is_computed_again(

@@ -54,6 +54,7 @@ def test_a_count_is_stored_as_float8(tmp_path, implementation):
         np.testing.assert_array_equal(np.asarray(found, np.float32), expected.astype(np.float32))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("value", ["x", "exp(x)"])
 def test_a_store_that_saturates_hands_its_cotangent_on(tmp_path, implementation, value):
@@ -113,6 +114,7 @@ def test_a_second_result_over_other_rows_has_a_name(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("chain", ["y = x * 0", "y = where(x > 0, x * 0, 0)", "y = relu(x) * 0 + index(N)"])
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_gradients_that_are_all_zero(tmp_path, chain, implementation):

@@ -298,6 +298,7 @@ def test_quotients_of_a_vector_by_one_number(tmp_path, way):
     check_quotients(got, x, np.broadcast_to(DIVISORS[:, None], x.shape))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("static", ["true", "false"])
 @pytest.mark.parametrize("p", [3.0, -0.7, 2.0, 15.0, 1e-39, 3e38])
 def test_quotients_by_a_parameter(tmp_path, p, static):

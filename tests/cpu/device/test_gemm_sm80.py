@@ -48,6 +48,7 @@ def test_any_extent(case, nk, m, n, k, batch, shared, seed):
     case.check(run(case, operands), operands)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("b_is_nk", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "precise", "float16", "bfloat16"])
 def test_rounding(dtype, b_is_nk):

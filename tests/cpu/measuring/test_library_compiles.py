@@ -65,10 +65,10 @@ def nth(names: Collection[str], turn: int, count: int) -> str:
     return list(names)[turn if EVERY else turn * len(names) // count]
 
 
-@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 5), *turns(products, 3)])
+@pytest.mark.parametrize("turn", [*some(ROW_FOLDS, 5), *turns(products, 2)])
 def test_products_compile_for_hoppers_tensor_cores(turn):
     """With one of their types and sets of defaults, in turns: TMA loads the factors, and nothing is spilled."""
-    name = turn if isinstance(turn, str) else nth(products(), turn, 3)
+    name = turn if isinstance(turn, str) else nth(products(), turn, 2)
     op, turn = products()[name], list(products()).index(name)
     found = [v for v in variants(op) if not v.ragged and not lacks(op, v.types, "sm_90a")]
     hopper = [v for v in found if on_tensor_cores(op, v)] or found
@@ -126,10 +126,10 @@ def test_factors_that_are_converted_compile():
 
 # More of the ops' own kernels than of derived ones
 @pytest.mark.parametrize(
-    ("own", "turn"), [*((own, t) for own, n in ((True, 6), (False, 2)) for t in turns(partial(others, own), n))]
+    ("own", "turn"), [*((own, t) for own, n in ((True, 4), (False, 1)) for t in turns(partial(others, own), n))]
 )
 def test_kernels_compile_with_wide_accesses_and_without_spills(own, turn):
-    op = everything()[nth(others(own), turn, 6 if own else 2)]
+    op = everything()[nth(others(own), turn, 4 if own else 1)]
     count, problems = 0, []
     for variant, arch in dealt_out(op, turn):
         count += 1

@@ -58,6 +58,7 @@ def test_a_row_of_its_own_is_read_once(tmp_path):
     assert op.plan.kind == "row"
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize(
     ("x", "allowed"), [(BASE, 2**-21), (BASE + 1e4, 2**-20), (BASE[:631], 2**-21), (OUTLIERS, 2**-14)],
@@ -73,6 +74,7 @@ def test_the_variance_is_accurate(tmp_path, x, allowed, implementation):
     np.testing.assert_allclose(y, known, atol=2e-4 + abs(exact.mean()) * 2**-23, rtol=1e-4)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("row", [0, 7])  # in the sample, and not
 def test_what_is_no_number(tmp_path, row, implementation):

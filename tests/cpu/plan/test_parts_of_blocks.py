@@ -12,6 +12,7 @@ from tests.making import make_op, spec_text
 X = np.random.default_rng(0).standard_normal((3, 96)).astype(np.float32)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("written", ["(2 B G=16)", "(B G=16 2)"])
 @pytest.mark.parametrize("value", ["s", "sum(x[0] * x[1], axis=G)"], ids=["elements", "rows"])

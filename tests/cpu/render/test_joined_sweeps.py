@@ -38,6 +38,7 @@ def test_gradients_of_a_factor_of_rows(tmp_path):
     assert [k.plan.joins for k in backward_ops(op)] == [True]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("spec", [ALONE, CENTRED])
 @pytest.mark.parametrize("columns", some([2048, 1003, 40, 7, 300_000, 70_001], 3))
 def test_values(tmp_path, spec, columns, monkeypatch):

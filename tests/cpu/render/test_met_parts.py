@@ -69,6 +69,7 @@ def test_no_clusters(tmp_path):
     assert not launch(op, 200, 768, schedule={"threads": 128}).meets
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("spec", [SUMS, ONLINE])
 @pytest.mark.parametrize(("rows", "columns"), some([(170, 776), (3, 1030), (260, 40), (1, 4096), (2, 4096)], 3))
 def test_values(tmp_path, spec, rows, columns, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import generated
 from codegen.autodiff.backward import Derived
 from tests.making import make_op, spec_text
+from tests.turns import some
 
 X = np.array([[-3.0, -0.5, 0.0, 0.5], [1.0, 2.5, 3.0, 7.0]], np.float32)
 
@@ -57,6 +58,7 @@ CASES = [
 ]
 
 
+@pytest.mark.each
 @pytest.mark.parametrize(("params", "expression", "result", "given", "expected"), CASES)
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_an_elementwise_op(tmp_path, implementation, params, expression, result, given, expected):
@@ -153,7 +155,7 @@ def test_results_called_what_kernels_use_themselves(tmp_path, name, place):
     np.testing.assert_allclose(s, (expected * X).sum(0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gemm", "functools", "p", "batch", "config"])
+@pytest.mark.parametrize("name", some(["gemm", "functools", "p", "batch", "config"], 1))
 def test_names_that_products_use_themselves(tmp_path, name):
     text = spec_text(
         "x: bfloat16[..., K]; w: bfloat16[K, N]",

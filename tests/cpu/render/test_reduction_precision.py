@@ -41,6 +41,7 @@ def normal(*shape, mean=0.0, std=1.0):
     return jnp.asarray(mean + std * np.random.default_rng(sum(shape)).standard_normal(shape), "float32")
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("columns", [255, 4096])
 def test_variance_far_from_zero(implementation, columns, tmp_path):
@@ -50,6 +51,7 @@ def test_variance_far_from_zero(implementation, columns, tmp_path):
     np.testing.assert_allclose(np.asarray(got), np.var(np.asarray(x, np.float64), axis=-1), rtol=1e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("columns", [3, 256, 1021])
 def test_softmax_of_special_rows(implementation, columns):
@@ -65,6 +67,7 @@ def test_softmax_of_special_rows(implementation, columns):
     np.testing.assert_allclose(got[4], wide / wide.sum(), rtol=1e-5)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", some([3, 1, 2], 2))
 @pytest.mark.parametrize("columns", some([8, 1, 5], 2))

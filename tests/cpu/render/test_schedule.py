@@ -28,6 +28,7 @@ schedule:
 
 
 # 1024: a kernel that read its block's size was miscompiled there
+@pytest.mark.each
 @pytest.mark.parametrize(("threads", "vector_bytes"), [(32, 16), (512, 8), (1024, 16), (1024, 8)])
 @pytest.mark.parametrize("shape", [(7, 8192), (3, 2 * 1021)], ids=str)
 def test_every_schedule_gives_the_same(threads, vector_bytes, shape, tmp_path):

@@ -59,7 +59,7 @@ def test_results_that_take_other_arrays(tmp_path):
         np.testing.assert_allclose(np.float32(own), other, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize("places", [200, 40])
+@pytest.mark.parametrize("places", some([200, 40], 1))
 def test_others_are_finished(tmp_path, places):
     """Blocks write the gradient of what rows at a place share, and partial results of a weight and of a parameter. Each element of the
     weight has one from each place, which few or many threads of a block reduce."""

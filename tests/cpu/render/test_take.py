@@ -48,6 +48,7 @@ PLACES = {
 EXTENTS = {"...": 3, "N": 4, "P": 5}
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("places", PLACES, ids=" by ".join)
 def test_table_and_positions_meet_by_name(places, implementation, tmp_path, strict_jax):
@@ -89,6 +90,7 @@ def test_an_empty_table_where_another_output_is_empty(tmp_path):
         make_op(tmp_path, spec)(*arrays, implementation="interpret")
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret", None])
 @pytest.mark.parametrize(("rows", "n"), [((0,), 3), ((2,), 0), ((0, 3), 3), ((3, 0), 3)])
 def test_an_empty_output_takes_nothing_from_an_empty_table(rows, n, implementation, tmp_path):

@@ -39,6 +39,7 @@ def test_small_calls_have_narrow_vectors(total, vec):
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 64, total=total).vec == vec
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("inputs", ["x: T[M, N]; w: T[N]", "x: T[M, N]; w: T[M, N]"])
 @pytest.mark.parametrize("columns", [3, 50, 64, 100, 1027, 4096])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -108,6 +108,7 @@ def test_generated_backwards(kernels, name, spec, expected):
     assert_close(compiled(*shared), pull(op.reference)(*made))
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT], ids=["auto", "explicit"])
 @pytest.mark.parametrize("name", ["linear_cross_entropy", "logits_logsumexp"])
 def test_a_vocabulary_in_parts_is_not_gathered(kernels, name, kind):

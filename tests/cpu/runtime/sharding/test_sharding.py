@@ -174,8 +174,8 @@ ON_MESHES = [
 
 @pytest.mark.parametrize(
     ("name", "given", "expected", "out", "kind"),
-    some(ON_MESHES, 2),
-    ids=some([f"{i}-{r[0]}" for i, r in enumerate(ON_MESHES)], 2),
+    some(ON_MESHES, 3),
+    ids=some([f"{i}-{r[0]}" for i, r in enumerate(ON_MESHES)], 3),
 )
 def test_the_kernels_path(kernels, name, given, expected, out, kind):
     op, mesh = getattr(generated, name), make_mesh(kind)

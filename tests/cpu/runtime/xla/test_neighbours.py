@@ -64,9 +64,7 @@ OPS = {
     ("name", "implementation"), [*((n, "interpret") for n in some(OPS, 3)), *((n, "xla") for n in OPS)]
 )
 def test_values(tmp_path, name, implementation):
-    testing.check_op(
-        make_op(tmp_path, OPS[name]), implementation, examples=5 if EVERY or implementation == "xla" else 3
-    )
+    testing.check_op(make_op(tmp_path, OPS[name]), implementation, examples=5 if EVERY else 3)
 
 
 def test_gradients_of_a_shifted_scan_and_of_shifted_tables(tmp_path):

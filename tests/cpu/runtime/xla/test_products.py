@@ -25,6 +25,7 @@ def product(a, b):
         return products.product(OP.plan.products[0], a, b, axes, "int32")
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize(
@@ -73,6 +74,7 @@ def scaled_by_rows(rows: str, factors: str, types: str = "{T: [float16, bfloat16
     return spec_text(inputs, 'y: "T[..., N]"', f"y = {rows}", types=types)
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_products_of_integers_are_kept_as_they_are(tmp_path, dtype, implementation):

@@ -46,7 +46,7 @@ BESIDE = {
     "of_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = mean(square(x), axis=...) + square(w)",
         f"y = jnp.mean(jnp.square(x), {OVER_ROWS}) + jnp.square(w)", "", 2),
     "of_columns_and_ties": ("x: T[..., N]; w: T[N]", "T[N]", "y = max(x, axis=...) * w",
-        f"y = jnp.max(x, {OVER_ROWS}) * w", "", 3),
+        f"y = jnp.max(x, {OVER_ROWS}) * w", "", 2),
     "folded_along_columns": ("x: T[..., N]; w: T[N]", "T[N]", "y = sum(x, axis=...) * a + gelu(w) * a",
         f"y = jnp.sum(x, {OVER_ROWS}) * a + jax.nn.gelu(w, approximate=False) * a",
         "params: {a: {type: float, default: 0.5, static: false}}\n", 2),

@@ -1,5 +1,6 @@
 """The tiles that a product on Hopper may have, and those that are chosen."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -116,18 +117,17 @@ def test_the_epilogue_decides_how_registers_are_used():
     assert crowded is not None and crowded.accumulators <= 160
 
 
-@pytest.mark.parametrize("M", [1, 64, 1000, 8192])
-@pytest.mark.parametrize("N", [8, 120, 2048, 4352])
-@pytest.mark.parametrize("K", [0, 16, 4096, 14336])
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
-def test_what_is_chosen_fits(M, N, K, dtype, paired):
-    tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, processors=114)
-    assert tiles is not None and tiles.blocks == 114
-    assert refusal(tiles, dtype, dtype, b_is_nk=True, paired=paired, K=K, N=N) == ""
-    assert tiles.shared(DTYPES[dtype].size, DTYPES[dtype].size) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS
-    # what a block finishes is whole: a vector or two of each of what is paired
-    assert tiles.tile_n % tiles.splits == 0 and tiles.tile_n // tiles.splits % (32 if paired else 16) == 0
+def test_what_is_chosen_fits(dtype, paired):
+    for M, N, K in itertools.product([1, 64, 1000, 8192], [8, 120, 2048, 4352], [0, 16, 4096, 14336]):
+        tiles = choose(M, N, K, a=dtype, b=dtype, b_is_nk=True, paired=paired, processors=114)
+        assert tiles is not None and tiles.blocks == 114
+        assert refusal(tiles, dtype, dtype, b_is_nk=True, paired=paired, K=K, N=N) == ""
+        width = DTYPES[dtype].size
+        assert tiles.shared(width, width) <= SHARED and tiles.accumulators <= MOST_ACCUMULATORS
+        # what a block finishes is whole: a vector or two of each of what is paired
+        assert tiles.tile_n % tiles.splits == 0 and tiles.tile_n // tiles.splits % (32 if paired else 16) == 0
 
 
 def test_nothing_is_chosen_where_nothing_fits():

@@ -274,14 +274,14 @@ def test_the_spec_of_names_is_good():
 PLACES = ["op", "type", "dtype", "axis", "input", "optional", "output", "param", "value"]
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
 @pytest.mark.parametrize("place", PLACES)
-def test_names(place, name):
+def test_names(place):
     """A bad name is refused wherever names are made."""
-    if (place, name) in [("type", "X"), ("axis", "X"), ("axis", "")]:
-        return  # good ones
-    with pytest.raises(SpecError):
-        rendered(named(**{place: name}))
+    for name in BAD_NAMES:
+        if (place, name) in [("type", "X"), ("axis", "X"), ("axis", "")]:
+            continue  # good ones
+        with pytest.raises(SpecError):
+            rendered(named(**{place: name}))
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,13 @@ def _lower_cuda(ctx: Any, *operands: Any, cuda: Kernel, default: Function, refus
         ctx = ctx.replace(module_context=module.replace(platforms=("cuda",)))
     kinds = _donated_types(module.module)
     kernel = cuda(tuple(x.type in kinds for x in operands))
-    return mlir.lower_fun(kernel, multiple_results=True)(ctx, *operands)
+
+    def apart(*arrays: jax.Array) -> Sequence[jax.Array]:
+        """Without the barrier, XLA takes the call and the write of its result into an array that a loop stacks as one. Where others
+        use the result too, the kernel runs twice."""
+        return tuple(jax.lax.optimization_barrier(tuple(kernel(*arrays))))
+
+    return mlir.lower_fun(apart, multiple_results=True)(ctx, *operands)
 
 
 def _donated_types(module: Any) -> set[Any]:

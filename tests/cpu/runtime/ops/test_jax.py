@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
@@ -325,6 +326,18 @@ def test_explicit_cute_holds_in_vmap_and_grad(for_sm_90a):
         return jax.vmap(lambda v: generated.bias_relu(v, b, implementation="cute"))(x).astype(jnp.float32).sum()
 
     assert "CuteDSL" in exported(jax.value_and_grad(loss), array((4, 16, 64)), array((64,))).mlir_module()
+
+
+def test_no_kernel_is_one_with_the_write_of_its_result_into_what_a_loop_stacks(for_sm_90a):
+    """XLA would take them as one, and run the kernel a second time for the other users of the result."""
+
+    def loss(x, b):
+        return jax.lax.scan(lambda x, b: (x + generated.bias_relu(x, b), None), x, b)[0].astype(jnp.float32).sum()
+
+    text = exported(jax.grad(loss, (0, 1)), array((16, 64)), array((3, 64))).mlir_module()
+    calls = re.findall(r"(%\w+)(?::\d+)? = stablehlo.custom_call @CuteDSL", text)
+    barriers = re.findall(r"stablehlo.optimization_barrier (.*?) :", text)
+    assert len(calls) >= 2 and len(calls) == len(barriers)
 
 
 def compiled_kernels(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from codegen.autodiff.backward import backward_of
 from codegen.errors import SpecError
-from codegen.graph.nodes import DTYPES
+from codegen.graph.nodes import DTYPES, print_statements
 from codegen.language.formula.calls import functions
 from codegen.pipeline import read_op
 from codegen.render import render_op
@@ -88,6 +88,19 @@ def test_the_backward_of_the_tutorial_is_what_is_derived():
     (spec,) = blocks(TUTORIAL, "yaml spec")
     backward = backward_of(read_op("specs/gated_norm.yaml", spec))
     assert f"```\n{backward.op.spec.chain.value}```\n" in TUTORIAL.read_text()
+
+
+def test_the_graph_of_the_walk_through_is_what_is_read():
+    (shown,) = blocks(ARCHITECTURE, "text graph")
+    assert shown == print_statements(read_op(ROOT / "specs/rmsnorm.yaml").statements)
+
+
+def test_the_modules_to_begin_with_exist():
+    names = re.findall(
+        r"`([\w/.]+)`", "".join(re.findall(r"^\| `.*?\|", section(ARCHITECTURE, "## One op, step by step"), re.M))
+    )
+    assert len(names) >= 10
+    assert [name for name in names if not any((ROOT / folder / name).is_file() for folder in ("", "codegen"))] == []
 
 
 def message(spec: str) -> str:

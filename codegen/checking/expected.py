@@ -148,7 +148,7 @@ def approximate_nodes(op: AnyOp, types: Types, factors: dict[str, str]) -> set[i
     return {i for i, decide in found.items() if all(map(is_narrow, decide))}
 
 
-def error_bounds(op: AnyOp, case: Case, args: list[Any], keywords: dict[str, Any], by_xla: bool = False) -> list[Bound]:
+def error_bounds(op: AnyOp, case: Case, args: list[Any], by_xla: bool = False) -> list[Bound]:
     """For each output, the chain's value, and its bound in a kernel, or in the `jnp` form, which XLA computes."""
     spec = op.spec
     arrays = {a.name: np.asarray(x) for a, x in zip(spec.inputs, args, strict=True) if x is not None}

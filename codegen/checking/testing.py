@@ -215,7 +215,7 @@ def _expected(op: AnyOp, case: Case, by_xla: bool) -> tuple[Any, ...]:
     The float32 values are computed only where float32 overflows on the way, since `compare` needs them only there."""
     made = draw.arrays(op, case)
     args, keywords = draw.operands(op, case, made)
-    bounds = error_bounds(op, case, args, keywords, by_xla)
+    bounds = error_bounds(op, case, args, by_xla)
     expected = narrow = reference_values(op, args, keywords, "float64")
     if any(np.any(bound.overflow) for bound in bounds):
         narrow = reference_values(op, args, keywords, "float32")

@@ -278,10 +278,6 @@ class Spec:
         leaves = [(n.args[0].attr, n.args[1].attr, str(n.attr)) for n in takes]
         return [(t.name, i.name, axis) for t, i, axis in leaves if isinstance(t, Leaf) and isinstance(i, Leaf)]
 
-    def is_ordered(self, array: Array) -> bool:
-        """Whether an array has its axes in the spec's order."""
-        return follows(array.axes, self.axes)
-
     @functools.cached_property
     def disagreeing(self) -> tuple[Array, ...]:
         """The fewest arrays with axes that no order fits. Either the second has two axes of the first the other way round, or each

@@ -32,7 +32,6 @@ from codegen.shared import SPARE_BITS, WARP, SelectLaunch
 from codegen.spec.spec import Array, Spec
 
 MOST = 128  # elements that are selected
-LONGEST = 2**18  # elements of a row
 THREAD_ELEMENTS = 32  # that a thread holds of a piece
 LONG_THREAD = 16  # elements of a row for each thread, from which on a block has the row
 BOUND_THREAD, MOST_BOUND = 128, 512  # elements of a long row for each thread, whose threads are at most so many

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -91,35 +91,29 @@ def run(
 ) -> tuple[np.ndarray, ...]:
     """The outputs of a call, with the given shapes. `pairs` maps inputs to the outputs that begin with their elements. `names` are the
     names of inputs and outputs, for messages and reports. The first `whole` outputs must be written, by default all."""
+    run = functools.partial(_run_compiled, call, names, inputs, outputs, pairs, whole)
     try:
-        return _thread.submit(_run, call, tuple(names), tuple(inputs), outputs, dict(pairs), whole).result()
+        return _thread.submit(_run, call, run).result()
     except (InterpretError, ptx.PtxError) as error:
         raise error.with_traceback(None) from None  # under jit JAX would print the traceback, and the message is enough
 
 
-def _run(
-    call: CompiledCall,
-    names: tuple[str, ...],
-    inputs: tuple[np.ndarray | None, ...],
-    out_shapes: Shapes,
-    pairs: Mapping[int, int],
-    whole: int | None,
-) -> tuple[np.ndarray, ...]:
+def _run(call: CompiledCall, run: Callable[[Compiled], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     """Run a call. A kernel that fails is run again with source lines, which take long to compile, so that the message has them."""
     try:
-        return _run_compiled(call, compile_call(call), names, inputs, out_shapes, pairs, whole)
+        return run(compile_call(call))
     except (InterpretError, ptx.PtxError):
-        return _run_compiled(call, compile_call(call, lines=True), names, inputs, out_shapes, pairs, whole)
+        return run(compile_call(call, lines=True))
 
 
 def _run_compiled(
     call: CompiledCall,
-    compiled: Compiled,
-    names: tuple[str, ...],
-    inputs: tuple[np.ndarray | None, ...],
+    names: Sequence[str],
+    inputs: Sequence[np.ndarray | None],
     out_shapes: Shapes,
     pairs: Mapping[int, int],
     whole: int | None,
+    compiled: Compiled,
 ) -> tuple[np.ndarray, ...]:
     arrays = [memory.make_array(n, as_stored(x), False) for n, x in zip(names, inputs, strict=False) if x is not None]
     shapes = [x.shape for x in inputs if x is not None]

@@ -113,7 +113,7 @@ def test_a_default_is_rounded():
     for absent, given, wanted in ((("a",), None, 1.1), ((), np.float32(0.001), 0.6)):
         case = Case(Types(()), (), (("N", 1),), absent, (), False, 1.0, 0)
         with jax.enable_x64(True):
-            (bound,) = error_bounds(op, case, [x, given], {})
+            (bound,) = error_bounds(op, case, [x, given])
         assert bound.value == pytest.approx(10) and bound.error / 2.0**-20 == pytest.approx(wanted, abs=0.1)
 
 
@@ -125,5 +125,5 @@ def test_what_xla_computes_of_exp_has_the_error_of_its_argument(name):
     check_case(op, "xla", case)
     for by_xla, most in ((False, 17), (True, 77)):
         with jax.enable_x64(True):
-            (bound,) = error_bounds(op, case, [np.full(1000, 60, "float32")], {}, by_xla)
+            (bound,) = error_bounds(op, case, [np.full(1000, 60, "float32")], by_xla)
         assert np.all(bound.error / bound.value <= most * 2.0**-24)

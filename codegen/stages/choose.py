@@ -176,7 +176,8 @@ def _attending(spec: Spec) -> Stages | None:
 
 
 def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:
-    """The products with these weights that no output and no factor is, or what they are rounded to: a stage writes them for others."""
+    """The products with these weights, or the values that they are rounded to, which are neither outputs nor factors: a stage has to write
+    them for others."""
     outputs = {a.name for a in spec.outputs if {*spec.dtypes(a)} <= {*WRITTEN}}  # other types are converted to
     stored = [s.value for s in spec.read.statements if s.name in outputs]
     stored += [f for p in products for f in factors_of(p)]
@@ -217,7 +218,7 @@ def _of_rows(spec: Spec, product: Node, every: Sequence[Node]) -> list[Node]:
 
 
 def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = ONE_KERNEL) -> Staged:
-    """The plan of stages, with the first of these kernels that computes all of it for calls of some sizes, if there is one."""
+    """The plan of stages, with the first of these kernels that computes the whole op for calls of some sizes, if there is one."""
     more = plan.held if spec.grad != "none" else ()
     for kernel in kernels:
         with contextlib.suppress(SpecError, UserError):
@@ -268,8 +269,8 @@ def _as_one(
 
 
 def _around_products(spec: Spec) -> Stages | None:
-    """The stages of a chain around its products. What its epilogues reduce that is not made of products is written before these, if
-    that gives fewer kernels. Raises `SpecError` if some part has no kernel."""
+    """The stages of a chain around its products. Reductions that need no product are written before the products, if that gives fewer
+    kernels. Raises `SpecError` if some part has no kernel."""
     stages = cut_around(spec, one_kernel, derived)
     nodes = topological((s.value for s in spec.read.statements), lambda n: n.op == "contract")
     reduced = [n for n in nodes if n.op in REDUCTIONS and not products_of([n])]
@@ -282,8 +283,8 @@ def _around_products(spec: Spec) -> Stages | None:
 
 
 def _in_parts(spec: Spec) -> Stages | None:
-    """The stages of a chain of which the first reads all elements, once, and the second adds up sums of these. None for other chains, and
-    for a chain with a backward, which would take these sums."""
+    """Two stages: the first reads all elements, once, and the second adds up the first one's sums. None if that does not compute the
+    chain, or if the chain has a backward, which would need these sums."""
     found = in_parts(spec, one_kernel, one_kernel) if spec.grad == "none" else None
     return None if found is None else Stages(found, ())
 
@@ -432,7 +433,7 @@ def _reduces_neighbours(plan: Reduction, nodes: Sequence[Node]) -> bool:
 
 
 def derived(spec: Spec) -> Op:
-    """The op of a spec that was made from another spec. One that contracts is always stages, of which it may have one. Raises
+    """The op of a spec that was made from another spec. An op that contracts always has stages, perhaps a single one. Raises
     `SpecError` if it has no kernel."""
     if "contract" in spec.read.ops and not any(s.at and s.at.apart for s in spec.read.statements):
         words = "too many products, reductions or operations for one op"

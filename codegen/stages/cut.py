@@ -208,8 +208,8 @@ class Cutting:
         return groups
 
     def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
-        """A kernel's results, and the outputs that the kernel can compute too without reading another large array, or that need what it
-        scans and does not write."""
+        """A kernel's results, and further outputs: those that the kernel can compute without reading another large array, and those that
+        need a scan which it does not write."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
             alike = output.axes in {

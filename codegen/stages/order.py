@@ -16,7 +16,7 @@ from codegen.plan.rows.scanning import Scan
 
 
 def from_the_end(stages: Iterable[Op]) -> tuple[Op, ...]:
-    """The stages, of which those begin with the last elements that read what an earlier one has left in the cache."""
+    """The stages. Those that read elements which an earlier one has left in the cache begin with the last elements."""
     left: set[str] = set()  # the arrays whose end was read or written last
     found: list[Op] = []
     for op in stages:

@@ -20,8 +20,8 @@ from codegen.stages.rewriting import rewritten
 
 
 def in_parts(spec: Spec, first: Kernel, last: Kernel, along: tuple[str, ...] = ()) -> tuple[Op, Op] | None:
-    """The `first` kernel of an op, which writes all outputs but those that need sums over more axes, and the `last`, which adds up parts
-    of these sums: the sums `along` some axes, by default those of a reduction. None if there are no such kernels."""
+    """Two kernels of an op: the `first` writes the outputs that need no sums over more axes, and parts of those sums; the `last` adds up
+    the parts. The parts are sums `along` some axes, by default those of a reduction. None if there are no such kernels."""
     for axes in [along] if along else _shorter(spec):
         with suppress(SpecError, UserError):
             return _cut_along(spec, axes, first, last)

@@ -68,7 +68,7 @@ def of_products(nodes: Iterable[Node], known: Callable[[Node], bool]) -> list[No
 
 
 def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node], bool]) -> list[Node]:
-    """The fewest of the `made` values from which the other values can be computed without a product."""
+    """The fewest of the `made` values that suffice to compute `values` without a product."""
     own = {id(n) for n in made}
     hits = [n for n in topological(values, lambda n: id(n) in own or known(n)) if id(n) in own]
     for node in reversed(hits):
@@ -200,7 +200,7 @@ class _Around(Cutting):
         return own == theirs or whole(op)
 
     def write(self, group: list[Item], left: Sequence[Item]) -> None:
-        """A stage for a group, and for what is made of its products and those `left` need too."""
+        """Write a stage for a group. It also computes values of the group's products that the items `left` need."""
         values = [v for item in group for v in self.values(item)]
         inner = of_products(topological(values, self.is_known), self.is_known)
         given = {id(v) for v in values if id(v) in self.results}

@@ -46,8 +46,8 @@ def check(spec: Spec) -> None:
 
 
 def split(spec: Spec, widens: bool = False) -> tuple[tuple[Product, ...], Spec]:
-    """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction that is not one of two
-    inputs, of which b may be made of narrow elements (`loading`) if the kernel `widens` it."""
+    """The products of a checked spec, and its epilogue. Raises `SpecError` for a contraction of other values
+    than two inputs. If the kernel `widens`, b may be computed from narrow elements (`loading`)."""
     return _Splitter(spec, widens).split()
 
 

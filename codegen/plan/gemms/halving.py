@@ -1,4 +1,4 @@
-"""Which products XLA computes in less time as the sum of two: those over a long axis whose tiles leave SMs idle at the end."""
+"""Products that XLA computes in less time as the sum of two: the contracted axis is long, and the tiles leave SMs idle at the end."""
 
 from __future__ import annotations
 

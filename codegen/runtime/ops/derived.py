@@ -28,7 +28,7 @@ class DerivedOp(Op[..., Any]):
 
     @property
     def tuning(self) -> tuple[Tuned, ...]:
-        """The measured launches of the op in whose module it is."""
+        """The measured launches of the op with which this one is generated."""
         return self.origin.tuning
 
     @functools.cached_property

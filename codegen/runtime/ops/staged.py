@@ -98,7 +98,7 @@ class Whole(DerivedOp):
         return in_one_kernel() and self._refused(types, axes) is None
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
-        """The jnp forms of the stages, so that what they compare has the same bits."""
+        """The jnp forms of the stages, so that values which they compare have the same bits."""
         there = in_jnp(self.whole.stages, key, dict(zip(self.operand_names(key), operands, strict=True)))
         return tuple(there[a.name] for a in self.spec.outputs)
 
@@ -119,8 +119,8 @@ def stages_of(whole: AnyOp, prefix: str, parts: dict[str, Any]) -> tuple[Stage, 
 
 
 def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False) -> Whole | WholeInStages | None:
-    """The kernel that computes all of an op in stages, or its two kernels, whose launchers are those of `parts` that begin with `prefix`,
-    if there are any."""
+    """The one or two kernels that compute all of an op in stages; None if there are none. The names of their launchers in `parts` begin
+    with `prefix`."""
     name = f"{prefix}{'saving' if saving else 'whole'}"
     if is_made(f"{name}_stage1", parts):
         return WholeInStages(op, name, parts)
@@ -207,7 +207,7 @@ class InStages(Op[P, R]):
         return there
 
     def _outputs(self, key: Key, there: dict[str, jax.Array]) -> tuple[Any, ...]:
-        """The outputs, from the arrays of a call and those that its stages have written, some of which are added to tables by index."""
+        """The outputs, from the arrays of a call and of its stages. Some of these are added to tables by index."""
         summed = functools.partial(sums_by_index, key.implementation, ordered=True)
         made = {how.output: combined(self.spec, how, there, summed) for how in self.plan.summed}
         return tuple((there | made)[a.name] for a in self.spec.outputs)

@@ -23,8 +23,8 @@ def partitioned_sums(
     local: Local, axes: int, between: int, rows: int, compute: str, result: str, clamp: bool = False
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """A function of keys and values (outer, ..., columns) that may be sharded, which returns sums (outer, rows, columns) in the dtype
-    `result`. The keys have so many `axes`, of which the first are those `between` the values' outer axis and their columns. `local`
-    computes the sums on one device, for so many rows and in a dtype; partial results are in `compute`. It is told whether to `clamp`
+    `result`. The keys have `axes` axes; the first `between` of them are the values' axes between the outer axis and the columns.
+    `local` computes the sums on one device, for a number of rows and a dtype; partial results are in `compute`. It is told whether to `clamp`
     keys that are out of range."""
 
     def one_device(keys: jax.Array, values: jax.Array) -> jax.Array:

@@ -50,8 +50,8 @@ from codegen.spec.spec import Array
 
 
 def whole_axes(op: CalledOp) -> set[str]:
-    """The axes of which each device needs all elements: among others, those of a fixed size, and those along which it
-    scans."""
+    """The axes that cannot be sharded, since each device needs all elements along them: among others, axes of a fixed size and
+    axes along which it scans."""
     takes = {n for n in nodes_of(op.statements) if n.op == "take"}
     chosen = [n.attr for n in nodes_of(op.statements) if isinstance(n.attr, Selected)]
     fixed = {axis for how in chosen for axis in (*how.axes, how.into)} | {*op.spec.extents}
@@ -77,8 +77,8 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes of which a kernel needs all elements: those along which it reduces rows, those whose positions or sizes
-    the chain uses, and those from which it picks one element for each row."""
+    """The axes along which a kernel needs all elements: it reduces rows along them, the chain uses their positions or sizes, or it
+    picks one element for each row from them."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in nodes_of(op.statements) if n.op in ("index", "size", "take")}
     return found - whole_axes(op)
@@ -235,8 +235,8 @@ def output_shardings(op: CalledOp, key: Key, shardings: Shardings | None, operan
 
 
 def typed(function: Callable[..., tuple[Any, ...]], outputs: Shardings | None) -> Callable[..., tuple[Any, ...]]:
-    """`function`, which does not handle explicit mesh axes, for arrays whose types have shardings. Its results have the shardings
-    `outputs`."""
+    """`function`, made to take arrays whose types have shardings: it does not handle explicit mesh axes itself. Its results have the
+    shardings `outputs`."""
     if outputs is None:
         return function
     return jax.sharding.auto_axes(function, axes=outputs[0].mesh.explicit_axes, out_sharding=outputs)
@@ -268,14 +268,14 @@ class SplitOp(CalledOp, Protocol):
     def on_shard(
         self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: Split
     ) -> tuple[Any, ...]:
-        """The outputs on one shard of arrays that are split; `kernel` returns what is to be `finished`."""
+        """The outputs on one shard of arrays that are split. The results of `kernel` still have to be `finished`."""
 
     def finished(self, key: Key, operands: tuple[Any, ...], results: tuple[Any, ...], split: Split) -> tuple[Any, ...]:
         """The outputs, from what the kernel returned: of the whole, or of one shard where arrays are split."""
 
 
 def partitioned(op: SplitOp, key: Key, kernel: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """`kernel`, whose results the op has `finished`, as a function of arrays that may be sharded; it returns the outputs."""
+    """A function of arrays that may be sharded, which runs `kernel` on each shard, finishes its results, and returns the outputs."""
 
     def one_device(*operands: Any) -> Any:
         axes = arguments.bind_axes(op.spec, dict(zip(key.present, operands, strict=False)))

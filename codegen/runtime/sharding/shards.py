@@ -38,8 +38,8 @@ def axis_of(factor: str) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """The sizes of the whole arrays of which this device has a shard, and the mesh axes that shard them; none where the
-    shard is all of the array."""
+    """The sizes of the whole arrays, and the mesh axes that shard them: this device has a shard of each. Without mesh axes it has the whole
+    arrays."""
 
     axes: arguments.Axes
     shards: Shards = field(default_factory=dict)

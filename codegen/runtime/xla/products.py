@@ -30,8 +30,8 @@ Numbers = tuple[int, ...]
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def sum_of_products(a: jax.Array, b: jax.Array, of_a: Numbers, of_b: Numbers, result: Numbers, dtype: str) -> jax.Array:
-    """The product of two arrays, whose dimensions have numbers, as in `jnp.einsum`: multiplied in `dtype`, with sums in the arrays'
-    own type. So are its derivatives, where jnp's would round sums to `dtype`."""
+    """The product of two arrays, with numbers for their dimensions as in `jnp.einsum`. It is multiplied in `dtype`, with sums in the
+    arrays' own type. So are its derivatives; jnp's would round the sums to `dtype`."""
     narrow = (x.astype(dtype) for x in (a, b))
     x, y = narrow
     return jnp.einsum(x, of_a, y, of_b, result, preferred_element_type=a.dtype)
@@ -99,7 +99,7 @@ def is_product(found: Product) -> bool:
 def _halved(
     left: Any, own: list[int], right: Any, other: list[int], result: list[int], arch: str | None
 ) -> tuple[Any, ...]:
-    """The operands of an einsum for the products of two halves of what is contracted, if their sum takes less time."""
+    """The operands of an einsum that multiplies the two halves of the contracted axis apart, if their sum takes less time; else none."""
     sizes = dict(zip([*own, *other], [*left.shape, *right.shape], strict=True))
     if not all(isinstance(n, int) for n in sizes.values()) or {*own} & {*other} & {*result}:
         return ()

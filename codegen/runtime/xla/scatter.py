@@ -242,8 +242,8 @@ def stored(
 def put(
     plan: Plan, values: Mapping[Array, jax.Array], arrays: Mapping[str, jax.Array], axes: Axes, how: str = ""
 ) -> dict[Array, jax.Array]:
-    """The outputs of `put`, in the user's shape, from the `values` to write: the rest is as in the input that each begins as. An
-    index out of range writes nothing. `how` replaces how values are combined with what is there."""
+    """The outputs of `put`, in the user's shape, from the `values` to write. All other elements are those of the table.
+    An index out of range writes nothing. `how` replaces the way in which values and elements are combined."""
     found: dict[Array, jax.Array] = {}
     for access in plan.stores:
         output = access.array

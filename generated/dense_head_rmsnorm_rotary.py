@@ -185,8 +185,8 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sYRun = rowwise.run_of(how, mY, B * S * H, D * 2, 2)
-    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
+    sYRun = rowwise.halves(rowwise.run_of, how, mY, B * S * H, D * 2, 2)
+    sAccRun = rowwise.halves(rowwise.fetch, how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -199,8 +199,8 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -208,8 +208,8 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
             for v in cutlass.range_constexpr(vectors):
                 values = dense_head_rmsnorm_rotary_epilogue_stage0(
                     device.floats(rAcc0[None, v, u]), device.floats(rAcc1[None, v, u]),
@@ -220,8 +220,8 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
         row = row.forget((mAcc, rAcc0), (mAcc, rAcc1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -234,8 +234,8 @@ def dense_head_rmsnorm_rotary_epilogue_kernel(
                     device.floats(rSin[None, v, u]), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), approx,
                 )
-                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=sYRun)
-                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=sYRun)
+                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=rowwise.half_of(sYRun, 0))
+                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=rowwise.half_of(sYRun, 1))
     rowwise.send(how, (sYRun, mY))
 
 
@@ -390,9 +390,9 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sDaccRun = rowwise.run_of(how, mDacc, B * S * H, D * 2, 2)
-    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
-    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
+    sDaccRun = rowwise.halves(rowwise.run_of, how, mDacc, B * S * H, D * 2, 2)
+    sDyRun = rowwise.halves(rowwise.fetch, how, mDy, B * S * H, D * 2, 2)
+    sAccRun = rowwise.halves(rowwise.fetch, how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -405,10 +405,10 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -417,10 +417,10 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -440,10 +440,10 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mAcc, rAcc0), (mAcc, rAcc1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -457,8 +457,8 @@ def dense_head_rmsnorm_rotary_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), approx,
                 )
-                at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0), run=sDaccRun)
-                at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0), run=sDaccRun)
+                at.store(dacc0.to(mDacc.element_type), mDacc, (iB, iS, iH, 0, 0), run=rowwise.half_of(sDaccRun, 0))
+                at.store(dacc1.to(mDacc.element_type), mDacc, (iB, iS, iH, 1, 0), run=rowwise.half_of(sDaccRun, 1))
     rowwise.send(how, (sDaccRun, mDacc))
 
 
@@ -525,8 +525,8 @@ def dense_head_rmsnorm_rotary_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
-    sAccRun = rowwise.fetch(how, mAcc, B * S * H, D * 2, 2)
+    sDyRun = rowwise.halves(rowwise.fetch, how, mDy, B * S * H, D * 2, 2)
+    sAccRun = rowwise.halves(rowwise.fetch, how, mAcc, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -539,10 +539,10 @@ def dense_head_rmsnorm_rotary_backward_rows_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+        row.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+        row.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -551,10 +551,10 @@ def dense_head_rmsnorm_rotary_backward_rows_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=sAccRun)
-            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=sAccRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mAcc, (iB, iS, iH, 0, 0), rAcc0[None, None, u], run=rowwise.half_of(sAccRun, 0))
+            part.load(mAcc, (iB, iS, iH, 1, 0), rAcc1[None, None, u], run=rowwise.half_of(sAccRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):

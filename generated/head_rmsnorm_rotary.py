@@ -84,8 +84,8 @@ def head_rmsnorm_rotary_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sYRun = rowwise.run_of(how, mY, B * S * H, D * 2, 2)
-    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
+    sYRun = rowwise.halves(rowwise.run_of, how, mY, B * S * H, D * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -98,8 +98,8 @@ def head_rmsnorm_rotary_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -107,8 +107,8 @@ def head_rmsnorm_rotary_kernel(
         rRowMean2 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
             for v in cutlass.range_constexpr(vectors):
                 values = head_rmsnorm_rotary_stage0(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]))
                 reduce.accumulate([rRowMean, rRowMean2], ("mean", "mean"), values, part.vector(v).inside())
@@ -117,8 +117,8 @@ def head_rmsnorm_rotary_kernel(
         row = row.forget((mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -130,8 +130,8 @@ def head_rmsnorm_rotary_kernel(
                     device.floats(rWeight1[None, 0]), device.floats(rCos[None, v, u]), device.floats(rSin[None, v, u]),
                     device.full(vec, eps), device.full(vec, row_mean), device.full(vec, row_mean2), approx,
                 )
-                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=sYRun)
-                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=sYRun)
+                at.store(y0.to(mY.element_type), mY, (iB, iS, iH, 0, 0), run=rowwise.half_of(sYRun, 0))
+                at.store(y1.to(mY.element_type), mY, (iB, iS, iH, 1, 0), run=rowwise.half_of(sYRun, 1))
     rowwise.send(how, (sYRun, mY))
 
 
@@ -210,9 +210,9 @@ def head_rmsnorm_rotary_frozen_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sDxRun = rowwise.run_of(how, mDx, B * S * H, D * 2, 2)
-    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
-    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
+    sDxRun = rowwise.halves(rowwise.run_of, how, mDx, B * S * H, D * 2, 2)
+    sDyRun = rowwise.halves(rowwise.fetch, how, mDy, B * S * H, D * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -225,10 +225,10 @@ def head_rmsnorm_rotary_frozen_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -237,10 +237,10 @@ def head_rmsnorm_rotary_frozen_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -260,10 +260,10 @@ def head_rmsnorm_rotary_frozen_kernel(
         row = row.forget((mDy, rDy0), (mDy, rDy1), (mX, rX0), (mX, rX1), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -277,8 +277,8 @@ def head_rmsnorm_rotary_frozen_kernel(
                     device.full(vec, D, cutlass.Int32), device.full(vec, eps), device.full(vec, row_mean),
                     device.full(vec, row_mean2), device.full(vec, row_sum), approx,
                 )
-                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=sDxRun)
-                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=sDxRun)
+                at.store(dx0.to(mDx.element_type), mDx, (iB, iS, iH, 0, 0), run=rowwise.half_of(sDxRun, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (iB, iS, iH, 1, 0), run=rowwise.half_of(sDxRun, 1))
     rowwise.send(how, (sDxRun, mDx))
 
 
@@ -345,8 +345,8 @@ def head_rmsnorm_rotary_backward_rows_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sDyRun = rowwise.fetch(how, mDy, B * S * H, D * 2, 2)
-    sXRun = rowwise.fetch(how, mX, B * S * H, D * 2, 2)
+    sDyRun = rowwise.halves(rowwise.fetch, how, mDy, B * S * H, D * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, B * S * H, D * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -359,10 +359,10 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+        row.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+        row.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         reduce.meet([*sStage0], how.cluster)
@@ -371,10 +371,10 @@ def head_rmsnorm_rotary_backward_rows_kernel(
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=sDyRun)
-            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=sDyRun)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
+            part.load(mDy, (iB, iS, iH, 0, 0), rDy0[None, None, u], run=rowwise.half_of(sDyRun, 0))
+            part.load(mDy, (iB, iS, iH, 1, 0), rDy1[None, None, u], run=rowwise.half_of(sDyRun, 1))
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):

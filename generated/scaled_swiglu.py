@@ -116,9 +116,9 @@ def scaled_swiglu_backward_kernel(
     rX1 = access.registers(mX, (vec, vectors, at_once))
     rScale = access.registers(mScale, (1, at_once))
     sRowSum = rowwise.shared(how, cutlass.Float32)
-    sDxRun = rowwise.run_of(how, mDx, rows, N * 2, 2)
+    sDxRun = rowwise.halves(rowwise.run_of, how, mDx, rows, N * 2, 2)
     sDyRun = rowwise.fetch(how, mDy, rows, N)
-    sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, rows, N * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -127,16 +127,16 @@ def scaled_swiglu_backward_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 1))
         row.load_one(mScale, (index,), rScale[None, u])
         reduce.meet([*sRowSum], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 1))
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 row_sum_of, dx0, dx1 = scaled_swiglu_backward_row_sum(
@@ -144,8 +144,8 @@ def scaled_swiglu_backward_kernel(
                     device.floats(device.full(vec, rScale[0, u], rScale.element_type)), approx,
                 )
                 reduce.accumulate([rRowSum], ("sum",), (row_sum_of,), part.vector(v).inside())
-                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=sDxRun)
-                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=sDxRun)
+                at.store(dx0.to(mDx.element_type), mDx, (index, 0, 0), aligned=False, run=rowwise.half_of(sDxRun, 0))
+                at.store(dx1.to(mDx.element_type), mDx, (index, 1, 0), aligned=False, run=rowwise.half_of(sDxRun, 1))
         row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
 
         if row.writes():

@@ -85,7 +85,7 @@ def silu_mul_row_fp8_kernel(
         rYHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32)
     sQRun = rowwise.run_of(how, mQ, rows, N)
-    sXRun = rowwise.fetch(how, mX, rows, N * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, rows, N * 2, 2)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -93,14 +93,14 @@ def silu_mul_row_fp8_kernel(
         row = rowwise.row(how, index, index < rows, N, shifts=True)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
+        row.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 1))
         reduce.meet([*sRowMax], how.cluster)
         rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 1))
             for v in cutlass.range_constexpr(vectors):
                 y = silu_mul_row_fp8_held_y(device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), approx)
                 if cutlass.const_expr(how.holds_expensive):
@@ -112,8 +112,8 @@ def silu_mul_row_fp8_kernel(
         row = row.forget((mX, rX0), (mX, rX1))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=sXRun)
-            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=sXRun)
+            part.load(mX, (index, 0, 0), rX0[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (index, 1, 0), rX1[None, None, u], aligned=False, run=rowwise.half_of(sXRun, 1))
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):

@@ -18,7 +18,7 @@ from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
 from codegen.device.math.narrow import bytes_of
 from codegen.device.math.opaque import unseen
-from codegen.device.runs import Run, Slots, arrive, fetch, first_column, run_of, send, slots, step_of  # noqa: F401  for kernels
+from codegen.device.runs import Run, Slots, arrive, fetch, first_column, half_of, halves, run_of, send, slots, step_of  # noqa: F401  for kernels
 from codegen.shared import WARP, RowLaunch, Walk
 
 

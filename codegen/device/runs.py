@@ -9,6 +9,7 @@ which its threads copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import cutlass
@@ -49,16 +50,20 @@ class Run:
         return Int32(element - self.start)
 
 
-def run_of(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
+def run_of(
+    how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1, half: int | None = None
+) -> Run | None:
     """Shared memory to write the block's rows to, of `each` elements, of an array with `rows` of them; `parts` elements make a column.
-    None if rows do not come and go this way, or if the array is left out. A long row is where its memory begins."""
-    run = _run(how, tensor, rows, each, parts)
+    None if rows do not come and go this way, or if the array is left out. A long row, or its part `half`, is where its memory begins."""
+    run = _run(how, tensor, rows, each, parts, half)
     return run if run is None or how.vec == 1 else replace(run, start=run.start + run.skip)
 
 
-def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1) -> Run | None:
+def fetch(
+    how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int = 1, half: int | None = None
+) -> Run | None:
     """Shared memory to read them from, with the copies of the rows started."""
-    run = _run(how, tensor, rows, each, parts)
+    run = _run(how, tensor, rows, each, parts, half)
     if run is not None:
         own, _, _ = cute.arch.thread_idx()
         _copy_in(tensor, run.memory, run.start, run.end, own, how.threads, run.vec, False, how.vec > 1)
@@ -67,15 +72,31 @@ def fetch(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, 
     return run
 
 
-def _run(how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int) -> Run | None:
+def halves(
+    make: Callable[..., Run | None], how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, each: Int32, parts: int
+) -> Run | tuple[Run | None, ...] | None:
+    """What `run_of` or `fetch` makes of rows of halves. Each half of a long row is a run of its own, of which each block has a piece."""
+    apart = range(parts) if how.vec > 1 else ()
+    return tuple(make(how, tensor, rows, each, parts, h) for h in apart) or make(how, tensor, rows, each, parts)
+
+
+def half_of(run: Run | tuple[Run | None, ...] | None, half: int) -> Run | None:
+    """The run that has one of the halves."""
+    return run[half] if isinstance(run, tuple) else run
+
+
+def _run(
+    how: RowLaunch, tensor: cute.Tensor | None, rows: Int32, row: Int32, parts: int, half: int | None
+) -> Run | None:
     if tensor is None or not how.by_runs:
         return None
     bidx, _, _ = cute.arch.block_idx()
+    parts, each = (parts, row) if half is None else (1, row // parts)
     vec = 128 // tensor.element_type.width
     most = how.per_row * how.vectors * how.vec * parts  # elements of a row in this block
     first = Int32(bidx // how.cluster * how.rows_a_block)
     left = cutlass.select_(rows - first < how.rows_a_block, rows - first, Int32(how.rows_a_block))
-    begin, count = Int64(first) * each, left * each
+    begin, count = Int64(first) * row + each * (half or 0), left * each
     if how.cluster > 1:
         chunk = bidx % how.cluster * most
         begin, count = begin + chunk, cutlass.select_(count - chunk < most, count - chunk, Int32(most))
@@ -282,13 +303,13 @@ def arrive(how: RowLaunch) -> None:
         cute.arch.sync_threads()
 
 
-def send(how: RowLaunch, *runs: tuple[Run | None, cute.Tensor]) -> None:
+def send(how: RowLaunch, *runs: tuple[Run | tuple[Run | None, ...] | None, cute.Tensor]) -> None:
     """Write the rows to their arrays, once all threads have written theirs to the runs."""
     if how.by_runs:
         cute.arch.sync_threads()
         own, _, _ = cute.arch.thread_idx()
-        for run, tensor in runs:
-            if run is not None:
+        for found, tensor in runs:
+            for run in filter(None, found if isinstance(found, tuple) else (found,)):
                 _write(run, tensor, own, how.threads, how.vec > 1)
 
 

@@ -211,12 +211,8 @@ class Reads:
 
     @functools.cached_property
     def in_whole_runs(self) -> bool:
-        """Whether vectors of a block's rows in one run can begin with the row: in each array, neighbouring rows are one run, and what is
-        written of a row is one piece."""
-        return all(
-            self.in_run(a) and (a in self.loads or a.interleaved or not (a.array and a.array.parts))
-            for a in self.along_own_rows
-        )
+        """Whether vectors of a block's rows in one run can begin with the row: in each array, neighbouring rows are one run."""
+        return all(map(self.in_run, self.along_own_rows))
 
     @functools.cached_property
     def joins_rows(self) -> bool:

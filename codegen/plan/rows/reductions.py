@@ -213,8 +213,6 @@ class Reduction(Reads):
         room = -(-columns // found.cluster) * self._run_bytes(dtypes)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
-        if found.cluster > 1 and any(a.array and a.array.parts and not a.interleaved for a in self.along_own_rows):
-            return None  # a block's columns of halves are no one piece
         return replace(found, ragged=True, exact=False, by_runs=True)
 
     def _cheapest(

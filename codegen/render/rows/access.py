@@ -297,7 +297,10 @@ class RowAccess(Context):
 
     def run_written(self, access: Access) -> str:
         """The same of a store."""
-        return f", run={self.run_name(access)}" if self.plan.by_runs else ""
+        if not self.plan.by_runs:
+            return ""
+        name = self.run_name(access)
+        return f", run=rowwise.half_of({name}, {access.part})" if self.run_of(access).halves else f", run={name}"
 
     def run_name(self, access: Access) -> str:
         """The name of a run: of a block's rows, with all parts of an array, or of a row, in an array or in one of its halves."""
@@ -308,7 +311,8 @@ class RowAccess(Context):
         assert access.array is not None
         whole = self.plan.in_run(access)
         parts = access.array.parts or 1 if whole or access.interleaved else 1
-        return Run(self.run_name(access), self.tensors[access.array.name], parts, whole, self.start(access))
+        halves = whole and parts > 1 and not access.interleaved
+        return Run(self.run_name(access), self.tensors[access.array.name], parts, whole, self.start(access), halves)
 
     def runs_of(self, accesses: Sequence[Access]) -> list[Run]:
         """The runs in the arrays that are accessed along rows of their own."""

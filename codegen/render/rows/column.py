@@ -262,7 +262,7 @@ class WalkContext(FinishContext):
     def run_of(self, access: Access) -> Run:
         assert access.array is not None
         parts = access.array.parts or 1 if access.interleaved else 1
-        return replace(super().run_of(access), parts=parts, whole=False)
+        return replace(super().run_of(access), parts=parts, whole=False, halves=False)
 
     def walk(self) -> Walk:
         function, stores = self.walk_function(), self.vector_stores()

@@ -59,6 +59,12 @@ class Run:
     parts: int  # elements of a column
     whole: bool  # whether it is the sum of all rows of a block
     start: str  # the position of a row in the array
+    halves: bool = False  # whether the parts of a row lie one after the other
+
+    def made(self, function: str, rows: str, columns: str) -> str:
+        """The call of a function that makes it."""
+        which = f"halves(rowwise.{function}, how" if self.halves else f"{function}(how"
+        return f"rowwise.{which}, {self.tensor}, {rows}, {columns}{self.each})"
 
     @property
     def each(self) -> str:

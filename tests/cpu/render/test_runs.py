@@ -170,6 +170,7 @@ outputs:
   most: float32[...]
   positive: bool[..., N]
   swapped: int8[..., (N 2)]
+  halves: T[..., (2 N)]
 chain: |
   moved = q[0] * scale + x[1] - x[0] * q[1]
   most = max(moved, axis=N)
@@ -177,6 +178,8 @@ chain: |
   positive = moved > 0
   swapped[0] = q[1]
   swapped[1] = q[0]
+  halves[0] = x[1]
+  halves[1] = x[0] - most
 reference: |
   n = weight.shape[0]
   even, odd = q[..., ::2], q[..., 1::2]
@@ -185,23 +188,24 @@ reference: |
   most = jnp.max(moved, axis=-1, initial=-jnp.inf)
   y = (moved - most[..., None]) * weight
   positive = moved > 0
+  halves = jnp.concatenate([x[..., n:], x[..., :n] - most[..., None]], axis=-1)
 """
 )
 
 
-# Rows that begin at every place of a vector, and none; the array's end lies within a vector. A cluster's block has no one
-# piece of a row of halves
+# Rows that begin at every place of a vector, and none; the array's end lies within a vector. One block has the row, or a cluster, each of
+# whose blocks has a piece of each half
 @pytest.mark.parametrize(
-    ("rows", "columns", "by_runs"),
-    some([(17, 1501, True), (0, 1501, True), (3, 6007, False), (1, 1039, True)], 2),
+    ("rows", "columns", "cluster"),
+    some([(17, 1501, False), (0, 1501, False), (3, 6007, True), (1, 1039, False)], 3),
 )
-def test_long_rows_begin_a_vector(tmp_path, rows, columns, by_runs):
+def test_long_rows_begin_a_vector(tmp_path, rows, columns, cluster):
     op = make_op(tmp_path, LONG)
     x, weight = drawn(7, (rows, 2 * columns), (columns,), dtype="bfloat16")
     (scale,) = drawn(8, (rows,), dtype="float32")
     q = jnp.asarray(np.random.default_rng(9).integers(-128, 128, (rows, 2 * columns)), "int8")
     how = launch_of(op, "bfloat16", q=q, x=x, scale=scale, weight=weight)
-    assert how.by_runs == by_runs == (how.cluster == 1) and how.vec > 1
+    assert how.by_runs and how.vec > 1 and (how.cluster > 1) == cluster
     found = op(q, x, scale, weight, implementation="interpret")
     q, x, scale, weight = (np.asarray(a, np.float64) for a in (q, x, scale, weight))
     moved = q[:, ::2] * scale[:, None] + x[:, columns:] - x[:, :columns] * q[:, 1::2]
@@ -210,6 +214,8 @@ def test_long_rows_begin_a_vector(tmp_path, rows, columns, by_runs):
     assert np.array_equal(found.y, jnp.asarray((moved - most[:, None]) * weight, "bfloat16"))
     assert np.array_equal(found.positive, moved > 0)
     assert np.array_equal(found.swapped, np.stack([q[:, 1::2], q[:, ::2]], axis=-1).reshape(q.shape))
+    halves = np.concatenate([x[:, columns:], x[:, :columns] - most[:, None]], axis=1)
+    assert np.array_equal(found.halves, jnp.asarray(halves, "bfloat16"))
 
 
 COSTLY = (

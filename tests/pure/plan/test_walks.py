@@ -44,6 +44,41 @@ def test_all_threads_of_a_block_have_the_only_row(points, threads, per_row):
     assert (how.threads, how.per_row) == (threads, per_row)
 
 
+SUMMED = """
+op: made
+summary: A softmax of each row, and sums over rows.
+inputs: {x: "bfloat16[..., N]"}
+outputs: {y: "bfloat16[..., N]", z: "float32[N]"}
+chain: |
+  y = softmax(x, axis=N)
+  z = sum(y, axis=...)
+reference: |
+  y = x
+  z = x
+"""
+
+
+def test_whole_rows_that_leave_sms_idle_have_smaller_blocks():
+    few, fewer, short, many = (
+        launched(SUMMED, Extents(columns, rows * columns, columns, rows))
+        for rows, columns in ((256, 512), (64, 256), (300, 64), (2**20, 512))
+    )
+    assert [(how.threads, how.per_row, how.parts) for how in (few, fewer)] == [(128, 32, 64), (128, 32, 16)]
+    assert (short.threads, short.per_row) == (128, 64 // short.vec)  # a thread has a vector
+    assert many.threads == 256 and many.per_row < 32
+    with walking.in_parts(1):  # small arrays in tests take the kernels of many rows
+        assert launched(SUMMED, Extents(512, 2**17, 512, 256)).constants == many.constants
+
+
+@pytest.mark.parametrize(
+    ("at_once", "rows", "held"),
+    [(3, 1, 1), (3, 2, 2), (3, 4, 2), (3, 5, 3), (3, 7, 2), (2, 3, 2), (3, 13, 3), (1, 5, 1)],
+)
+def test_few_rows_of_a_thread_fill_its_steps(at_once, rows, held):
+    """But others are in flight meanwhile, and among many rows those past the last do not count."""
+    assert walking.in_steps(at_once, rows) == held
+
+
 def held(columns, width, threads=256, arch="sm_90a"):
     needs = walking.Needs(width=width, fixed=0, sums=64, stageable=True, costly=False, alive=4, folds=1)
     rows = walking._WholeRows(8, False, needs, 1, columns, 2**20, 1, {}, arch)

@@ -391,6 +391,8 @@ class AttentionLaunch:
     listed: int = 0  # arrays of positions in the mask, on Hopper: a first kernel lists their bounds over blocks
     # Elements of a row of an array that are accessed at once, on Hopper: their number divides that of the columns
     neighbours: int = 1
+    # Whether a tile's exponentials are relative to the largest scores of the tiles before it, on Hopper: they need not wait for its own
+    early: bool = False
 
     @property
     def spans(self) -> tuple[int, int]:

@@ -10,11 +10,11 @@ from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import IN_STAGES, REDUCTIONS
 from codegen.language.transfer import Values
-from codegen.plan.attention import BYTES, WRITTEN, Attention, Bend, Pages, Part, Scale
+from codegen.plan.attention import BYTES, WRITTEN, Attention, Pages, Part
 from codegen.plan.chain_parts import is_zero, part_of
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.planner import Whole
-from codegen.plan.scales import Scales
+from codegen.plan.scales import Bend, Scale, Scales
 from codegen.spec.spec import Array, Axis, Spec
 
 SCORES, FACTOR, TOP, TOTAL, PRODUCT = "scores", "factor", "top", "total", "acc"

@@ -27,6 +27,7 @@ from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Extents
+from codegen.plan.scales import Bend, Scale
 from codegen.shared import HELD, LEAST_COLUMNS, AttentionLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.targets import has_wgmma, processors
@@ -39,7 +40,7 @@ RESIDENT = 4  # small blocks of an SM
 MOST_SPLITS = 64  # blocks of a row
 UNEVEN = 4  # times as many where sequences have masks of their own: those that see little leave most of their blocks without work
 BARRIERS = 256  # bytes in shared memory
-SHARED, REGISTERS = 227 << 10, 190  # on Hopper: the bytes of a block; of a thread for a tile, of 240
+SHARED, REGISTERS = 227 << 10, 192  # on Hopper: the bytes of a block; of a thread for a tile, of 240
 NARROW = ("float16", "bfloat16")  # the types that products multiply
 WRITTEN = (*NARROW, "float32")  # the types of their result
 SHARED_ANYWHERE, BESIDE = 99 << 10, 55  # elsewhere: the bytes of a block; a thread's registers besides its tile's
@@ -70,37 +71,6 @@ class Pages:
         """The axes of what is taken."""
         place = self.table.axes.index(self.axis)
         return *self.table.axes[:place], *self.index.axes, *self.table.axes[place + 1 :]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """A positive number: `number` times the magnitudes of the static parameters `above`, divided by those of the ones `below`."""
-
-    number: float = 1.0
-    above: tuple[str, ...] = ()
-    below: tuple[str, ...] = ()
-
-    def times(self, factor: float | str) -> Scale:
-        """Multiplied by the magnitude of a number, or of a parameter."""
-        if isinstance(factor, str):
-            return replace(self, above=(*self.above, factor))
-        return replace(self, number=self.number * abs(factor))
-
-    def over(self, factor: float | str) -> Scale:
-        """Divided by the magnitude of a number, or of a parameter."""
-        if isinstance(factor, str):
-            return replace(self, below=(*self.below, factor))
-        return replace(self, number=self.number / abs(factor))
-
-
-@dataclass(frozen=True)
-class Bend:
-    """Scores that are hyperbolic tangents of products times a number, which rise with the products. It has the numbers and static
-    parameters that multiply and divide the products, and the parameters by whose signs the tangents are multiplied."""
-
-    above: tuple[float | str, ...] = ()
-    below: tuple[float | str, ...] = ()
-    signs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -311,7 +281,13 @@ class Attention(AttentionPlan):
     def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
         if self.pages:
             return None
-        return AttentionLaunch(128, self._hopper_columns(d, e), d, e, warps=12, stages=2, processors=SMS)
+        columns = self._hopper_columns(d, e)
+        return AttentionLaunch(128, columns, d, e, warps=12, stages=2, processors=SMS, early=self.is_early)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether Hopper's main loop weighs a tile before it knows its largest scores."""
+        return self.exponential and self.rows_part is not None and self.weight is None
 
     def anywhere(self, d: int, e: int) -> AttentionLaunch:
         large = max(d, e) > 128
@@ -364,18 +340,18 @@ class Attention(AttentionPlan):
 
     def _hopper_columns(self, d: int, e: int) -> int:
         """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers have
-        products, weights, sums of o, and what the scores read for each column. Where weights are drawn, they also have words of a
-        row's draws. On an H100 with 16 thousand tokens and no mask, 160 columns were faster than 128 or 176 where heads have 128
-        elements, and 192 than 128 where they have 64. At a mask's borders, wider tiles compute more that the mask hides: under a causal mask,
-        128 columns took as long as these, and with 16 sequences of 2048 positions 301 us of 350, and 440 of 468."""
-        planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS)
+        products, weights, early ones of the next tile, sums of o, and what the scores read for each column. Where weights are drawn, they
+        also have words of a row's draws. On an H200 with 16 thousand tokens, heads of 128 elements and no mask, 160 columns took as long
+        as 128, though some registers were in memory. At a mask's borders, wider tiles compute more that the mask hides: on an H100, 16
+        sequences of 2048 positions under a causal mask took 301 us with 128 columns, and 350 us with 160."""
+        planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS, early=self.is_early)
         most = 192 if self.condition is None and not self.reads_columns else 128
         return next(n for n in range(most, 0, -16) if not self.unfit(replace(planned, tile_n=n)))
 
     def unfit(self, how: AttentionLaunch) -> str:
         d, e, n, stages = how.d, how.e, how.tile_n, how.stages
         if how.processors:
-            registers, most = n // 2 + n // 4 * (1 if self.weight is None else 3) + e // 2, REGISTERS
+            registers, most = n // 2 + n // 4 * (1 + how.early if self.weight is None else 3) + e // 2, REGISTERS
             size, room = 2 * (128 * d + stages * n * (d + e)) + 1024, SHARED
             whole = n % 16 == 0 and how.splits == 1 and stages > 1
         else:

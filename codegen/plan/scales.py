@@ -3,11 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.graph.nodes import Graph, Node, topological
-from codegen.plan.attention import Bend, Scale
 from codegen.spec.spec import Spec
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A positive number: `number` times the magnitudes of the static parameters `above`, divided by those of the ones `below`."""
+
+    number: float = 1.0
+    above: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    def times(self, factor: float | str) -> Scale:
+        """Multiplied by the magnitude of a number, or of a parameter."""
+        if isinstance(factor, str):
+            return replace(self, above=(*self.above, factor))
+        return replace(self, number=self.number * abs(factor))
+
+    def over(self, factor: float | str) -> Scale:
+        """Divided by the magnitude of a number, or of a parameter."""
+        if isinstance(factor, str):
+            return replace(self, below=(*self.below, factor))
+        return replace(self, number=self.number / abs(factor))
+
+
+@dataclass(frozen=True)
+class Bend:
+    """Scores that are hyperbolic tangents of products times a number, which rise with the products. It has the numbers and static
+    parameters that multiply and divide the products, and the parameters by whose signs the tangents are multiplied."""
+
+    above: tuple[float | str, ...] = ()
+    below: tuple[float | str, ...] = ()
+    signs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

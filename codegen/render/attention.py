@@ -14,9 +14,10 @@ from codegen.graph.positions import added, multiples, rises
 from codegen.graph.precision import linear_terms
 from codegen.language.reference import Reference
 from codegen.plan.access import Access, access_key
-from codegen.plan.attention import Attention, AttentionBackward, Bend, Part, Scale
+from codegen.plan.attention import Attention, AttentionBackward, Part
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
+from codegen.plan.scales import Bend, Scale
 from codegen.render.common import Context
 from codegen.render.elementwise import ElementwiseContext, tuple_text
 from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction

@@ -31,6 +31,7 @@ class Functions:
     neighbours: int = 1  # as of a launch
     # Whether scores are so near 0 that their powers need not be relative to a largest one, which would be too large or 0 else
     steady: bool = False
+    early: bool = False  # as of a launch
 
     @property
     def raises(self) -> bool:

@@ -13,7 +13,8 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint32
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 from cutlass.tensor_utils import LayoutEnum
@@ -319,6 +320,21 @@ def rounded(values: cute.Tensor, words: cute.Tensor, dtype: cutlass.Constexpr[An
             pair = cute.make_rmem_tensor((2,), dtype)
             pair.store(values[None, r, j].load().to(dtype))
             words[r, j] = cute.recast_tensor(pair, Uint32)[0]
+
+
+def rounded_row(part: cute.Tensor, words: cute.Tensor, r: int, dtype: Any) -> None:
+    """Round a row's numbers (columns,) to a factor here: the compiler may not do so later."""
+    text = f"cvt.rn.{'bf16x2' if dtype is BFloat16 else 'f16x2'}.f32 $0, $1, $2;"
+    for j in range(cute.size(part) // 2):
+        pair = [Float32(part[2 * j + c]).ir_value() for c in (1, 0)]
+        words[r, j] = Uint32(llvm.inline_asm(Uint32.mlir_type, pair, text, "=r,f,f", has_side_effects=True))
+
+
+def moved(source: cute.Tensor, target: cute.Tensor, nothing: Uint32) -> None:
+    """Copy words to a factor that products have read. `nothing` is 0, which the assembler must not know: it would have one register
+    for both words, and wait for the products before the source is written."""
+    for i in range(cute.size(source)):
+        target[i] = source[i] ^ nothing
 
 
 def row_of(values: cute.Tensor, r: int) -> cute.Tensor:

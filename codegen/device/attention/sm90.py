@@ -58,7 +58,7 @@ def launch(stream: Any, given: Forward) -> None:
     steady = weights.is_steady(given.functions, dtype)
     _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady, early=how.early), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip
@@ -216,6 +216,7 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
+    early, nothing = cute.make_rmem_tensor(p.layout, Uint32), Uint32(sizes[0] >> 31)  # the next p, and 0
     # Of the rows of a tile of q, and of those whose results are not stored
     state, done = weights.state(), weights.state()
     used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before; turns whose results are stored
@@ -244,14 +245,18 @@ def _consume(
             now = following
             _multiply(factors, rings, used, now, consumer, stages)
             place = *rows, now // 4 * how.tile_n + own[1]
-            weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], loaded, functions)
+            plain = now & PLAIN != 0
+            risen = weights.weigh_next(s, early, state, place, plain, sizes, memory[1], loaded, dtype, functions)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
             following = _told(rings[1], told, used + 1, stages)
             warpgroup.wait_group(0)
             _free(rings[2], used - 1, Boolean(True), stages)
-            hopper.rounded(s, p, dtype)
+            if cutlass.const_expr(functions.early):
+                hopper.moved(early, p, nothing)
+            else:
+                hopper.rounded(s, p, dtype)
             if cutlass.const_expr(functions.raises and not functions.steady):
-                if weights.has_risen(state):
+                if risen:
                     weights.rescale(o, state)
         now = following
         used += 1

@@ -22,19 +22,22 @@ from codegen.device.attention.scores import Scores, powers, whole
 from codegen.device.math.elementary import SMALL, tanh_small
 
 RISE = 8  # powers of 2 by which a maximum may exceed a level: weights are at most so large
+EARLY = 12  # powers of 2 up to which sums of weights of a tile may be that are relative to earlier levels
+BROAD = 40  # the same of weights of a type with float32's exponents
 STEADY = 80  # powers of 2 that scores may reach, and weights with them, if all levels are 0: sums of 2**20 products do not overflow
 CONDITIONS = 8  # scores of a row whose conditions are computed at once: more would not fit the predicate registers
 NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and counts for nothing
 
-# Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, and the factor by which earlier weights
-# shrank in the last tile
-State = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
+# Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, the factor by which earlier weights
+# shrank in the last tile, and the factor and the term of exponents relative to the level (`powers`); a term without a level is NaN
+# Besides, whether the last tile's tangents were those of numbers near 0
+State = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
 
 
 def state() -> State:
     """Registers of a state."""
-    top, level, total, factor = (cute.make_rmem_tensor((2,), Float32) for _ in range(4))
-    return top, level, total, factor
+    top, level, total, factor, by, start = (cute.make_rmem_tensor((2,), Float32) for _ in range(6))
+    return top, level, total, factor, by, start, cute.make_rmem_tensor((1,), Int32)
 
 
 def is_steady(functions: Functions, dtype: Any) -> bool:
@@ -44,7 +47,7 @@ def is_steady(functions: Functions, dtype: Any) -> bool:
 
 def begin(state: State, functions: Functions) -> None:
     """Begin rows: nothing is added up."""
-    top, level, total, _ = state
+    top, level, total, *_ = state
     top.fill(-math.inf)
     level.fill(0.0 if functions.steady else -math.inf)
     total.fill(0.0)
@@ -75,10 +78,10 @@ def rescale(sums: cute.Tensor, state: State) -> None:
 def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32, Float32]:
     """A row's largest score; the sum of its weights, of all lanes that have its columns; and the factor that makes sums relative to that
     score, as this one is."""
-    top, level, total, _ = (Float32(x[r]) for x in state)
+    top, level, total, *_ = (Float32(x[r]) for x in state)
     for other in range(1, 3):
         total += cute.arch.shuffle_sync_bfly(total, offset=other)
-    if functions.steady:
+    if functions.steady or functions.early:
         top = _of_lanes(top)
     if not functions.raises:
         return top, total, Float32(1)
@@ -151,6 +154,7 @@ def weigh(
     near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
     if cutlass.const_expr(bent):
         near = _is_near(s, largest, state, plain, functions)
+        state[6][0] = Int32(near)
     if near:
         for r in cutlass.range_constexpr(2):
             _small_exponentials(s, r, state, largest, functions)
@@ -166,6 +170,72 @@ def weigh(
     if cutlass.const_expr(functions.raises and functions.weight is not None):
         for r in cutlass.range_constexpr(2):
             _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
+
+
+@cute.jit
+def weigh_next(
+    s: cute.Tensor, words: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
+    loaded: cutlass.Constexpr[Loaded], dtype: cutlass.Constexpr[Any], functions: cutlass.Constexpr[Functions],
+) -> Boolean:  # fmt: skip
+    """As `weigh`, of a tile that is not a row's first. Gives whether a level may have risen. Early weights are rounded to `words`. They are
+    relative to the levels of the tiles before, and so wait for no maximum of this one. All is done again where a weight of a warp's
+    rows is too large, or a row has no level; and where a tangent is not one of a number near 0, and then in the next tile, too."""
+    again = Boolean(True)
+    if cutlass.const_expr(not functions.early):
+        weigh(s, state, place, plain, sizes, tensors, loaded, functions)
+        if cutlass.const_expr(functions.raises and not functions.steady):
+            again = has_risen(state)
+    elif cutlass.const_expr(functions.bend > 0):
+        if plain & (state[6][0] != 0):
+            again = _early_exponentials(s, words, state, None, dtype, functions)
+        if again:
+            weigh(s, state, place, plain, sizes, tensors, loaded, functions)
+            hopper.rounded(s, words, dtype)
+    else:
+        shift = cute.make_rmem_tensor((2,), Float32) if functions.shifts else None
+        _score_all(s, place, plain, sizes, tensors, loaded, shift, functions)
+        again = _early_exponentials(s, words, state, shift, dtype, functions)
+        if again:
+            for r in cutlass.range_constexpr(2):
+                _exponentials(s, r, state, shift, functions)
+            hopper.rounded(s, words, dtype)
+    return again
+
+
+@cute.jit
+def _early_exponentials(
+    s: cute.Tensor, words: cute.Tensor, state: tuple, shift: Any, dtype: cutlass.Constexpr[Any],
+    functions: cutlass.Constexpr[Functions],
+) -> Boolean:  # fmt: skip
+    """Round exponentials relative to the levels to `words`, and update the state. If they are too large, or no numbers, give that
+    instead. This depends on all that is computed here, or the compiler would compute that behind the question."""
+    tops, sums, good = *(cute.make_rmem_tensor((2,), Float32) for _ in range(2)), Boolean(True)
+    bend, most = functions.bend, BROAD if cutlass.const_expr(dtype is BFloat16) else EARLY
+    for r in cutlass.range_constexpr(2):
+        part, by, start = hopper.row_of(s, r), Float32(state[4][r]), Float32(state[5][r])
+        x, top = part.load(), _largest(s, r, Float32(-math.inf))
+        if cutlass.const_expr(bend > 0):
+            far = top if cutlass.const_expr(functions.base * SMALL >= NOTHING) else _farthest(s, r)
+            by, good, top = tanh_small(x, bend, functions.base), good & (far * bend <= SMALL), _tangent(top, bend)
+        if cutlass.const_expr(shift is not None):
+            start, top = start + shift[r] * by, top + shift[r]
+        tops[r] = cute.arch.fmax(top, Float32(state[0][r]), nan=True)
+        exponents = (
+            x * by if cutlass.const_expr(functions.steady) else device.fma(x, by, cute.full(x.shape, start, Float32))
+        )
+        part.store(cute.math.exp2(exponents, fastmath=True))
+        hopper.rounded_row(part, words, r, dtype)
+        sums[r] = _summed(part, Float32(0.0))
+        good = (
+            good & (sums[r] <= (math.inf if cutlass.const_expr(functions.steady) else 2.0**most)) & (tops[r] < math.inf)
+        )
+        if cutlass.const_expr(bend > 0 and functions.base * SMALL >= NOTHING):
+            good = good & ((tops[r] + SMALL) * functions.base >= NOTHING)
+    again = cute.arch.vote_any_sync(good == Boolean(False))
+    if not again:
+        state[0].store(tops.load())
+        state[2].store(state[2].load() + sums.load())
+    return again
 
 
 @cute.jit
@@ -211,6 +281,8 @@ def _exponentials(
         level = _level(state, r, base)
         by, start = powers(level, base)
         _rise(state, r, level, (by, start))
+        state[4][r] = by
+        state[5][r] = cutlass.select_(level == -math.inf, Float32(math.nan), start)
         if cutlass.const_expr(shift is not None):
             start += shift[r] * by
         _raise(s, r, state, lambda part: device.fma(part, by, cute.full(part.shape, start, Float32)))
@@ -241,7 +313,7 @@ def _of_lanes(largest: Float32) -> Float32:
 
 def _rise(state: tuple, r: int, level: Float32, powers: tuple) -> None:
     """Make a row's sum relative to a new level."""
-    _, before, total, factor = state
+    _, before, total, factor, *_ = state
     factor[r] = _factor(Float32(before[r]), level, powers)
     before[r] = level
     total[r] = total[r] * factor[r]
@@ -289,13 +361,18 @@ def _is_near(
         top = cute.arch.fmax(Float32(state[0][r]), _tangent(Float32(largest[r]), bend))
         near, low = near & (largest[r] * bend <= SMALL), low & ((top + SMALL) * functions.base >= NOTHING)
     if not low:
-        most = [Float32(0.0)] * 4
-        for r in cutlass.range_constexpr(2):
-            for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
-                most[i % 4] = cute.arch.fmax(most[i % 4], cute.math.abs(s[i % 2, r, i // 2]), nan=True)
-        halves = [cute.arch.fmax(most[i], most[i + 1], nan=True) for i in (0, 2)]
-        low = cute.arch.fmax(halves[0], halves[1], nan=True) * bend <= SMALL
+        low = cute.arch.fmax(_farthest(s, 0), _farthest(s, 1), nan=True) * bend <= SMALL
     return cute.arch.vote_all_sync(near & low)
+
+
+@cute.jit
+def _farthest(s: cute.Tensor, r: cutlass.Constexpr[int]) -> Float32:
+    """The largest magnitude of a lane's columns of a row."""
+    most = [Float32(0.0)] * 4
+    for i in cutlass.range_constexpr(2 * cute.size(s, mode=[2])):
+        most[i % 4] = cute.arch.fmax(most[i % 4], cute.math.abs(s[i % 2, r, i // 2]), nan=True)
+    halves = [cute.arch.fmax(most[i], most[i + 1], nan=True) for i in (0, 2)]
+    return cute.arch.fmax(halves[0], halves[1], nan=True)
 
 
 @cute.jit
@@ -312,6 +389,8 @@ def _small_exponentials(
         level = _level(state, r, base)
         start = level * -base
         _rise(state, r, level, (Float32(base), start))
+        state[4][r] = Float32(base)
+        state[5][r] = start
         _raise(s, r, state, lambda x: device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -14,6 +15,11 @@ from codegen.spec.spec import Spec
 Implementation = Literal["cute", "xla", "interpret"] | None
 
 
+def named_arch() -> str | None:
+    """The architecture that CUTE_DSL_ARCH names: for another one JAX traces a call again."""
+    return os.environ.get("CUTE_DSL_ARCH")
+
+
 @dataclass(frozen=True)
 class Key:
     """The values that are compiled into a call's function."""
@@ -23,6 +29,7 @@ class Key:
     present: tuple[str, ...]
     static: tuple[tuple[str, Any], ...]
     zeros: tuple[str, ...] = field(init=False)  # static parameters that are -0.0
+    arch: str | None = field(init=False, default_factory=named_arch)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "zeros", negative_zeros(self.static))

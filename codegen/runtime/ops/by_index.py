@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from codegen.runtime.call.described import Implementation
+from codegen.runtime.call.described import Implementation, named_arch
 from codegen.runtime.compiled import by_index as kernels
 from codegen.runtime.compiled.platform import choose
 from codegen.runtime.sharding.by_index import partitioned_sums
@@ -53,6 +53,7 @@ class _How:
     groups: int | None
     ordered: bool
     clamp: bool
+    arch: str | None = field(init=False, default_factory=named_arch)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from cutlass.cutlass_dsl.cutlass import CuTeDSL
 from jax import export
+from jax._src.interpreters import partial_eval
 
 import generated
 from codegen import shared
@@ -81,9 +82,13 @@ def counted(cold_cache, monkeypatch):
 
 
 def forget():
-    """Clears the caches that a new process would not have. JAX's own remain: a call that is lowered asks for its kernel. The bridge's
-    function for it would also collect garbage, which takes seconds among many programs."""
+    """Clears the caches that a new process would not have, and of JAX's that of traced functions, where it has kernels: then a call
+    that is lowered asks for its kernel. The bridge's function for it would also collect garbage, which takes seconds among many
+    programs."""
     kernels.forget()
+    clear = getattr(getattr(partial_eval, "trace_to_jaxpr", None), "cache_clear", None)
+    if clear is not None:
+        clear()
     interpreted.compile_call.cache_clear()
     compiling._CUTLASS_COMPILE_CACHE.clear()
     CuTeDSL._get_dsl().jit_cache.clear()

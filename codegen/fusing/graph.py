@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
+from jax.sharding import AxisType
+
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.axes import added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
@@ -80,9 +82,9 @@ def is_renaming(step: Step) -> bool:
 
 
 def is_sharded(step: Step) -> bool:
-    """Whether the types of a step's arrays say how they are sharded."""
+    """Whether the types of a step's arrays may say how they are sharded."""
     shardings = [getattr(v.aval, "sharding", None) for v in step.equation.outvars]
-    return any(s is not None and not s.mesh.empty for s in shardings)
+    return any(AxisType.Explicit in s.mesh.axis_types for s in shardings if s is not None)
 
 
 def prepared(flat: Flat) -> Flat:

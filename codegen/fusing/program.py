@@ -141,7 +141,8 @@ def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[
     found = dict(values)
     for step in steps:
         given = [read(a, found) for a in step.inputs]
-        found |= zip(step.outputs, bound(step.equation, given, step.params), strict=True)
+        results = given if step.name == FACTOR else bound(step.equation, given, step.params)
+        found |= zip(step.outputs, results, strict=True)
     return found
 
 

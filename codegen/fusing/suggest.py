@@ -160,6 +160,11 @@ def _steps(program: Program, chain: Chain) -> list[Step]:
     return [program.graph.steps[p] for p in chain.places]
 
 
+def _steps_alone(program: Program, chain: Chain) -> list[Step]:
+    """The same, to be run outside of a `shard_map` too, where nothing varies over a mesh."""
+    return [replace(s, name=FACTOR) if s.name == "pvary" else s for s in _steps(program, chain)]
+
+
 def _function(program: Program, chain: Chain) -> str:
     """The function in whose lines most steps of a chain are."""
     names = Counter(s.place.function for s in _steps(program, chain) if s.place.line)
@@ -215,7 +220,7 @@ def disagreement(suggestion: Suggestion) -> str:
     values: dict[Value, Any] = {
         v: drawn(v.shape, v.dtype, i, min(sizes, default=2)) for i, v in enumerate(chain.inputs)
     }
-    steps = _steps(suggestion.program, chain)
+    steps = _steps_alone(suggestion.program, chain)
     wanted = steps_evaluated(steps, values)
     op = op_of(made.planned)
     results = as_tuple(op(*(values[a.value].reshape(a.shape) for a in made.inputs), implementation="xla"))
@@ -229,7 +234,7 @@ def disagreement(suggestion: Suggestion) -> str:
 
 def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
     """Calls to time against each other on a GPU: the function's own steps under `jax.jit`, and the op."""
-    chain, steps = suggestion.chain, _steps(suggestion.program, suggestion.chain)
+    chain, steps = suggestion.chain, _steps_alone(suggestion.program, suggestion.chain)
     sizes = [n for v in chain.inputs for n in v.shape if n > 1]
     given = [on_device(v, place, min(sizes, default=2)) for place, v in enumerate(chain.inputs)]
 
@@ -240,7 +245,7 @@ def candidates(suggestion: Suggestion) -> dict[str, Callable[[int], Any]]:
 def compiled(suggestion: Suggestion) -> Suggestion | None:
     """The suggestion with the memory traffic of XLA's own program for its steps, compiled for the GPU that JAX has; None where that
     is no more than the op's. Without a GPU, and where XLA does not say, it stays as it is."""
-    chain, steps = suggestion.chain, _steps(suggestion.program, suggestion.chain)
+    chain, steps = suggestion.chain, _steps_alone(suggestion.program, suggestion.chain)
     if jax.default_backend() != "gpu":
         return suggestion
     arrays = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in chain.inputs]

@@ -9,7 +9,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import codegen
-from codegen.fusing.suggest import looked_at
+from codegen.fusing.suggest import disagreement, looked_at
 from tests.meshes import AUTO, P, make_mesh
 
 LAYERS, HEADS = 3, 2
@@ -122,6 +122,25 @@ def on_shards(x, p, checked):
         check_vma=checked,
     )
     return whole(x, p)
+
+
+def test_what_is_suggested_within_shards_is_compared_outside():
+    found, _ = looked_at(functools.partial(on_shards, checked=True), (X, WEIGHTS))
+    assert len(found) >= 2 and [disagreement(s) for s in found] == [""] * len(found)
+
+
+def test_a_reshape_within_shards_is_part_of_a_chain():
+    """What a device has is not sharded further."""
+
+    def heads(x, w):
+        return norm((x @ w).reshape(*x.shape[:2], HEADS, -1), 2.0)
+
+    specs = {"in_specs": (P("b"), P()), "out_specs": P("b")}
+    function = jax.shard_map(heads, mesh=make_mesh(AUTO), **specs)
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, WEIGHTS["q"][0]), jax.jit(function)(X, WEIGHTS["q"][0]))
+    (chain,) = (r.chain for r in fused.report)
+    assert "@" in chain and "rsqrt" in chain
 
 
 @jax.custom_vjp

@@ -39,19 +39,15 @@ y = jnp.take_along_axis(z, label[..., None], axis=-1)[..., 0] - jax.nn.logsumexp
 }
 
 
-def label_log_prob_held_z(x, temperature, approx):
-    """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, approx))
-    return z
-
-
-def label_log_prob_stage0(label, index_n, z):
+def label_log_prob_stage0(x, label, index_n, temperature, approx):
     """The values to reduce into row_sum (sum), row_max (max), from one vector of each operand."""
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
-def label_log_prob_row_sum2(z, row_max, approx):
+def label_log_prob_row_sum2(x, temperature, row_max, approx):
     """The values to reduce into row_sum2 (sum), from one vector of each operand."""
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
@@ -76,8 +72,6 @@ def label_log_prob_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rZHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
@@ -105,23 +99,18 @@ def label_log_prob_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_held_z(device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx)
-                    if cutlass.const_expr(how.holds_expensive):
-                        rZHeld[None, v].store(z)
                     values = label_log_prob_stage0(
+                        device.floats(rX[None, v, u]),
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                        reduce.count_up(at.c, vec).to(cutlass.Int32), z,
+                        reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
                     )
                     reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    if cutlass.const_expr(how.holds_expensive):
-                        z = rZHeld[None, v].load()
-                    else:
-                        z = label_log_prob_held_z(
-                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
-                        )
-                    values = label_log_prob_row_sum2(z, device.full(vec, row_max), approx)
+                    values = label_log_prob_row_sum2(
+                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), device.full(vec, row_max),
+                        approx,
+                    )
                     reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
@@ -160,19 +149,15 @@ def label_log_prob_reference(x, label, temperature):
     return y
 
 
-def label_log_prob_forward_held_z(x, temperature, approx):
-    """z, on one vector of each operand: several passes need it."""
-    z = device.settled(device.divide_by_row(x, temperature, approx))
-    return z
-
-
-def label_log_prob_forward_stage0(label, index_n, z):
+def label_log_prob_forward_stage0(x, label, index_n, temperature, approx):
     """The values to reduce into row_sum (sum), row_max (max), from one vector of each operand."""
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
-def label_log_prob_forward_row_sum2(z, row_max, approx):
+def label_log_prob_forward_row_sum2(x, temperature, row_max, approx):
     """The values to reduce into row_sum2 (sum), from one vector of each operand."""
+    z = device.settled(device.divide_by_row(x, temperature, approx))
     t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
     return t0
 
@@ -200,8 +185,6 @@ def label_log_prob_forward_kernel(
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
     rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rZHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
@@ -229,25 +212,18 @@ def label_log_prob_forward_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    z = label_log_prob_forward_held_z(
-                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
-                    )
-                    if cutlass.const_expr(how.holds_expensive):
-                        rZHeld[None, v].store(z)
                     values = label_log_prob_forward_stage0(
+                        device.floats(rX[None, v, u]),
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                        reduce.count_up(at.c, vec).to(cutlass.Int32), z,
+                        reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
                     )
                     reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    if cutlass.const_expr(how.holds_expensive):
-                        z = rZHeld[None, v].load()
-                    else:
-                        z = label_log_prob_forward_held_z(
-                            device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), approx,
-                        )
-                    values = label_log_prob_forward_row_sum2(z, device.full(vec, row_max), approx)
+                    values = label_log_prob_forward_row_sum2(
+                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), device.full(vec, row_max),
+                        approx,
+                    )
                     reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum, row_max, row_sum2 = row.reduce(
             [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),

@@ -256,16 +256,6 @@ def nucleus_sampling_stage3_xla(nucleus_of_rows, q):
     return y
 
 
-def nucleus_sampling_backward_held_t2(dy, nucleus_of_rows, q, t1, row_sum, approx):
-    """t2, on one vector of each operand: several passes need it."""
-    t0 = q >= nucleus_of_rows
-    t3 = device.subtract(
-        device.settled(device.divide_by_row(dy, t1, approx)), device.settled(device.divide(row_sum, t1, approx)),
-    )
-    t2 = device.where(t0, t3, 0.0)
-    return t2
-
-
 def nucleus_sampling_backward_t1(nucleus_of_rows, q):
     """The values to reduce into t1 (sum), from one vector of each operand."""
     t0 = q >= nucleus_of_rows
@@ -280,13 +270,23 @@ def nucleus_sampling_backward_row_sum(dy, nucleus_of_rows, q, t1, approx):
     return dy * device.divide_by_row(kept, t1, approx)
 
 
-def nucleus_sampling_backward_row_sum2(q, t2):
+def nucleus_sampling_backward_row_sum2(dy, nucleus_of_rows, q, t1, row_sum, approx):
     """The values to reduce into row_sum2 (sum), from one vector of each operand."""
+    t0 = q >= nucleus_of_rows
+    t3 = device.subtract(
+        device.settled(device.divide_by_row(dy, t1, approx)), device.settled(device.divide(row_sum, t1, approx)),
+    )
+    t2 = device.where(t0, t3, 0.0)
     return t2 * q
 
 
-def nucleus_sampling_backward_chain(q, t2, row_sum2):
+def nucleus_sampling_backward_chain(dy, nucleus_of_rows, q, t1, row_sum, row_sum2, approx):
     """The chain, on one vector of each operand and the row's statistics."""
+    t0 = q >= nucleus_of_rows
+    t3 = device.subtract(
+        device.settled(device.divide_by_row(dy, t1, approx)), device.settled(device.divide(row_sum, t1, approx)),
+    )
+    t2 = device.where(t0, t3, 0.0)
     dlogits = q * (t2 - row_sum2)
     return dlogits
 
@@ -306,8 +306,6 @@ def nucleus_sampling_backward_kernel(
     rQ = access.registers(mQ, (vec, vectors, at_once))
     rNucleusOfRows = access.registers(mNucleusOfRows, (1, at_once))
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sT1 = rowwise.shared(how, cutlass.Float32)
     sRowSum = rowwise.shared(how, cutlass.Float32)
     sRowSum2 = rowwise.shared(how, cutlass.Float32)
@@ -362,14 +360,11 @@ def nucleus_sampling_backward_kernel(
             part.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
             part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
             for v in cutlass.range_constexpr(vectors):
-                t2 = nucleus_sampling_backward_held_t2(
+                values = nucleus_sampling_backward_row_sum2(
                     device.floats(rDy[None, v, u]),
                     device.floats(device.full(vec, rNucleusOfRows[0, u], rNucleusOfRows.element_type)),
                     device.floats(rQ[None, v, u]), device.full(vec, t1), device.full(vec, row_sum), approx,
                 )
-                if cutlass.const_expr(how.holds_expensive):
-                    rT2Held[None, v].store(t2)
-                values = nucleus_sampling_backward_row_sum2(device.floats(rQ[None, v, u]), t2)
                 reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
         row_sum2, = row.reduce([rRowSum2], ("sum",), sRowSum2)
 
@@ -380,15 +375,12 @@ def nucleus_sampling_backward_kernel(
             part.load(mQ, (index, 0), rQ[None, None, u], run=sQRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
-                if cutlass.const_expr(how.holds_expensive):
-                    t2 = rT2Held[None, v].load()
-                else:
-                    t2 = nucleus_sampling_backward_held_t2(
-                        device.floats(rDy[None, v, u]),
-                        device.floats(device.full(vec, rNucleusOfRows[0, u], rNucleusOfRows.element_type)),
-                        device.floats(rQ[None, v, u]), device.full(vec, t1), device.full(vec, row_sum), approx,
-                    )
-                dlogits = nucleus_sampling_backward_chain(device.floats(rQ[None, v, u]), t2, device.full(vec, row_sum2))
+                dlogits = nucleus_sampling_backward_chain(
+                    device.floats(rDy[None, v, u]),
+                    device.floats(device.full(vec, rNucleusOfRows[0, u], rNucleusOfRows.element_type)),
+                    device.floats(rQ[None, v, u]), device.full(vec, t1), device.full(vec, row_sum),
+                    device.full(vec, row_sum2), approx,
+                )
                 at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u], run=sDlogitsRun)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
     rowwise.send(how, (sDlogitsRun, mDlogits))

@@ -484,11 +484,11 @@ def softcap_softmax_backward_rows_launch(
 
 
 def softcap_softmax_backward_held_stage0(row_max, row_sum, x, cap, approx):
-    """t0, t1, t2, on one vector of each operand: several passes need them."""
+    """t1, t2, on one vector of each operand: several passes need them."""
     t0 = device.settled(device.divide_by_row(x, cap, approx))
     t1 = device.tanh(t0, approx)
     t2 = device.divide_by_row(device.exp(device.multiply(cap, t1) - row_max, approx), row_sum, False)
-    return t0, t1, t2
+    return t1, t2
 
 
 def softcap_softmax_backward_row_sum_(dy, t2):
@@ -496,8 +496,9 @@ def softcap_softmax_backward_row_sum_(dy, t2):
     return dy * t2
 
 
-def softcap_softmax_backward_chain(dy, t0, t1, t2, row_sum_):
+def softcap_softmax_backward_chain(dy, x, cap, t1, t2, row_sum_, approx):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
+    t0 = device.settled(device.divide_by_row(x, cap, approx))
     t3 = t2 * (dy - row_sum_)
     t4 = t3 * (1.0 - t1 * t1)
     dx = t4
@@ -545,7 +546,6 @@ def softcap_softmax_backward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
-        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
         rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
         rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
@@ -590,13 +590,12 @@ def softcap_softmax_backward_kernel(
             if cutlass.const_expr(how.whole):
                 rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    t0, t1, t2 = softcap_softmax_backward_held_stage0(
+                    t1, t2 = softcap_softmax_backward_held_stage0(
                         device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                         device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                         device.floats(rX[None, v, k]), device.full(vec, mCap[0]), approx,
                     )
                     if cutlass.const_expr(how.holds_expensive):
-                        rT0Held[None, v].store(t0)
                         rT1Held[None, v].store(t1)
                         rT2Held[None, v].store(t2)
                     values = softcap_softmax_backward_row_sum_(device.floats(rDy[None, v, k]), t2)
@@ -605,7 +604,6 @@ def softcap_softmax_backward_kernel(
                 if cutlass.const_expr(how.only_row):
                     rowwise.forget((mDy, rDy[None, None, k]), (mX, rX[None, None, k]))
             else:
-                t0 = device.full(vec, cutlass.Float32(0.0))
                 t1 = device.full(vec, cutlass.Float32(0.0))
                 t2 = device.full(vec, cutlass.Float32(0.0))
                 row_sum_ = rRowSum_OfRows[0, u]
@@ -613,17 +611,17 @@ def softcap_softmax_backward_kernel(
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
                     if cutlass.const_expr(how.holds_expensive):
-                        t0 = rT0Held[None, v].load()
                         t1 = rT1Held[None, v].load()
                         t2 = rT2Held[None, v].load()
                     else:
-                        t0, t1, t2 = softcap_softmax_backward_held_stage0(
+                        t1, t2 = softcap_softmax_backward_held_stage0(
                             device.floats(device.full(vec, rRowMax[0, u], rRowMax.element_type)),
                             device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
                             device.floats(rX[None, v, k]), device.full(vec, mCap[0]), approx,
                         )
                     dx, total_sum_of = softcap_softmax_backward_chain(
-                        device.floats(rDy[None, v, k]), t0, t1, t2, device.full(vec, row_sum_),
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.full(vec, mCap[0]), t1,
+                        t2, device.full(vec, row_sum_), approx,
                     )
                     inside = at.inside()
                     reduce.accumulate([fTotalSum], ("sum",), (total_sum_of,), inside)

@@ -92,9 +92,9 @@ def qk_rmsnorm_rotary_kernel(
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sCosRun = rowwise.slots(how, mCos, 1)
     sSinRun = rowwise.slots(how, mSin, 1)
-    sQRun = rowwise.run_of(how, mQ, B * S * H, D * 2, 2)
-    sKRun = rowwise.run_of(how, mK, B * S * H, D * 2, 2)
-    sXRun = rowwise.fetch(how, mX, B * S * H, D * 4, 4)
+    sQRun = rowwise.halves(rowwise.run_of, how, mQ, B * S * H, D * 2, 2)
+    sKRun = rowwise.halves(rowwise.run_of, how, mK, B * S * H, D * 2, 2)
+    sXRun = rowwise.halves(rowwise.fetch, how, mX, B * S * H, D * 4, 4)
 
     first_row = rowwise.first_row(how)
     for u in cutlass.range_constexpr(at_once):
@@ -107,10 +107,10 @@ def qk_rmsnorm_rotary_kernel(
         row.fetch(mSin, (iS, 0), sSinRun, 0)
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
-        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=sXRun)
-        row.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=sXRun)
+        row.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+        row.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
+        row.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=rowwise.half_of(sXRun, 2))
+        row.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=rowwise.half_of(sXRun, 3))
         row.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
         row.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
         row.load_one(mRstd, (iB, iS), rRstd[None, u])
@@ -121,10 +121,10 @@ def qk_rmsnorm_rotary_kernel(
         rRowMean4 = reduce.accumulator(vec, "mean", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
+            part.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=rowwise.half_of(sXRun, 2))
+            part.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=rowwise.half_of(sXRun, 3))
             for v in cutlass.range_constexpr(vectors):
                 values = qk_rmsnorm_rotary_stage0(
                     device.floats(rX0[None, v, u]), device.floats(rX1[None, v, u]), device.floats(rX2[None, v, u]),
@@ -141,10 +141,10 @@ def qk_rmsnorm_rotary_kernel(
         row = row.forget((mX, rX0), (mX, rX1), (mX, rX2), (mX, rX3), (mCos, rCos), (mSin, rSin))
         for p in cutlass.range(row.passes):
             part = row.part(p)
-            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=sXRun)
-            part.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=sXRun)
+            part.load(mX, (iB, iS, iH, 0, 0), rX0[None, None, u], run=rowwise.half_of(sXRun, 0))
+            part.load(mX, (iB, iS, iH, 1, 0), rX1[None, None, u], run=rowwise.half_of(sXRun, 1))
+            part.load(mX, (iB, iS, iH, 2, 0), rX2[None, None, u], run=rowwise.half_of(sXRun, 2))
+            part.load(mX, (iB, iS, iH, 3, 0), rX3[None, None, u], run=rowwise.half_of(sXRun, 3))
             part.load(mCos, (iS, 0), rCos[None, None, u], run=sCosRun)
             part.load(mSin, (iS, 0), rSin[None, None, u], run=sSinRun)
             for v in cutlass.range_constexpr(vectors):
@@ -156,10 +156,10 @@ def qk_rmsnorm_rotary_kernel(
                     device.full(vec, row_mean), device.full(vec, row_mean2), device.full(vec, row_mean3),
                     device.full(vec, row_mean4), approx,
                 )
-                at.store(q0.to(mQ.element_type), mQ, (iB, iS, iH, 0, 0), run=sQRun)
-                at.store(q1.to(mQ.element_type), mQ, (iB, iS, iH, 1, 0), run=sQRun)
-                at.store(k0.to(mK.element_type), mK, (iB, iS, iH, 0, 0), run=sKRun)
-                at.store(k1.to(mK.element_type), mK, (iB, iS, iH, 1, 0), run=sKRun)
+                at.store(q0.to(mQ.element_type), mQ, (iB, iS, iH, 0, 0), run=rowwise.half_of(sQRun, 0))
+                at.store(q1.to(mQ.element_type), mQ, (iB, iS, iH, 1, 0), run=rowwise.half_of(sQRun, 1))
+                at.store(k0.to(mK.element_type), mK, (iB, iS, iH, 0, 0), run=rowwise.half_of(sKRun, 0))
+                at.store(k1.to(mK.element_type), mK, (iB, iS, iH, 1, 0), run=rowwise.half_of(sKRun, 1))
     rowwise.send(how, (sQRun, mQ), (sKRun, mK))
 
 

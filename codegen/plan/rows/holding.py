@@ -23,6 +23,13 @@ def held_values(
     return ((node, sweeps.first(node)) for node in nodes if id(node) in last and node.kind == "float")
 
 
+def is_costly(node: Node, along: set[str]) -> bool:
+    """Whether an expensive operation is computed of each element along these axes. A division is by its reciprocal, if that is one of
+    each element, too."""
+    dims = node.args[1].dims if node.op == "div" else node.dims
+    return node.op in COSTLY and bool(along & set(dims))
+
+
 class Sweeps:
     """The roots of the values that each sweep computes, along the axes of a row's columns. `each`: each sweep holds
     values of those before it."""
@@ -36,9 +43,7 @@ class Sweeps:
         for number in range(len(self.roots)):
             for node in self.computed(number):
                 self.passes.setdefault(id(node), set()).add(number)
-                divides = node.op == "div" and not self.of_row(node.args[1])  # its reciprocal is of each element
-                expensive = node.op in COSTLY or divides or any(id(a) in self.costly for a in node.args)
-                if expensive and not self.of_row(node):
+                if is_costly(node, along) or (any(id(a) in self.costly for a in node.args) and not self.of_row(node)):
                     self.costly.add(id(node))
                 if node.op in PAIR:
                     pairs.setdefault(id(node.args[0]), set()).add(id(node))

@@ -12,11 +12,11 @@ from codegen.errors import Diagnostic, SpecError
 from codegen.graph import online
 from codegen.graph.names import LOCAL_NAMES, REDUCING_NAMES
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, dims_text, lost_axes, most_alive, topological
-from codegen.graph.ops import COSTLY, REDUCTIONS
+from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.plan.rows.access import Expensive, Statistic
-from codegen.plan.rows.holding import held_values
+from codegen.plan.rows.holding import held_values, is_costly
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
@@ -385,7 +385,7 @@ class Reductions(Planner):
             order=self.in_order(self.axes),
             collapsed=self.collapsed,
             draws=any(n.op == "_bits" and along & set(n.dims) for n in self.nodes),
-            costly=any(n.op in COSTLY and along & set(n.dims) and id(n) not in late for n in self.nodes),
+            costly=any(is_costly(n, along) and id(n) not in late for n in self.nodes),
             alive=most_alive([s.value for s in self.statements], along),
             mixes=any(len({n.dims for n in topological([s.value]) if n in self.over}) > 1 for s in self.written()),
         )

@@ -305,3 +305,26 @@ def test_small_blocks_have_few_rows_of_few_places():
     """So they run on all SMs, and each thread loads all its rows at once."""
     how = launched(MEETING.replace("CHAIN", "gelu(x) * g"), Extents(1024, 16 * 4 * 1024, 1024, 4, 16))
     assert (how.by_place, how.threads, how.at_once) == (True, 32, 4)
+
+
+NORM = """
+op: made
+summary: A norm of each row, by a division or a product.
+inputs: {{x: "bfloat16[..., N]", weight: "bfloat16[N]"}}
+outputs: {{y: "bfloat16[..., N]"}}
+params: {{temperature: 1.5}}
+chain: |
+  v = x {divided} temperature
+  y = v {by} * weight
+reference: x
+"""
+
+
+@pytest.mark.parametrize("columns", [128, 4096, 50257])
+def test_a_division_by_what_a_row_shares_is_no_more_than_a_product(columns):
+    sizes = Extents(columns, 2**27, columns, 2**27 // columns)
+    divided = launched(NORM.format(divided="/", by="/ sqrt(sum(square(v), axis=N) + 1e-6)"), sizes)
+    product = launched(NORM.format(divided="*", by="* rsqrt(sum(square(v), axis=N) + 1e-6)"), sizes)
+    assert divided == product
+    each = launched(NORM.format(divided="/ weight *", by="/ sqrt(sum(square(v), axis=N) + 1e-6)"), sizes)
+    assert each.holds_expensive  # a reciprocal of each element, which is not computed again

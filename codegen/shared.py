@@ -393,6 +393,7 @@ class AttentionLaunch:
     neighbours: int = 1
     # Whether a tile's exponentials are relative to the largest scores of the tiles before it, on Hopper: they need not wait for its own
     early: bool = False
+    tops: bool = True  # whether results depend on a row's largest score; else an earlier one will do for early weights
 
     @property
     def spans(self) -> tuple[int, int]:

@@ -9,7 +9,6 @@ In reading order:
   scans         derivatives of scans
   factors       derivatives of matrix products
   products      the backward of a contraction's epilogue
-  shifts        values that need no derivative, such as a softmax's maximum
   exponentials  factors along attention's columns
   attention     the backward of attention
   composed      the backward of attention among other stages

@@ -18,11 +18,11 @@ from dataclasses import replace
 
 from codegen.autodiff.exponentials import factored, in_one_sum, inside, term_of, together, unguarded
 from codegen.autodiff.reverse import Backward, Reverse
-from codegen.autodiff.shifts import shifts
 from codegen.errors import SpecError, UserError
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import REDUCTIONS
+from codegen.graph.shifts import shifts
 from codegen.language.reference import Reference
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.attention import NARROW, Attention, AttentionBackward, Part

@@ -9,6 +9,7 @@ In reading order:
   positions    whether a condition on positions can hold, and how a number rises along an axis
   shifting     an expression evaluated at a neighbouring position
   online       sums of exponentials that need not wait for the row's maximum
+  shifts       values on which no result depends, such as a softmax's maximum
   precision    which values may be approximate
   contraction  which products and sums must be rounded separately, never in a fused multiply-add
 """

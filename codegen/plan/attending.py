@@ -9,6 +9,7 @@ from dataclasses import replace
 from codegen.graph.names import fresh
 from codegen.graph.nodes import ROWS, Leaf, Node, Statement, as_multiplied, lost_axes, nodes_of, topological
 from codegen.graph.ops import IN_STAGES, REDUCTIONS
+from codegen.graph.shifts import are_shifts
 from codegen.language.transfer import Values
 from codegen.plan.attention import BYTES, WRITTEN, Attention, Pages, Part
 from codegen.plan.chain_parts import is_zero, part_of
@@ -90,7 +91,7 @@ class _Matcher:
             products=products, contracted=contracted, batch=batch, row=row, keys=columns, value=value, scores=score,
             condition=condition, pages=pages, **vars(planner.arrays()),
             extremes=tuple(n for n in self.nodes if n.op in ("max", "min")), o=o, scale=scale, bend=bend, unmasked=full, rows_part=row_part,
-            exponential=self.exponential, weight=weight,
+            exponential=self.exponential, weight=weight, tops=not are_shifts(self.statements, {a.name for a in spec.outputs} - {*spec.for_backward}),
         )  # fmt: skip
 
     # The products

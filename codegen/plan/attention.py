@@ -207,6 +207,7 @@ class Attention(AttentionPlan):
     exponential: bool  # whether the weights are exponentials of scores; else they are the scores
     weight: Part | None  # the weights from the exponentials, as of dropout; None where they are the same
     pages: tuple[Pages, ...]  # of k and of v; () where they have their rows in order
+    tops: bool  # whether an output depends on a row's largest score
 
     @property
     def kernels(self) -> int:
@@ -282,7 +283,9 @@ class Attention(AttentionPlan):
         if self.pages:
             return None
         columns = self._hopper_columns(d, e)
-        return AttentionLaunch(128, columns, d, e, warps=12, stages=2, processors=SMS, early=self.is_early)
+        return AttentionLaunch(
+            128, columns, d, e, warps=12, stages=2, processors=SMS, early=self.is_early, tops=self.tops
+        )
 
     @property
     def is_early(self) -> bool:

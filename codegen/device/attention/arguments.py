@@ -32,6 +32,7 @@ class Functions:
     # Whether scores are so near 0 that their powers need not be relative to a largest one, which would be too large or 0 else
     steady: bool = False
     early: bool = False  # as of a launch
+    tops: bool = True
 
     @property
     def raises(self) -> bool:

@@ -58,7 +58,7 @@ def launch(stream: Any, given: Forward) -> None:
     steady = weights.is_steady(given.functions, dtype)
     _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady, early=how.early), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady, early=how.early, tops=how.tops), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip

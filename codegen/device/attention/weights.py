@@ -213,7 +213,9 @@ def _early_exponentials(
     bend, most = functions.bend, BROAD if cutlass.const_expr(dtype is BFloat16) else EARLY
     for r in cutlass.range_constexpr(2):
         part, by, start = hopper.row_of(s, r), Float32(state[4][r]), Float32(state[5][r])
-        x, top = part.load(), _largest(s, r, Float32(-math.inf))
+        x, top = part.load(), Float32(-math.inf)
+        if cutlass.const_expr(functions.tops or bend > 0):
+            top = _largest(s, r, Float32(-math.inf))
         if cutlass.const_expr(bend > 0):
             far = top if cutlass.const_expr(functions.base * SMALL >= NOTHING) else _farthest(s, r)
             by, good, top = tanh_small(x, bend, functions.base), good & (far * bend <= SMALL), _tangent(top, bend)

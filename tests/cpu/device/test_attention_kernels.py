@@ -23,7 +23,7 @@ WIDTH = 70  # of the window
 
 
 def run(
-    name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, separate=False, early=False, written=None, **constants
+    name, inputs, outputs, tile_m, tile_n, arch="sm_90a", joint=False, separate=False, early=False, tops=True, written=None, **constants
 ):  # fmt: skip
     """The outputs of a launcher, for outputs given as shapes and dtypes, of which the first are `written`."""
 
@@ -33,7 +33,7 @@ def run(
     d, e = inputs[0].shape[-1], inputs[2].shape[-1]
     hopper = arch == "sm_90a"
     how = AttentionLaunch(tile_m, tile_n, d, e, 8 if hopper else 4, 2 if hopper else 1, processors=3 if hopper else 0)
-    how = replace(how, joint=joint, separate=separate, early=early)
+    how = replace(how, joint=joint, separate=separate, early=early, tops=tops)
     if inputs[0].dtype.itemsize == 1:
         how = replace(how, converts=str(inputs[2].dtype))
     call = kernels.CompiledCall(
@@ -97,7 +97,7 @@ def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
     if narrow:
         q, k = q.astype(narrow), k.astype(narrow)
     outputs = ((2, rows, 1, groups, e), dtype), ((2, 1, groups, rows), "float32")
-    o, base = run("window", [q, k, v], outputs, 128, tile_n, early=True, scale=d**-0.5, width=WIDTH)
+    o, base = run("window", [q, k, v], outputs, 128, tile_n, early=True, tops=False, scale=d**-0.5, width=WIDTH)
     p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)
     seen = np.isfinite(expected)
     np.testing.assert_allclose(base[seen], expected[seen], rtol=1e-5, atol=1e-5)
@@ -105,10 +105,11 @@ def test_a_window(rows, columns, groups, d, e, tile_n, dtype, narrow):
     np.testing.assert_allclose(o.astype(np.float64), wanted, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "early"), some([("bfloat16", True), ("float16", True), ("bfloat16", False)], 3), ids=str
-)
-def test_scores_that_rise(dtype, early):
+RISING = [("bfloat16", True, False), ("float16", True, False), ("bfloat16", True, True), ("bfloat16", False, True)]
+
+
+@pytest.mark.parametrize(("dtype", "early", "tops"), some(RISING, 4), ids=str)
+def test_scores_that_rise(dtype, early, tops):
     """Sums are relative to an earlier maximum while the largest score rises by little, as it does for the first head. They are rescaled
     when it rises by much. Early weights are computed again then; so are those of rows that see nothing in the tile before."""
     rows, columns, d = 300, 290, 64
@@ -116,7 +117,7 @@ def test_scores_that_rise(dtype, early):
     q[..., 0], k[..., 0] = np.array([0.1, 2.0]) * d**0.5, np.arange(columns)[:, None] / 4
     q, k, v = (x.astype(dtype) for x in (q, k, v))
     outputs = (q.shape, dtype), ((2, 1, 2, rows), "float32")
-    o, base = run("window", [q, k, v], outputs, 128, 32, early=early, scale=d**-0.5, width=WIDTH)
+    o, base = run("window", [q, k, v], outputs, 128, 32, early=early, tops=tops, scale=d**-0.5, width=WIDTH)
     p, expected = weights(*(x.astype(np.float64) for x in (q, k)), d**-0.5)
     np.testing.assert_allclose(base, expected, rtol=1e-5, atol=1e-5)
     wanted = np.einsum("bhgqs,bshe->bqhge", p, v.astype(np.float64))

@@ -48,6 +48,32 @@ def test_tiles_have_fewer_columns_where_a_mask_has_borders(score, columns):
     assert tuple(found) == columns
 
 
+@pytest.mark.parametrize(
+    ("weights", "outputs", "chain", "tops"),
+    [
+        ("softmax(s, axis=S)", "", "", False),
+        ("softmax(s, axis=S)", "; lse: float32[B, Q, H]", "; lse = logsumexp(s, axis=S)", False),
+        ("softmax(s, axis=S)", "; most: float32[B, Q, H]", "; most = max(s, axis=S)", True),
+        ("exp(s - max(s, axis=S)) / (1 + sum(exp(s - max(s, axis=S)), axis=S))", "", "", True),
+        ("exp(s - m) / (exp(sink - m) + sum(exp(s - m), axis=S))", "", "", False),
+    ],
+    ids=str,
+)
+def test_a_largest_score_that_no_output_depends_on_need_not_be_exact(weights, outputs, chain, tops):
+    """So it is in the forward that saves it for the backward, too, with a sum that is relative to it."""
+    most = "m = maximum(max(s, axis=S), sink); " if "sink" in weights else ""
+    text = spec_text(
+        "q: T[B, Q, H, D]; k: T[B, S, H, D]; v: T[B, S, H, E]" + "; sink: float32[H]" * bool(most),
+        "o: T[B, Q, H, E]" + outputs, f"s = q @ k; {most}o = {weights} @ v{chain}", types="{T: [bfloat16]}",
+    )  # fmt: skip
+    op = read_op("specs/made.yaml", text)
+    how = op.plan.launch(DTYPES | {"lse": "float32"}, Extents(128, 4096, 128, 4096, 32, 1), {}, "sm_90a")
+    assert (how.early, how.tops) == (True, tops)
+    backward = backward_of(op)
+    if isinstance(backward, Derived):
+        assert backward.forward and backward.forward.plan.tops == tops
+
+
 def test_a_spec_without_narrow_types_still_has_a_plan():
     """Its calls run as XLA's, also where its scores read another array."""
     text = spec_text(

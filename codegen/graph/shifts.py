@@ -1,5 +1,5 @@
 """Values on which a chain's results do not depend although it uses them. An example is the largest score of a row, which is
-subtracted from all scores so that no exponential overflows. They need no derivative."""
+subtracted from all scores so that no exponential overflows. They need no derivative, and need not be exact."""
 
 from __future__ import annotations
 
@@ -31,6 +31,24 @@ class _Change:
 def shifts(statements: Sequence[Statement], outputs: Collection[str]) -> frozenset[int]:
     """The identities of the largest values, and of what is chosen among them and others. Raises `UserError` where an output depends on
     one of them."""
+    found, changes = _changes(statements)
+    for statement in statements:
+        if statement.name in outputs and changes[id(statement.value)].by and not _stopped(statement.value):
+            raise UserError(f"no kernel for the gradient of {statement.name!r}, which depends on a row's largest score")
+    return found
+
+
+def are_shifts(statements: Sequence[Statement], outputs: Collection[str]) -> bool:
+    """Whether no output depends on the largest values."""
+    try:
+        _, changes = _changes(statements)
+    except UserError:
+        return False
+    return not any(changes[id(s.value)].by for s in statements if s.name in outputs)
+
+
+def _changes(statements: Sequence[Statement]) -> tuple[frozenset[int], dict[int, _Change]]:
+    """Those identities, and how each value changes with them."""
     changes: dict[int, _Change] = {}
     found: set[int] = set()
     for node in topological(s.value for s in statements):
@@ -41,10 +59,7 @@ def shifts(statements: Sequence[Statement], outputs: Collection[str]) -> frozens
         else:
             same = node.kind == "bool" or not any(a.by for a in args)
             changes[id(node)] = _Change() if same else _change(node, args)
-    for statement in statements:
-        if statement.name in outputs and changes[id(statement.value)].by and not _stopped(statement.value):
-            raise UserError(f"no kernel for the gradient of {statement.name!r}, which depends on a row's largest score")
-    return frozenset(found)
+    return frozenset(found), changes
 
 
 def _stopped(value: Node) -> bool:

@@ -3,8 +3,8 @@
 Let h_t = a_t h_(t-1) + b_t, and let g_t be the cotangent of h_t. Then the adjoint of h_t is l_t = g_t + a_(t+1) l_(t+1). With
 m_t = a_t l_t it is l_t = g_t + m_(t+1), and m_t = a_t m_(t+1) + a_t g_t is itself such a recurrence, in the opposite direction.
 Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The other scans behave
-like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod and exp(y_(t-1) - y_t) for cumlogsumexp.
-For cummax it is 1 where the element is below the state before it, 1/2 where they are equal, and else 0.
+like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod. For cumlogsumexp it is
+exp(y_(t-1) - y_t), which is sigmoid(y_(t-1) - x_t) and does not need y_t. For cummax it is 1 where the element is below the state before it, 1/2 where they are equal, and else 0.
 
 A backward that needs the states before and after each element of a recurrence, a product or a maximum stores only those before: it
 computes h_t again from h_(t-1).
@@ -24,12 +24,12 @@ from codegen.parsing import parse_expression
 Names = Mapping[str, Node | tuple[str, ...]]
 Evaluated = Callable[[ast.expr, Names], Node]
 
-# The derivative of the state after an element by the state before it, and by the element, from the state's adjoint l. y and p are
-# the states after and before, x is the element
+# The derivative of the state after an element by the state before it, and by the element, from the state's adjoint l. p is the state
+# before, x is the element. Before the first one p is -infinity, from which an infinite element has no distance
 STEPS = {
     "cumprod": ("x", "l * p"),
     "cummax": ("where(x > p, 0, where(x == p, 0.5, 1))", "l * where(x > p, 1, where(x == p, 0.5, 0))"),
-    "cumlogsumexp": ("exp(p - where(isfinite(y), y, 0))", "l * exp(x - where(isfinite(y), y, 0))"),
+    "cumlogsumexp": ("sigmoid(-(x - maximum(p, -1e38)))", "l * sigmoid(x - maximum(p, -1e38))"),
 }
 
 # The state after an element: an operation of its first argument and the state before, then one more with the second argument
@@ -58,7 +58,7 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
         (x,) = node.args
         if along.before:
             raise UserError(f"no kernel for the gradient of {node.op!r} before each element yet")
-        known = {"x": x, "y": node, "p": _scan(graph, node.op, node.args, Along(along.axis, along.reverse, True))}
+        known = {"x": x, "p": _scan(graph, node.op, node.args, Along(along.axis, along.reverse, True))}
         kept, own = STEPS[node.op]
         a = value(kept, **known)
         adjoint = value("g + m", g=g, m=scan(a, value("a * g", a=a, g=g)))

@@ -26,7 +26,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import access, reduce
 from codegen.device.flat import Axis, Flat, Operand, Place, registers
 from codegen.device.functions import Vector
-from codegen.device.math.elementary import LOG2E
+from codegen.device.math.elementary import LN2, LOG2E
 from codegen.shared import WARP, ScanLaunch
 
 Element = tuple[Any, ...]
@@ -258,8 +258,8 @@ def _combine(op: str, first: Element, second: Element) -> Element:
     if op == "cummax":
         return (top,)
     larger, smaller = _pick(a > b, first[1], second[1]), _pick(a > b, second[1], first[1])
-    apart = _pick(a == b, type(a)(0.0), type(a)(cute.math.abs(a - b)))  # also of equal infinities
-    return top, larger + smaller * _power(-apart)
+    nearer = _smaller(type(a)(-cute.math.abs(a - b)), type(a)(0.0))  # 0 of equal infinities
+    return top, larger + smaller * _power(nearer)
 
 
 def _larger(a: Numeric, b: Numeric) -> Numeric:
@@ -277,9 +277,12 @@ def _power(x: Numeric) -> Numeric:
 
 
 def _state(op: str, element: Element) -> Any:
-    if op == "cumlogsumexp":
-        return element[0] + cute.math.log(element[1])
-    return element[-1]
+    if op != "cumlogsumexp":
+        return element[-1]
+    top, total = element
+    if isinstance(total, Float32):  # by the hardware's function, to 2**-22, as each of the exponentials
+        return top + Float32(cute.math.log2(total, fastmath=True)) * LN2
+    return top + cute.math.log(total)
 
 
 def _element(op: str, values: list[Any]) -> Element:
@@ -363,6 +366,9 @@ def states(
         reached = [_runs(op, [start, *elements]) for start, elements in zip(starts, columns, strict=True)]
         for w, runs in enumerate(reached):
             own.hold(op, w, runs[-1])
+    elif op == "cumlogsumexp":  # a sum of all takes fewer instructions than one up to each
+        ahead = _exchanged(op, walk, own, [_whole(elements) for elements in columns], starts, tile)
+        reached = [_runs(op, [start, *elements]) for start, elements in zip(ahead, columns, strict=True)]
     else:
         local = [_runs(op, elements) for elements in columns]
         ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
@@ -386,6 +392,24 @@ def _runs(op: str, elements: list[Element]) -> list[Element]:
     for element in elements[1:]:
         runs.append(_combine(op, runs[-1], element))
     return runs
+
+
+def _whole(elements: list[Element]) -> Element:
+    """The partial result of all elements of a cumlogsumexp. Equal infinities have no distance."""
+    top, _ = elements[0]
+    for x, _ in elements[1:]:
+        top = _larger(top, x)
+    total = type(top)(0.0)
+    for x, count in elements:
+        total = total + count * _power(_smaller(x - top, type(top)(0.0)))
+    return top, total
+
+
+def _smaller(a: Numeric, b: Numeric) -> Numeric:
+    """The smaller of two numbers; b where a is NaN."""
+    if isinstance(a, Float32):  # one instruction
+        return Float32(cute.arch.fmin(a, b))
+    return _pick(a < b, a, b)
 
 
 def _scalars(value: Vector, vec: int) -> list[Any]:

@@ -36,7 +36,7 @@ from codegen.device.functions import (
 from codegen.device.math.division import divide
 from codegen.shared import HALF_POWERS, WHOLE_POWERS
 
-LOG2E, _LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
+LOG2E, LN2, _ROOT_HALF = 1.4426950408889634, 0.6931471805599453, 0.7071067811865476
 _DENSITY, _LOG2_DENSITY = 0.3989422804014327, -1.3257480647361593  # 1 / sqrt(2 * pi), that of a normal variable at 0
 
 
@@ -205,7 +205,7 @@ def _logarithm(x: Vector, scale: float) -> Vector:
     near = x - 1.0
     far = each(_lg2, x)
     if scale != LOG2E:
-        far = far * (scale * _LN2)
+        far = far * (scale * LN2)
     series = near * polynomial(near, (scale / 3, -scale / 2, scale))
     return where(cute.math.abs(near) < 0.03, series, far)
 
@@ -214,7 +214,7 @@ def log1p(x: Vector, approx: bool) -> Vector:
     """log(1 + x); approximately within 2**-16 of relative error."""
     if not approx or x.dtype is not Float32:
         return cute.math.log1p(x)
-    far = cute.math.log2(x + 1.0, fastmath=True) * _LN2
+    far = cute.math.log2(x + 1.0, fastmath=True) * LN2
     return where(cute.math.abs(x) < 0.03, x * polynomial(x, (1 / 3, -0.5, 1.0)), far)
 
 
@@ -376,7 +376,7 @@ def _power_of_number(a: float, b: Vector, approx: bool) -> Vector:
     exponent = b * high
     rest = fma(b, high, -exponent) + b * (log - high)
     result = cute.math.exp2(exponent)
-    return where(cute.math.abs(exponent) <= 160.0, fma(result, rest * _LN2, result), result)
+    return where(cute.math.abs(exponent) <= 160.0, fma(result, rest * LN2, result), result)
 
 
 def _half_odd_power(a: Vector, b: float, approx: bool) -> Vector:

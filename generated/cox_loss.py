@@ -225,38 +225,35 @@ def cox_loss_backward_stage1_xla(score):
     return cumlogsumexp_of_rows_n
 
 
-def cox_loss_backward_stage2_shared(dloss, risk, score, event, cumlogsumexp_of_rows_n):
+def cox_loss_backward_stage2_shared(dloss, score, event, cumlogsumexp_of_rows_n):
     """What the functions below share, on one vector of each input."""
     t0 = device.where(event, dloss, 0.0)
-    t1 = device.where(device.isfinite(risk), risk, 0.0)
+    t1 = score - device.maximum(cumlogsumexp_of_rows_n, -1e+38)
     return t0, t1
 
 
-def cox_loss_backward_stage2_operands(dloss, risk, score, event, cumlogsumexp_of_rows_n, t0, t1):
+def cox_loss_backward_stage2_operands(dloss, score, event, cumlogsumexp_of_rows_n, t0, t1):
     """The operands of scan, on one vector of each input."""
-    t2 = device.exp(cumlogsumexp_of_rows_n - t1, False)
+    t2 = device.sigmoid(-t1, False)
     return t2, t2 * t0, cute.full_like(dloss, 0.0, cutlass.Float32)
 
 
-def cox_loss_backward_stage2_chain(dloss, risk, score, event, cumlogsumexp_of_rows_n, t0, t1, state, approx):
+def cox_loss_backward_stage2_chain(dloss, score, event, cumlogsumexp_of_rows_n, t0, t1, state, approx):
     """The chain, on one vector of each operand."""
-    dscore = (t0 + state) * device.exp(score - t1, approx) - t0
+    dscore = (t0 + state) * device.sigmoid(t1, approx) - t0
     return dscore
 
 
 def cox_loss_backward_stage2_tile(
-    walk, tile, carried, ahead, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
+    walk, tile, carried, ahead, mDloss, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     row, _ = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rRisk, rScore, rEvent, rCumlogsumexpOfRowsN) in zip(steps, ahead.held, strict=True):
+    for at, (rScore, rEvent, rCumlogsumexpOfRowsN) in zip(steps, ahead.held, strict=True):
         rDloss, = at.load(flat.read(mDloss, (row,)))
         given.append(
-            (
-                device.floats(rDloss), device.floats(rRisk), device.floats(rScore), rEvent.load() != 0,
-                device.floats(rCumlogsumexpOfRowsN),
-            )
+            (device.floats(rDloss), device.floats(rScore), rEvent.load() != 0, device.floats(rCumlogsumexpOfRowsN),)
         )
     ahead.load(tile + 1)
     given = [(*own, *cox_loss_backward_stage2_shared(*own)) for own in given]
@@ -270,7 +267,6 @@ def cox_loss_backward_stage2_tile(
 @cute.kernel
 def cox_loss_backward_stage2_kernel(
     mDloss: cute.Tensor,  # (rows) float32
-    mRisk: cute.Tensor,  # (rows, N) float32
     mScore: cute.Tensor,  # (rows, N) T
     mEvent: cute.Tensor,  # (rows, N) bool
     mCumlogsumexpOfRowsN: cute.Tensor,  # (rows, N) float32
@@ -280,32 +276,32 @@ def cox_loss_backward_stage2_kernel(
     walk = scan.walk(how, mDscore.shape, axis=1, reverse=True)  # this thread's elements
     approx = device.narrow(mDscore)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN)
+    ahead = scan.ahead(walk, mScore, mEvent, mCumlogsumexpOfRowsN)
     for tile in cutlass.range(walk.tiles):
         cox_loss_backward_stage2_tile(
-            walk, tile, carried, ahead, mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
+            walk, tile, carried, ahead, mDloss, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how, approx,
         )
 
 
 @cute.jit
 def cox_loss_backward_stage2_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mRisk: cute.Tensor, mScore: cute.Tensor, mEvent: cute.Tensor,
+    stream: cuda.CUstream, mDloss: cute.Tensor, mScore: cute.Tensor, mEvent: cute.Tensor,
     mCumlogsumexpOfRowsN: cute.Tensor, mDscore: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
     mEvent = device.as_bytes(mEvent)
     cox_loss_backward_stage2_kernel(
-        mDloss, mRisk, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how,
+        mDloss, mScore, mEvent, mCumlogsumexpOfRowsN, mDscore, how,
     ).launch(**scan.grid(how, mDscore.shape, 1, stream))
 
 
-def cox_loss_backward_stage2_xla(dloss, risk, score, event, cumlogsumexp_of_rows_n):
+def cox_loss_backward_stage2_xla(dloss, score, event, cumlogsumexp_of_rows_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.where(event, dloss, 0.0)
-    t1 = jnp.where(jnp.isfinite(risk), risk, 0.0)
-    t2 = jnp.exp(cumlogsumexp_of_rows_n - t1)
+    t1 = score - jnp.maximum(cumlogsumexp_of_rows_n, -1e+38)
+    t2 = jax.lax.logistic(-t1)
     t3 = (
         t0 + runtime.scanned("scan", -1, True, True, t2, t2 * t0, jnp.asarray(0.0, jnp.float32))
-    ) * jnp.exp(score - t1)
+    ) * jax.lax.logistic(t1)
     dscore = t3 - t0
     return dscore
 

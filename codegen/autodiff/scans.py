@@ -4,7 +4,8 @@ Let h_t = a_t h_(t-1) + b_t, and let g_t be the cotangent of h_t. Then the adjoi
 m_t = a_t l_t it is l_t = g_t + m_(t+1), and m_t = a_t m_(t+1) + a_t g_t is itself such a recurrence, in the opposite direction.
 Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The other scans behave
 like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod. For cumlogsumexp it is
-exp(y_(t-1) - y_t), which is sigmoid(y_(t-1) - x_t) and does not need y_t. For cummax it is 1 where the element is below the state before it, 1/2 where they are equal, and else 0.
+exp(y_(t-1) - y_t), which is sigmoid(y_(t-1) - x_t) and does not need y_t. For cummax it is 1 where the element is below the
+state before it, 1/2 where they are equal, and else 0.
 
 A backward that needs the states before and after each element of a recurrence, a product or a maximum stores only those before: it
 computes h_t again from h_(t-1).

@@ -6,9 +6,6 @@ blocks of a cluster through each other's. The states after a tile are carried to
 two runs agree to the bit.
 
 Where an element has many states, each scan of the kernel is as many scans of a thread, one after the other.
-
-A partial result is a tuple of numbers that `_combine` joins: (a, b) for h = a h + b, (largest, sum of exponentials) for
-cumlogsumexp, one number for others.
 """
 
 from __future__ import annotations
@@ -20,16 +17,15 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Float32, Int32, Int64, Numeric
+from cutlass import Boolean, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access, reduce
 from codegen.device.flat import Axis, Flat, Operand, Place, registers
 from codegen.device.functions import Vector
-from codegen.device.math.elementary import LN2, LOG2E
+from codegen.device.math import recurrences
+from codegen.device.math.recurrences import Element
 from codegen.shared import WARP, ScanLaunch
-
-Element = tuple[Any, ...]
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
@@ -231,72 +227,7 @@ def summed(walk: Walk, sums: list[cute.Tensor]) -> tuple[Step, list[Vector]]:
     return replace(walk.steps(Int32(0))[0], inside=leads), [reduce.result("sum", total.load()) for total in found]
 
 
-# Partial results
-
-
-def _identity(op: str, dtype: type[Numeric]) -> Element:
-    one, zero, least = dtype(1.0), dtype(0.0), dtype(-float("inf"))
-    return {
-        "scan": (one, zero),
-        "cumsum": (zero,),
-        "cumprod": (one,),
-        "cummax": (least,),
-        "cumlogsumexp": (least, zero),
-    }[op]
-
-
-def _combine(op: str, first: Element, second: Element) -> Element:
-    """The partial result of two runs of elements, one after the other."""
-    if op == "scan":
-        return first[0] * second[0], second[0] * first[1] + second[1]
-    (a, *_), (b, *_) = first, second
-    if op == "cumsum":
-        return (a + b,)
-    if op == "cumprod":
-        return (a * b,)
-    top = _larger(a, b)
-    if op == "cummax":
-        return (top,)
-    larger, smaller = _pick(a > b, first[1], second[1]), _pick(a > b, second[1], first[1])
-    nearer = _smaller(type(a)(-cute.math.abs(a - b)), type(a)(0.0))  # 0 of equal infinities
-    return top, larger + smaller * _power(nearer)
-
-
-def _larger(a: Numeric, b: Numeric) -> Numeric:
-    """The larger of two numbers; NaN where either is."""
-    if isinstance(a, Float32):  # one instruction
-        return Float32(cute.arch.fmax(a, b, nan=True))
-    return _pick((a > b) | (a != a), a, b)
-
-
-def _power(x: Numeric) -> Numeric:
-    """e ** x of a number x <= 0 by which a sum's smaller term is multiplied."""
-    if isinstance(x, Float32):  # by the hardware's function: see `exp_term`
-        return Float32(cute.math.exp2(x * LOG2E, fastmath=True))
-    return type(x)(cute.math.exp(x))
-
-
-def _state(op: str, element: Element) -> Any:
-    if op != "cumlogsumexp":
-        return element[-1]
-    top, total = element
-    if isinstance(total, Float32):  # by the hardware's function, to 2**-22, as each of the exponentials
-        return top + Float32(cute.math.log2(total, fastmath=True)) * LN2
-    return top + cute.math.log(total)
-
-
-def _element(op: str, values: list[Any]) -> Element:
-    if op == "cumlogsumexp":
-        return values[0], type(values[0])(1.0)
-    return tuple(values[:2])
-
-
-def _select(condition: Boolean, a: Element, b: Element) -> Element:
-    return tuple(_pick(condition, p, q) for p, q in zip(a, b, strict=True))
-
-
-def _pick(condition: Boolean, a: Numeric, b: Numeric) -> Numeric:
-    return type(a)(cutlass.select_(condition, a, b))
+# States
 
 
 @dataclass(frozen=True)
@@ -314,7 +245,7 @@ class Carried:
 
     def hold(self, op: str, w: int, element: Element) -> None:
         """Carry a scan's partial result."""
-        for n, number in enumerate(element[_first_carried(op) :]):
+        for n, number in enumerate(element[recurrences.first_carried(op) :]):
             self.held[n, w] = number
 
     def turn(self, tile: Int32) -> Int32:
@@ -329,7 +260,7 @@ def carried(op: str, walk: Walk, dtype: type[Numeric]) -> Carried:
 
 def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> list[Carried]:
     """The states before the first element, of a scan with so many for each."""
-    identity = _identity(op, dtype)
+    identity = recurrences.identity(op, dtype)
     slots = 1 if walk.innermost else WARP
 
     def memory(sharing: int) -> cute.Tensor:
@@ -340,7 +271,7 @@ def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> lis
     of_blocks = memory(walk.how.cluster) if walk.how.cluster > 1 else None
     found = []
     for number in range(count):
-        held = cute.make_rmem_tensor((len(identity) - _first_carried(op), walk.width), dtype)
+        held = cute.make_rmem_tensor((len(identity) - recurrences.first_carried(op), walk.width), dtype)
         found.append(Carried(held, shared, of_blocks, dtype, number, count))
         for w in range(walk.width):
             found[-1].hold(op, w, identity)
@@ -361,55 +292,29 @@ def states(
     starts = [_held(op, own, w) for w in range(width)]
     if op == "scan":  # at the beginning, the initial state
         initial = _scalars(operands[0][2], vec)
-        starts = [(a, _pick(tile == 0, initial[w].to(dtype), h)) for w, (a, h) in enumerate(starts)]
+        starts = [(a, recurrences.pick(tile == 0, initial[w].to(dtype), h)) for w, (a, h) in enumerate(starts)]
     if walk.how.along == 1 and not walk.innermost:  # a thread has all elements of a scan
-        reached = [_runs(op, [start, *elements]) for start, elements in zip(starts, columns, strict=True)]
+        reached = [recurrences.runs(op, [start, *elements]) for start, elements in zip(starts, columns, strict=True)]
         for w, runs in enumerate(reached):
             own.hold(op, w, runs[-1])
     elif op == "cumlogsumexp":  # a sum of all takes fewer instructions than one up to each
-        ahead = _exchanged(op, walk, own, [_whole(elements) for elements in columns], starts, tile)
-        reached = [_runs(op, [start, *elements]) for start, elements in zip(ahead, columns, strict=True)]
+        ahead = _exchanged(op, walk, own, [recurrences.whole(elements) for elements in columns], starts, tile)
+        reached = [recurrences.runs(op, [start, *elements]) for start, elements in zip(ahead, columns, strict=True)]
     else:
-        local = [_runs(op, elements) for elements in columns]
+        local = [recurrences.runs(op, elements) for elements in columns]
         ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
         pairs = zip(local, ahead, strict=True)
-        reached = [[start, *(_combine(op, start, run) for run in runs)] for runs, start in pairs]
+        reached = [[start, *(recurrences.combine(op, start, run) for run in runs)] for runs, start in pairs]
     found = [cute.make_rmem_tensor((vec,), dtype) for _ in steps]
     for w, runs in enumerate(reached):
         for k, run in enumerate(runs[:-1] if before else runs[1:]):
-            value = _state(op, run)
+            value = recurrences.state(op, run)
             if not walk.innermost:
                 found[k][w] = value
             else:
                 at = k % vec
                 found[k // vec][vec - 1 - at if walk.reverse else at] = value
     return [registers.load() for registers in found]
-
-
-def _runs(op: str, elements: list[Element]) -> list[Element]:
-    """The partial results of the elements up to each."""
-    runs = [elements[0]]
-    for element in elements[1:]:
-        runs.append(_combine(op, runs[-1], element))
-    return runs
-
-
-def _whole(elements: list[Element]) -> Element:
-    """The partial result of all elements of a cumlogsumexp. Equal infinities have no distance."""
-    top, _ = elements[0]
-    for x, _ in elements[1:]:
-        top = _larger(top, x)
-    total = type(top)(0.0)
-    for x, count in elements:
-        total = total + count * _power(_smaller(x - top, type(top)(0.0)))
-    return top, total
-
-
-def _smaller(a: Numeric, b: Numeric) -> Numeric:
-    """The smaller of two numbers; b where a is NaN."""
-    if isinstance(a, Float32):  # one instruction
-        return Float32(cute.arch.fmin(a, b))
-    return _pick(a < b, a, b)
 
 
 def _scalars(value: Vector, vec: int) -> list[Any]:
@@ -425,17 +330,12 @@ def _elements(op: str, walk: Walk, operands: list[tuple[Vector, ...]], w: int, d
         each = [_scalars(v, walk.how.vec) for v in values]
         places = [w] if not walk.innermost else list(range(walk.how.vec))
         for i in reversed(places) if walk.reverse else places:
-            found.append(_element(op, [numbers[i].to(dtype) for numbers in each]))
+            found.append(recurrences.element(op, [numbers[i].to(dtype) for numbers in each]))
     return found
 
 
-def _first_carried(op: str) -> int:
-    """The first number of a partial result that the elements after it need."""
-    return 1 if op == "scan" else 0
-
-
 def _held(op: str, own: Carried, w: int) -> Element:
-    dropped = _identity(op, own.dtype)[: _first_carried(op)]
+    dropped = recurrences.identity(op, own.dtype)[: recurrences.first_carried(op)]
     return (*dropped, *(own.held[n, w] for n in range(cute.size(own.held, mode=[0]))))
 
 
@@ -449,7 +349,7 @@ def _exchanged(
     within: list[Element] = []
     if walk.innermost:
         within, totals = map(list, zip(*(_over_lanes(op, t, own.dtype) for t in totals), strict=True))
-    before = [_identity(op, own.dtype) if how.cluster > 1 else start for start in starts]
+    before = [recurrences.identity(op, own.dtype) if how.cluster > 1 else start for start in starts]
     first = walk.group * how.along
     if how.along > 1:
         _tell(tells, own.shared, totals, slot, first + walk.warp, turn)
@@ -458,7 +358,7 @@ def _exchanged(
             _in_order(op, own.shared, (w, slot), (first, how.along), walk.warp, b, turn) for w, b in enumerate(before)
         ]
     else:
-        ahead = [(b, _combine(op, b, total)) for b, total in zip(before, totals, strict=True)]
+        ahead = [(b, recurrences.combine(op, b, total)) for b, total in zip(before, totals, strict=True)]
     if how.cluster > 1:
         _tell_blocks(tells & (walk.warp < how.cluster), own.of_blocks, [t for _, t in ahead], slot, walk, turn)
         cute.arch.cluster_arrive()
@@ -466,11 +366,11 @@ def _exchanged(
         of_blocks = [
             _in_order(op, own.of_blocks, (w, slot), (0, how.cluster), walk.rank, s, turn) for w, s in enumerate(starts)
         ]
-        ahead = [(_combine(op, b, a), t) for (b, t), (a, _) in zip(of_blocks, ahead, strict=True)]
+        ahead = [(recurrences.combine(op, b, a), t) for (b, t), (a, _) in zip(of_blocks, ahead, strict=True)]
     for w, (_, total) in enumerate(ahead):
         own.hold(op, w, total)
     mine = [element for element, _ in ahead]
-    return [_combine(op, *pair) for pair in zip(mine, within, strict=True)] if within else mine
+    return [recurrences.combine(op, *pair) for pair in zip(mine, within, strict=True)] if within else mine
 
 
 def _in_order(
@@ -481,9 +381,9 @@ def _in_order(
     ahead, own = start, start
     first, count = sharing
     for other in range(count):
-        own = _select(mine == other, ahead, own)
+        own = recurrences.select(mine == other, ahead, own)
         place = (*scan, first + other, turn)
-        ahead = _combine(op, ahead, tuple(shared[n, *place] for n in range(len(start))))
+        ahead = recurrences.combine(op, ahead, tuple(shared[n, *place] for n in range(len(start))))
     return own, ahead
 
 
@@ -492,10 +392,10 @@ def _over_lanes(op: str, total: Element, dtype: type[Numeric]) -> tuple[Element,
     lane, apart = cute.arch.lane_idx(), 1
     while apart < WARP:
         other = tuple(cute.arch.shuffle_sync_up(n, apart, mask_and_clamp=0) for n in total)
-        total = _select(lane >= apart, _combine(op, other, total), total)
+        total = recurrences.select(lane >= apart, recurrences.combine(op, other, total), total)
         apart *= 2
     before = tuple(cute.arch.shuffle_sync_up(n, 1, mask_and_clamp=0) for n in total)
-    before = _select(lane > 0, before, _identity(op, dtype))
+    before = recurrences.select(lane > 0, before, recurrences.identity(op, dtype))
     return before, tuple(cute.arch.shuffle_sync(n, WARP - 1) for n in total)
 
 

@@ -8,9 +8,10 @@ import pytest
 
 from codegen.runtime import interpret_mode
 from examples.training import train
-from tests.turns import some
+from tests.turns import EVERY, some
 
-INTERPRETED = ("gpt",)  # compiling a model's kernels takes seconds
+# Compiling a model's kernels takes seconds: by default those of a smaller example are interpreted, in test_examples.py
+INTERPRETED = ("gpt",) if EVERY else ()
 
 
 def setup_and_config(name, dtype):

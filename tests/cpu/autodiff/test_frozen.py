@@ -194,7 +194,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "program"), some(ORDERS, 7))
+@pytest.mark.parametrize(("name", "program"), some(ORDERS, 12))
 def test_the_order_of_what_is_differentiated_does_not_matter(name, program):
     """With respect to all operands, then to those that rows do not share, then each again in a program that finds both
     traced."""

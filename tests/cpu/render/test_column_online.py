@@ -158,6 +158,7 @@ def tied(*shape: int) -> np.ndarray:
     return x
 
 
+@pytest.mark.each
 @pytest.mark.parametrize("most", ["max", "min"])
 @pytest.mark.parametrize(
     ("axes", "lost", "kept", "shape"),

@@ -34,7 +34,7 @@ reference: |
 
 @pytest.mark.parametrize(
     ("shape", "parts"),
-    some([((3, 2, 5, 8), 1), ((2, 3, 20, 16), 1), ((2, 2, 70, 8), 1), ((2, 4, 20, 80), 1), ((2, 4, 100, 68), 1)], 1),
+    some([((3, 2, 5, 8), 1), ((2, 3, 20, 16), 1), ((2, 2, 70, 8), 1), ((2, 4, 20, 80), 1), ((2, 4, 100, 68), 1)], 2),
 )
 def test_results_of_several_columns(tmp_path, shape, parts):
     op = make_op(tmp_path, SPEC)
@@ -45,7 +45,7 @@ def test_results_of_several_columns(tmp_path, shape, parts):
     assert np.array_equal(found.total, wide.sum((0, 2))) and np.array_equal(found.largest, wide.max((0, 2)))
 
 
-@pytest.mark.parametrize(("rows", "most"), [(500, 1), (6000, 64), (24000, 132)])
+@pytest.mark.parametrize(("rows", "most"), some([(500, 1), (6000, 64), (24000, 132)], 1))
 def test_partial_results_of_blocks(tmp_path, rows, most):
     """One thread reduces those of a column, or warps do, or every eighth thread of a block; the last of 20 columns has neighbours."""
     op = make_op(

@@ -99,7 +99,7 @@ def test_an_input_that_is_left_out(tmp_path):
     assert np.array_equal(found.y, given.y)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(1, 33), (70, 17)])
+@pytest.mark.parametrize(("rows", "columns"), some([(1, 33), (70, 17)], 1, 1))
 def test_halves_and_pairs(tmp_path, rows, columns):
     op = make_op(tmp_path, PARTS)
     x, pair = drawn(3, (rows, 2 * columns), (rows, 2 * columns), dtype="bfloat16")

@@ -72,3 +72,15 @@ def test_as_many_warps_share_an_axis_as_keep_a_gpu_busy(plan, scans, size, along
     assert (how.along, how.cluster) == (along, cluster)
     assert how.cluster == 1 or how.along >= how.cluster  # each warp tells one block
     assert plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_80").cluster == 1
+
+
+@pytest.mark.parametrize(
+    ("states", "scans", "vec", "steps"),
+    [("float32", 16384, 2, 4), ("float32", 2048, 1, 8), ("float16", 2048, 2, 8), ("float16", 16384, 2, 8)],
+)
+def test_vectors_of_many_scans_fit_the_narrowest_array(states, scans, vec, steps):
+    """A lane has 4 bytes of it, and of few scans 4 bytes of the widest array; it has no more elements at once than before."""
+    text = spec_text(f"x: float16[S, D]; h: {states}[S, D]", "y: float16[S, D]", "y = cumsum(x * h, axis=S)")
+    plan = read_op("specs/made.yaml", text).plan
+    how = plan.launch({"x": "float16", "h": states, "y": "float16"}, Extents(scans, None, 4096, scans), {}, "sm_90a")
+    assert (how.vec, how.steps) == (vec, steps)

@@ -38,4 +38,5 @@ from codegen.device.math.integers import (  # noqa: F401
     shift_right,
 )
 from codegen.device.math.narrow import Float4, Uint4, bytes_of, read, rounded, stored  # noqa: F401
+from codegen.device.math.opaque import above  # noqa: F401
 from codegen.device.math.scaling import *  # noqa: F403

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen.graph import emit, online, ranges
 from codegen.graph.contraction import is_approximable, pin_types, rounding
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, nodes_of
+from codegen.graph.nodes import DTYPES, Node, nodes_of
 from codegen.graph.ops import PINNED
 from codegen.graph.precision import deciding_types, widths
 from codegen.plan.access import Access, access_key
@@ -201,7 +202,23 @@ class Context:
                 found[id(node)] = "device.divide_by_normal(1.0, {0}, {approx})"
             elif node.op == "ldexp" and ranges.is_within(known[id(node.args[1])], ranges.POWERS):
                 found[id(node)] = "device.ldexp_near({0}, {1}, {floating})"
+            elif text := self.above(node, known):
+                found[id(node)] = text
         return found
+
+    def above(self, node: Node, known: Mapping[int, ranges.Range]) -> str:
+        """The text of a comparison that may hold for all numbers, but not for NaN: with a constant that is no larger than any value may
+        be, or with a static parameter. Empty for other nodes."""
+        if node.op not in ("gt", "ge", "lt", "le") or any(a.kind != "float" for a in node.args):
+            return ""
+        places = (0, 1) if node.op in ("gt", "ge") else (1, 0)
+        value, bound = (node.args[i] for i in places)
+        least, high, or_equal = known[id(value)][0], known[id(bound)][1], node.op in ("ge", "le")
+        static = bound.op == "param" and bound.attr in {p.name for p in self.static}
+        holds = bound.is_const and (high < least or (or_equal and high == least))
+        if value.is_const or least == -math.inf or not (static or holds):
+            return ""
+        return f"device.above({{{places[0]}}}, {{{places[1]}}}, {least!r}, {or_equal})"
 
     def own_forms(self) -> dict[int, str]:
         """The text of operations that this kind of kernel writes in a form of its own."""

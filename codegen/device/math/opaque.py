@@ -34,6 +34,29 @@ def unmerged(extreme: Any) -> Any:
     return llvm.inline_asm(word.type, [word], text, "=r,r")
 
 
+def above(a: Any, b: Any, least: float, or_equal: bool) -> Any:
+    """a > b or a >= b, of vectors of floats, where no number in `a` is less than `least`. Where a constant b is so small that this holds
+    for every number, ptxas (13.0, sm_80 to sm_100a) takes it to hold for NaN too."""
+    bound = _number(b)
+    if bound is not None and (bound < least or (or_equal and bound == least)):
+        return a == a
+    return a >= b if or_equal else a > b
+
+
+def _number(value: Any) -> float | None:
+    """A Python number, or the one that all elements of a constant vector are; None for other values."""
+    if isinstance(value, int | float):
+        return float(value)
+    made = value.ir_value().owner
+    made = made.operands[0].owner if getattr(made, "name", "") in ("vector.splat", "vector.broadcast") else made
+    if getattr(made, "name", "") != "arith.constant":
+        return None
+    constant = made.attributes["value"]
+    if isinstance(constant, ir.FloatAttr):
+        return float(constant.value)
+    return float(constant.get_splat_value().value) if getattr(constant, "is_splat", False) else None
+
+
 def orders(condition: Any, *values: Any) -> bool:
     """Whether a condition orders one of some values: then the compiler may find a maximum or minimum where it selects one."""
     made = condition.owner

@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import io
 import sys
+import warnings
+from pathlib import Path
 from typing import Annotated
 
 try:
@@ -69,11 +71,23 @@ for name, command, summary in (
     app.command(name, short_help=summary)(command)
 
 
+def _formatted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning's text: one of this program's own is one line, without the place in its source."""
+    own = Path(filename).is_relative_to(Path(__file__).parent)
+    return f"warning: {message}\n" if own else _WITH_PLACE(message, category, filename, lineno, line)
+
+
+_WITH_PLACE = warnings.formatwarning
+
+
 def main() -> None:
     """Run the command line; user errors end in one message and exit status 2."""
     gc.set_threshold(100_000, 20, 100)  # with Python's defaults it takes about a tenth of a build
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a locale cannot encode is escaped, as it is on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
+    warnings.formatwarning = _formatted
     try:
         app()
     except (SpecError, UsageError, MissingExtra, OSError) as error:  # OSError: a folder that cannot be read or written

@@ -11,6 +11,7 @@ wrote: a warning says so once (`refusal`). CODEGEN_CACHE_TRUSTED=1 allows both.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -105,8 +106,14 @@ def _refused(folder: Path) -> bool:
     """Whether a folder is not used, which a warning says."""
     why = refusal(folder)
     if why:
-        warnings.warn(why, RuntimeWarning, stacklevel=1)  # one place, so that Python shows it once
+        _warn(why)
     return bool(why)
+
+
+@functools.cache
+def _warn(why: str) -> None:
+    """Warn once: Python forgets which warnings it has shown when it enters or leaves `catch_warnings`."""
+    warnings.warn(why, RuntimeWarning, stacklevel=1)
 
 
 def load(kernel: str, key: str) -> dict[str, bytes] | None:

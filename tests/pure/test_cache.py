@@ -199,7 +199,7 @@ def test_a_folder_that_others_may_write_to_is_refused(mode, why, folder, monkeyp
         warnings.simplefilter("always")
         assert cache.load("relu", "key") == (None if why else PARTS)
         cache.store("gelu", "key", PARTS)
-    assert [why in str(w.message) and "`chmod go-w` it" in str(w.message) for w in found] == [True] * (2 if why else 0)
+    assert [why in str(w.message) and "`chmod go-w` it" in str(w.message) for w in found] == [True] * bool(why)
     assert len(cache.entries(folder)) == (1 if why else 2)
     run(monkeypatch)
     assert capsys.readouterr().out.splitlines()[-1] == cache.refusal(folder) or not why

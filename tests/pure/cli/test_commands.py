@@ -6,10 +6,10 @@ import shutil
 
 import pytest
 
-from codegen.__main__ import app
+from codegen.__main__ import _formatted, app
 from codegen.errors import suggested
 from tests.places import ROOT, SPECS
-from tests.pure.building import contents, write_specs
+from tests.pure.building import HERE, contents, process, write_specs
 
 COMMANDS = {c.name: c.callback for c in app.registered_commands if c.callback}
 
@@ -169,3 +169,18 @@ def test_an_op_that_is_not_there(run, tmp_path):
 def test_the_ops_of_the_examples_are_current(run, monkeypatch):
     monkeypatch.chdir(ROOT / "examples")  # its pyproject.toml says where specs and package are
     assert run("check")[::2] == (0, "")
+
+
+def test_a_warning_of_the_program_is_one_line(tmp_path):
+    """And one of another library says where it is from."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o777)
+    write_specs(tmp_path / "specs", short=1.0)
+    result = process(
+        "-m", "codegen", "build", cwd=tmp_path, env=HERE | {"CODEGEN_CACHE_DIR": str(cache), "CODEGEN_BUILD_CACHE": "1"}
+    )
+    assert result.returncode == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"warning: no compiled kernel is kept in {cache}: other users may write to it")
+    assert "elsewhere.py:3: UserWarning: of another" in _formatted("of another", UserWarning, "elsewhere.py", 3)

@@ -22,7 +22,7 @@ from jax import export
 from jax._src.interpreters import partial_eval
 
 import generated
-from codegen import shared
+from codegen import cache, shared
 from codegen.checking.draw import Case
 from codegen.plan.rows import middle, walking
 from codegen.plan.rows.middle import Middle
@@ -86,6 +86,7 @@ def forget():
     that is lowered asks for its kernel. The bridge's function for it would also collect garbage, which takes seconds among many
     programs."""
     kernels.forget()
+    cache._warn.cache_clear()
     clear = getattr(getattr(partial_eval, "trace_to_jaxpr", None), "cache_clear", None)
     if clear is not None:
         clear()

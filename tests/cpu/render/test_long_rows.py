@@ -11,6 +11,7 @@ from making import make_op, spec_text
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
+from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call.arguments import Types
 from codegen.shared import RowLaunch, WalkLaunch
 from tests.turns import some
@@ -63,10 +64,11 @@ def test_long_rows_of_a_backward(name, arch, dtype, rows, columns, launch, monke
     types = Types(tuple((t, dtype if dtype in dtypes else dtypes[0]) for t, dtypes in op.spec.types))
     params = tuple((p.name, p.default) for p in op.spec.params)
     case = Case(types, (rows,), (("N", columns),), (), params, False, 1.0, 0)
-    how = op.launch_for(types, case.axes)
-    assert isinstance(how, WalkLaunch)
-    assert (how.cluster if how.whole else 0, how.at_once, how.staged, how.shared_sums) == launch
-    check_case(op, "interpret", case)
+    with in_parts(1):  # as if rows were many
+        how = op.launch_for(types, case.axes)
+        assert isinstance(how, WalkLaunch)
+        assert (how.cluster if how.whole else 0, how.at_once, how.staged, how.shared_sums) == launch
+        check_case(op, "interpret", case)
 
 
 SOME_AND_ALL = """

@@ -121,7 +121,7 @@ class Candidates:
         """The columns that a thread holds at most. The largest cluster has as many as a row of `count` vectors needs."""
         if cluster == 1:
             return MOST_COLUMNS
-        usual = MOST_COLUMNS if self.row.costly else THREAD_BYTES // self.row.read
+        usual = MOST_COLUMNS if self.row.costly or self.in_run else THREAD_BYTES // self.row.read
         return max(usual, -(-count // (cluster * most_threads)) * vec) if cluster == MAX_CLUSTER else usual
 
     def _is_held(

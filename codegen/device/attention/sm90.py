@@ -216,7 +216,7 @@ def _consume(
     products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
-    early, nothing = cute.make_rmem_tensor(p.layout, Uint32), Uint32(sizes[0] >> 31)  # the next p, and 0
+    early, nothing = cute.make_rmem_tensor(p.layout, Uint32), Uint32(cute.arch.block_idx()[1])  # the next p, and 0
     # Of the rows of a tile of q, and of those whose results are not stored
     state, done = weights.state(), weights.state()
     used, begun, turn = Uint32(0), Uint32(0), Int32(0)  # tiles of k and of q before; turns whose results are stored

@@ -56,9 +56,11 @@ def launch(stream: Any, given: Forward) -> None:
     work, grid = hopper.work_of(cute.ceil_div(q.shape[1], HELD), cute.size(q, mode=[0]), how)
     table, tiles = hopper.listed(stream, given, given.functions.tiles)
     steady = weights.is_steady(given.functions, dtype)
+    # Scores with a distance rise from tile to tile, so much with a steep slope that early weights are computed again
+    early = how.early and not given.functions.shifts
     _attention(
         loads, layouts, mmas, (given.o, given.tensors, table), (q.shape[1], k.shape[1]), q.shape[0],
-        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady, early=how.early, tops=how.tops), how,
+        work, replace(given.functions, tiles=tiles, neighbours=how.neighbours, steady=steady, early=early, tops=how.tops), how,
     ).launch(
         grid=(grid, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
     )  # fmt: skip

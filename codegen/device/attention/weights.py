@@ -30,14 +30,13 @@ NOTHING = 32  # powers of 2 by which a weight is smaller than the largest, and c
 
 # Of a thread's two rows, each two numbers: the maximum, the level, this thread's sum of weights, the factor by which earlier weights
 # shrank in the last tile, and the factor and the term of exponents relative to the level (`powers`); a term without a level is NaN
-# Besides, whether the last tile's tangents were those of numbers near 0
-State = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
+State = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
 
 
 def state() -> State:
     """Registers of a state."""
     top, level, total, factor, by, start = (cute.make_rmem_tensor((2,), Float32) for _ in range(6))
-    return top, level, total, factor, by, start, cute.make_rmem_tensor((1,), Int32)
+    return top, level, total, factor, by, start
 
 
 def is_steady(functions: Functions, dtype: Any) -> bool:
@@ -154,7 +153,6 @@ def weigh(
     near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
     if cutlass.const_expr(bent):
         near = _is_near(s, largest, state, plain, functions)
-        state[6][0] = Int32(near)
     if near:
         for r in cutlass.range_constexpr(2):
             _small_exponentials(s, r, state, largest, functions)
@@ -179,60 +177,41 @@ def weigh_next(
 ) -> Boolean:  # fmt: skip
     """As `weigh`, of a tile that is not a row's first. Gives whether a level may have risen. Early weights are rounded to `words`. They are
     relative to the levels of the tiles before, and so wait for no maximum of this one. All is done again where a weight of a warp's
-    rows is too large, or a row has no level; and where a tangent is not one of a number near 0, and then in the next tile, too."""
+    rows is too large, or a row has no level."""
     again = Boolean(True)
     if cutlass.const_expr(not functions.early):
         weigh(s, state, place, plain, sizes, tensors, loaded, functions)
         if cutlass.const_expr(functions.raises and not functions.steady):
             again = has_risen(state)
-    elif cutlass.const_expr(functions.bend > 0):
-        if plain & (state[6][0] != 0):
-            again = _early_exponentials(s, words, state, None, dtype, functions)
-        if again:
-            weigh(s, state, place, plain, sizes, tensors, loaded, functions)
-            hopper.rounded(s, words, dtype)
     else:
-        shift = cute.make_rmem_tensor((2,), Float32) if functions.shifts else None
-        _score_all(s, place, plain, sizes, tensors, loaded, shift, functions)
-        again = _early_exponentials(s, words, state, shift, dtype, functions)
+        _score_all(s, place, plain, sizes, tensors, loaded, None, functions)
+        again = _early_exponentials(s, words, state, dtype, functions)
         if again:
             for r in cutlass.range_constexpr(2):
-                _exponentials(s, r, state, shift, functions)
+                _exponentials(s, r, state, None, functions)
             hopper.rounded(s, words, dtype)
     return again
 
 
 @cute.jit
 def _early_exponentials(
-    s: cute.Tensor, words: cute.Tensor, state: tuple, shift: Any, dtype: cutlass.Constexpr[Any],
+    s: cute.Tensor, words: cute.Tensor, state: tuple, dtype: cutlass.Constexpr[Any],
     functions: cutlass.Constexpr[Functions],
 ) -> Boolean:  # fmt: skip
     """Round exponentials relative to the levels to `words`, and update the state. If they are too large, or no numbers, give that
     instead. This depends on all that is computed here, or the compiler would compute that behind the question."""
     tops, sums, good = *(cute.make_rmem_tensor((2,), Float32) for _ in range(2)), Boolean(True)
-    bend, most = functions.bend, BROAD if cutlass.const_expr(dtype is BFloat16) else EARLY
+    most = BROAD if cutlass.const_expr(dtype is BFloat16) else EARLY
     for r in cutlass.range_constexpr(2):
         part, by, start = hopper.row_of(s, r), Float32(state[4][r]), Float32(state[5][r])
-        x, top = part.load(), Float32(-math.inf)
-        if cutlass.const_expr(functions.tops or bend > 0):
-            top = _largest(s, r, Float32(-math.inf))
-        if cutlass.const_expr(bend > 0):
-            far = top if cutlass.const_expr(functions.base * SMALL >= NOTHING) else _farthest(s, r)
-            by, good, top = tanh_small(x, bend, functions.base), good & (far * bend <= SMALL), _tangent(top, bend)
-        if cutlass.const_expr(shift is not None):
-            start, top = start + shift[r] * by, top + shift[r]
-        tops[r] = cute.arch.fmax(top, Float32(state[0][r]), nan=True)
-        exponents = (
-            x * by if cutlass.const_expr(functions.steady) else device.fma(x, by, cute.full(x.shape, start, Float32))
-        )
+        tops[r] = state[0][r]
+        if cutlass.const_expr(functions.tops):
+            tops[r] = _largest(s, r, Float32(state[0][r]))
+        exponents = device.fma(part.load(), by, cute.full(part.shape, start, Float32))
         part.store(cute.math.exp2(exponents, fastmath=True))
         hopper.rounded_row(part, words, r, dtype)
         sums[r] = _summed(part, Float32(0.0))
-        good = (
-            good & (sums[r] <= (math.inf if cutlass.const_expr(functions.steady) else 2.0**most)) & (tops[r] < math.inf)
-        )
-        if cutlass.const_expr(bend > 0 and functions.base * SMALL >= NOTHING):
-            good = good & ((tops[r] + SMALL) * functions.base >= NOTHING)
+        good = good & (sums[r] <= 2.0**most) & (tops[r] < math.inf)
     again = cute.arch.vote_any_sync(good == Boolean(False))
     if not again:
         state[0].store(tops.load())
@@ -391,8 +370,6 @@ def _small_exponentials(
         level = _level(state, r, base)
         start = level * -base
         _rise(state, r, level, (Float32(base), start))
-        state[4][r] = Float32(base)
-        state[5][r] = start
         _raise(s, r, state, lambda x: device.fma(x, tanh_small(x, bend, base), cute.full(x.shape, start, Float32)))
 
 

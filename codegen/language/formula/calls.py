@@ -163,8 +163,11 @@ def put(own: Operations, tree: ast.Call, output: Array) -> tuple[Put, Node]:
         array = own.scope.inputs[leaf.name] if isinstance(leaf, Leaf) else None
         whole = array is not None and array.parts is None and array.default is None
         if not whole or (argument == "i" and place.kind != "int"):
-            hint = "as in put(cache, value, slots, axis=P)"
-            raise own.fail(given[argument], "'put' writes into an input, at the indices in an integer input", hint)
+            apart = argument == "table" and array is not None and array.parts is not None
+            hint = "declare it without parts: shift reads the other one of a pair, or the other half of an axis of a fixed size"
+            hint = hint if apart else "as in put(cache, value, slots, axis=P)"
+            words = "'put' writes into an input without parts" if apart else "'put' writes into an input"
+            raise own.fail(given[argument], f"{words}, at the indices in an integer input", hint)
     assert isinstance(table.attr, Leaf) and isinstance(place.attr, Leaf)
     array = own.scope.inputs[table.attr.name]
     if (array.dtype, array.dims) != (output.dtype, output.dims):

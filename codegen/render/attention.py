@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from dataclasses import replace
 
 from codegen.autodiff.exponentials import term_of
@@ -271,7 +272,8 @@ class PartContext(ElementwiseContext):
         """Where scores that are exponents have these `added` last, and with which sign."""
         plan = self.attention
         exponents = isinstance(plan, Attention) and plan.exponential and self.part in (plan.scores, plan.unmasked)
-        return added(self.root, [n for n, _ in self.products]) if exponents else None
+        uses = Counter(id(a) for n in self.nodes for a in n.args)
+        return added(self.root, [n for n, _ in self.products if uses[id(n)] == 1]) if exponents else None
 
     @functools.cached_property
     def distances(self) -> dict[int, int]:

@@ -41,6 +41,7 @@ def test_products_with_a_distance(term, found):
         ("slopes * (index(S) - index(Q)) + q @ k * 0.5", "attend.shifted(acc, t0)"),
         ("q @ k * 0.5 - slopes * (index(Q) - index(S))", "attend.shifted(acc, t0, -1.0)"),
         ("slopes * (index(S) - index(Q)) - q @ k * 0.5", ""),
+        ("(q @ k + slopes * (index(S) - index(Q)) + slopes * (index(S) - index(Q))) * 0.5", ""),
     ],
     ids=str,
 )

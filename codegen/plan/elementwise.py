@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
-from codegen.graph.ops import TAKES
+from codegen.graph.ops import COSTLY, TAKES
 from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width, whole_pairs
 from codegen.plan.launches import Extents
 from codegen.plan.planner import MAX_AXES, Names, Planner
@@ -55,6 +55,7 @@ FEW = 8  # elements of an axis: arrays are not turned along one with fewer
 LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
 SEVERAL = 3  # a block has several rows if each of them reads so many others
 ROWS_AT_ONCE, ROWS_OF_THREAD = 8, 4  # the rows of such a block, and of each of its threads
+OF_POWER = 4  # other expensive operations that a power takes as long as
 LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of the tables that a block copies to shared memory
 
 
@@ -74,6 +75,7 @@ class Elementwise(Unreduced):
     turned: int | None = None  # the group along which arrays in another order lie
     # Whether it begins with the last elements, which an earlier stage read last: a cache has these
     backwards: bool = False
+    repeats: bool = False  # whether an expensive value is the same in all rows: a thread computes it once for several rows
 
     @property
     def sized(self) -> list[str]:
@@ -216,7 +218,8 @@ class Elementwise(Unreduced):
         moved = {axis for a in self.loads for axis, _ in a.back}
         several = sum(bool(a.back) for a in self.loads) >= SEVERAL
         written = all(a.mode == "flat" and not a.into for a in self.stores)
-        return several and written and len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
+        before = len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
+        return written and ((several and before) or (self.repeats and not moved))
 
 
 def _narrower(vec: int, total: int, enough: int) -> int:
@@ -358,7 +361,15 @@ class PlannedElements(Planner):
             loads = (Access(names.index(groups[-1].axes[0]), None, None, "index", (), len(groups) - 1),)
         outputs = {o.name for o in self.spec.outputs}
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
-        return Elementwise(groups, collapsed, views, loads, stores, turned=turned)
+        plain = not (collapsed or turned is not None or borders or scanned or self.puts) and len(groups) > 1
+        return Elementwise(
+            groups, collapsed, views, loads, stores, turned=turned, repeats=plain and self.repeats({*groups[-1].axes})
+        )
+
+    def repeats(self, columns: Container[str]) -> bool:
+        """Whether values that all rows share take as many operations as a power, besides those that rows have of their own."""
+        own = [n for n in self.nodes if n.op in COSTLY and n.dims and all(axis in columns for axis in n.dims)]
+        return sum(OF_POWER if n.op == "pow" else 1 for n in own) >= OF_POWER
 
     def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: tuple[Group, ...]) -> int | None:
         """The last group of an array with every group that does not end with the innermost one; outputs decide first. None where one

@@ -1,0 +1,53 @@
+"""Element-wise kernels in which an expensive value is the same in all rows: a thread computes it once for several rows."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from codegen.plan.launches import Extents
+from tests.making import make_op, spec_text
+from tests.meshes import normal
+
+TYPES = "{T: [float32, bfloat16]}"
+HILL = (
+    "x: T[..., N]; k: float32[N]; n: float32[N]", "y: T[..., N]", "a = abs(x) ** n; y = a / (abs(k) ** n + a + 0.5)",
+    "a = jnp.abs(x) ** n; y = a / (jnp.abs(k) ** n + a + 0.5)",
+)  # fmt: skip
+CHEAP = ("x: T[..., N]; k: float32[N]", "y: T[..., N]", "y = x * rsqrt(k * k + 1)", "y = x / jnp.sqrt(k * k + 1)")
+OF_ROWS = (
+    "x: T[B, S, N]; k: float32[S, N]; w: T[B, S]", "y: T[B, S, N]", "y = x * abs(k) ** 1.7 * w",
+    "y = x * jnp.abs(k) ** 1.7 * w[..., None]",
+)  # fmt: skip
+
+
+def launch(op, rows, columns):
+    dtypes = {a.name: "bfloat16" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
+    return op.plan.launch(dtypes, Extents(columns, rows * columns, columns, rows), {}, "sm_90a")
+
+
+@pytest.mark.parametrize(("text", "repeats"), [(HILL, True), (CHEAP, False), (OF_ROWS, False)])
+def test_which_values_are_computed_again(tmp_path, text, repeats):
+    op = make_op(tmp_path, spec_text(*text, types=TYPES))
+    assert (op.plan.repeats, op.plan.reads_rows) == (repeats, repeats)
+    many, few = launch(op, 2**15, 4096), launch(op, 16, 4096)
+    assert (many.down, many.rows) == ((4, 8) if repeats else (1, 1))
+    assert few.down == 1
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(6, 512), (5, 24), (3, 7)])
+def test_values(tmp_path, rows, columns):
+    """Of rows that fill blocks, and of others."""
+    op = make_op(tmp_path, spec_text(*HILL, types=TYPES))
+    x, k, n = normal(rows, columns).astype(jnp.bfloat16), normal(columns), abs(normal(columns)) + 0.5
+    got = op(x, k, n, implementation="interpret")
+    expected = op.reference(jnp.float32(x), k, n)
+    np.testing.assert_allclose(np.float32(got), expected, rtol=2**-7, atol=2**-7)
+
+
+def test_threads_of_several_rows(tmp_path, monkeypatch):
+    op = make_op(tmp_path, spec_text(*HILL, types=TYPES))
+    monkeypatch.setattr("codegen.plan.elementwise.BUSY", 16)
+    assert launch(op, 40, 256).down == 4
+    x, k, n = normal(40, 256).astype(jnp.bfloat16), normal(256), abs(normal(256)) + 0.5
+    got = op(x, k, n, implementation="interpret")
+    np.testing.assert_allclose(np.float32(got), op.reference(jnp.float32(x), k, n), rtol=2**-7, atol=2**-7)

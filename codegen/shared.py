@@ -22,7 +22,7 @@ class Launch:
     ragged: bool  # whether a vector may cross the arrays' end or, where coordinates count, a row's
     threads: int  # of a block
     across: int = 0  # threads of a block along the innermost axis, if some arrays have another order of axes; else 0
-    # Rows of a thread, if some arrays have another order of axes, or if it reads several neighbours of each
+    # Rows of a thread, if some arrays have another order of axes, if it reads several neighbours of each, or if these share values
     down: int = 1
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows of a block, which read each other's elements

@@ -28,7 +28,7 @@ def grid(how: Launch, extents: Sequence[Int32], stream: Any) -> dict[str, Any]:
     if how.rows > 1:
         blocks = (_size(extents) // extents[-1] // (how.rows * how.down) + 1) * _blocks_across(how, extents)
     else:
-        blocks = _size(extents) // (how.vec * how.threads) + 1
+        blocks = _size(extents) // (how.vec * how.threads * how.down) + 1
     return {"grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "stream": stream}
 
 
@@ -261,21 +261,29 @@ def vector(how: Launch, extents: Sequence[Int32]) -> Flat:
         start = Int64(rest) * extents[-1] + first[0]
     else:
         start = rest = (Int64(bidx) * how.threads + tidx) * how.vec
-    start = cute.assume(start, divby=how.vec)
     for i in reversed(range(len(extents) - len(first))):
         first.insert(0, Int32(rest % extents[i] if i else rest))
         rest = rest // extents[i]
+    if how.rows == 1 and how.down > 1:  # several outermost positions, which are a multiple of as many
+        start += _size(extents[1:]) * first[0] * (how.down - 1)
+        first[0] = first[0] * how.down
+    start = cute.assume(start, divby=how.vec)
     return Flat(how, tuple(extents), start, size - start, tuple(first))
 
 
 def vectors(how: Launch, extents: Sequence[Int32]) -> list[Flat]:
-    """This thread's vectors of outputs with these sizes, in neighbouring rows. It has all of them or none."""
+    """This thread's vectors of outputs with these sizes, in neighbouring rows, or at neighbouring outermost positions. It has all of them
+    or none."""
     found = [vector(how, extents)]
     for _ in range(how.down - 1):
         last = found[-1]
-        first = (*device.next_coordinates(last.first[:-1], last.extents[1:-1]), last.first[-1])
-        start = cute.assume(last.start + extents[-1], divby=how.vec)
-        found.append(Flat(how, last.extents, start, last.valid - extents[-1], first))
+        if how.rows > 1:
+            first = (*device.next_coordinates(last.first[:-1], last.extents[1:-1]), last.first[-1])
+            step = Int64(extents[-1])
+        else:
+            first, step = (last.first[0] + 1, *last.first[1:]), _size(extents[1:])
+        start = cute.assume(last.start + step, divby=how.vec)
+        found.append(Flat(how, last.extents, start, last.valid - step, first))
     return found
 
 

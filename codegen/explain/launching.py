@@ -111,7 +111,8 @@ def _extents(op: Op, shape: Shape) -> Extents:
     along = None if turned is None else elements(op.plan.groups[turned].axes, shape)
     tables = op.plan.tables if isinstance(op.plan, Elementwise) else ()
     held = tuple(elements(a.axes, shape) * (a.parts or 1) for a in tables)
-    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along, tables=held)
+    outer = elements(op.plan.groups[0].axes, shape) if op.plan.groups else None
+    return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along, outer=outer, tables=held)
 
 
 def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch, shape: Shape) -> int:

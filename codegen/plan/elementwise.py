@@ -75,7 +75,9 @@ class Elementwise(Unreduced):
     turned: int | None = None  # the group along which arrays in another order lie
     # Whether it begins with the last elements, which an earlier stage read last: a cache has these
     backwards: bool = False
-    repeats: bool = False  # whether an expensive value is the same in all rows: a thread computes it once for several rows
+    repeats: str = (
+        ""  # "rows", or "outer" positions, whose elements have expensive values in common: a thread computes them once
+    )
 
     @property
     def sized(self) -> list[str]:
@@ -175,7 +177,10 @@ class Elementwise(Unreduced):
             vec = whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         how = Launch(vec, ragged, threads, backwards=self.backwards)
-        how = _with_rows(how, extents) if self.reads_rows else how
+        if self.repeats == "outer":
+            how = replace(how, down=1 if ragged else _rows_of_thread(extents, extents.outer or 0, 1, vec))
+        elif self.reads_rows:
+            how = _with_rows(how, extents)
         return replace(how, tables=self.held_tables(how, dtypes, extents))
 
     def _filling(self, vec: int, inner: int) -> int:
@@ -219,7 +224,7 @@ class Elementwise(Unreduced):
         several = sum(bool(a.back) for a in self.loads) >= SEVERAL
         written = all(a.mode == "flat" and not a.into for a in self.stores)
         before = len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
-        return written and ((several and before) or (self.repeats and not moved))
+        return written and ((several and before) or (bool(self.repeats) and not moved))
 
 
 def _narrower(vec: int, total: int, enough: int) -> int:
@@ -231,13 +236,19 @@ def _narrower(vec: int, total: int, enough: int) -> int:
 def _with_rows(how: Launch, extents: Extents) -> Launch:
     """A launch whose blocks have vectors of neighbouring rows: they find in a cache what these read for each other. A thread has
     several rows, where there are enough for all SMs."""
-    inner, total, down = extents.inner or 0, extents.total or 0, 1
+    inner, total = extents.inner or 0, extents.total or 0
     fits = how.threads >= ROWS_AT_ONCE and inner % (how.vec * how.threads // ROWS_AT_ONCE) == 0
     if not inner or not fits or how.ragged:
         return how
-    while down < ROWS_OF_THREAD and total % (2 * down * inner) == 0 and total >= BUSY * 2 * down * how.vec:
+    return replace(how, rows=ROWS_AT_ONCE, down=_rows_of_thread(extents, total, inner, how.vec))
+
+
+def _rows_of_thread(extents: Extents, size: int, each: int, vec: int) -> int:
+    """The rows of a thread, of `each` of `size` elements: no more than leave enough threads for all SMs."""
+    down = 1
+    while down < ROWS_OF_THREAD and size % (2 * down * each) == 0 and (extents.total or 0) >= BUSY * 2 * down * vec:
         down *= 2
-    return replace(how, rows=ROWS_AT_ONCE, down=down)
+    return down
 
 
 def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int], written: Sequence[bool]) -> Launch:
@@ -362,14 +373,19 @@ class PlannedElements(Planner):
         outputs = {o.name for o in self.spec.outputs}
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         plain = not (collapsed or turned is not None or borders or scanned or self.puts) and len(groups) > 1
-        return Elementwise(
-            groups, collapsed, views, loads, stores, turned=turned, repeats=plain and self.repeats({*groups[-1].axes})
-        )
+        repeats = self.repeats(groups) if plain else ""
+        return Elementwise(groups, collapsed, views, loads, stores, turned=turned, repeats=repeats)
 
-    def repeats(self, columns: Container[str]) -> bool:
-        """Whether values that all rows share take as many operations as a power, besides those that rows have of their own."""
-        own = [n for n in self.nodes if n.op in COSTLY and n.dims and all(axis in columns for axis in n.dims)]
-        return sum(OF_POWER if n.op == "pow" else 1 for n in own) >= OF_POWER
+    def repeats(self, groups: tuple[Group, ...]) -> str:
+        """What shares values that take as many operations as a power (`Elementwise.repeats`)."""
+
+        def shared(apart: Sequence[Group]) -> int:
+            axes = {axis for group in apart for axis in group.axes}
+            own = [n.op for n in self.nodes if n.op in COSTLY and n.dims and not axes & {*n.dims}]
+            return sum(OF_POWER if op == "pow" else 1 for op in own)
+
+        rows, outer = shared(groups[:-1]), shared(groups[:1])
+        return "" if outer < OF_POWER else "outer" if outer > rows else "rows"
 
     def turned(self, tokens: Mapping[str, tuple[int | str, ...]], groups: tuple[Group, ...]) -> int | None:
         """The last group of an array with every group that does not end with the innermost one; outputs decide first. None where one

@@ -19,6 +19,7 @@ class Extents:
     apart: int | None = 1  # the number of places with rows of their own to reduce
     turned: int | None = None  # elements along which arrays in another order lie, or a divisor of their number
     page: int | None = 16  # rows of a page of attention's k and v
+    outer: int | None = field(default=None, kw_only=True)  # elements of the outermost axes that stay together
     tables: tuple[int | None, ...] = field(
         default=(), kw_only=True
     )  # elements of the tables that are read at computed indices

@@ -274,8 +274,8 @@ class ElementwiseContext(Context):
 
 
 class NeighboursContext(ElementwiseContext):
-    """The values of the template of kernels whose rows read several neighbours: a thread has vectors of neighbouring rows, and loads what
-    these share once."""
+    """The values of the template of kernels whose rows read several neighbours, or share expensive values: a thread has vectors of several
+    rows, and loads what these share once."""
 
     template = "neighbours.py.jinja"
 
@@ -293,9 +293,8 @@ class NeighboursContext(ElementwiseContext):
 
     def is_steady(self, access: Access) -> bool:
         """Whether all rows read the same elements of an array."""
-        return (
-            access.array is not None and not access.index_of and not {*access.tokens} & {*range(len(self.groups) - 1)}
-        )
+        apart = range(1 if self.plan.repeats == "outer" else len(self.groups) - 1)
+        return access.array is not None and not access.index_of and not {*access.tokens} & {*apart}
 
 
 def tuple_text(words: Iterable[str]) -> str:

@@ -18,19 +18,23 @@ OF_ROWS = (
     "x: T[B, S, N]; k: float32[S, N]; w: T[B, S]", "y: T[B, S, N]", "y = x * abs(k) ** 1.7 * w",
     "y = x * jnp.abs(k) ** 1.7 * w[..., None]",
 )  # fmt: skip
+CODES = (
+    "x: T[B, S, N]; w: T[B, S]", "y: T[B, S, N]", "a = index(S) * 100.0 ** (-index(N) / size(N)); y = x * w + sin(a) + cos(a)",
+    "a = jnp.arange(5.0)[:, None] * 100.0 ** (-jnp.arange(16.0) / 16); y = x * w[..., None] + jnp.sin(a) + jnp.cos(a)",
+)  # fmt: skip
 
 
 def launch(op, rows, columns):
     dtypes = {a.name: "bfloat16" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(columns, rows * columns, columns, rows), {}, "sm_90a")
+    return op.plan.launch(dtypes, Extents(columns, rows * columns, columns, rows, outer=rows // 8), {}, "sm_90a")
 
 
-@pytest.mark.parametrize(("text", "repeats"), [(HILL, True), (CHEAP, False), (OF_ROWS, False)])
+@pytest.mark.parametrize(("text", "repeats"), [(HILL, "rows"), (CHEAP, ""), (OF_ROWS, "outer")])
 def test_which_values_are_computed_again(tmp_path, text, repeats):
     op = make_op(tmp_path, spec_text(*text, types=TYPES))
-    assert (op.plan.repeats, op.plan.reads_rows) == (repeats, repeats)
+    assert (op.plan.repeats, op.plan.reads_rows) == (repeats, bool(repeats))
     many, few = launch(op, 2**15, 4096), launch(op, 16, 4096)
-    assert (many.down, many.rows) == ((4, 8) if repeats else (1, 1))
+    assert (many.down, many.rows) == {"rows": (4, 8), "outer": (4, 1), "": (1, 1)}[repeats]
     assert few.down == 1
 
 
@@ -51,3 +55,20 @@ def test_threads_of_several_rows(tmp_path, monkeypatch):
     x, k, n = normal(40, 256).astype(jnp.bfloat16), normal(256), abs(normal(256)) + 0.5
     got = op(x, k, n, implementation="interpret")
     np.testing.assert_allclose(np.float32(got), op.reference(jnp.float32(x), k, n), rtol=2**-7, atol=2**-7)
+
+
+def test_threads_of_several_outermost_positions(tmp_path, monkeypatch):
+    """What a code costs that each batch has: its place and its frequency are axes of their own."""
+    op = make_op(tmp_path, spec_text(*CODES, types=TYPES))
+    assert op.plan.repeats == "outer"
+    monkeypatch.setattr("codegen.plan.elementwise.BUSY", 16)
+    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
+    several, odd = (
+        op.plan.launch(dtypes, Extents(16, b * 5 * 16, 16, b * 5, outer=b), {}, "sm_90a").down for b in (8, 7)
+    )
+    assert (several, odd) == (4, 1)
+    for b in (8, 6, 7):
+        x, w = normal(b, 5, 16).astype(jnp.bfloat16), normal(b, 5).astype(jnp.bfloat16)
+        got = op(x, w, implementation="interpret")
+        expected = op.reference(jnp.float32(x), jnp.float32(w))
+        np.testing.assert_allclose(np.float32(got), expected, rtol=2**-7, atol=2**-7)

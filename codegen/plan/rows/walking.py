@@ -70,8 +70,8 @@ LONG = 8  # a call is long if each thread has so many rows
 # Where no row is whole in a block, and where rows meet at places
 THREADS = 256  # of a block
 MOST_ROWS_HELD = 8  # rows that a thread holds
-# Rows that meet at a place: threads reduce all of them, however many places there are. Sums of 16 rows at 64 places took an H100 2.4 us, and
-# 4.5 us in two kernels; of expensive values 8 us and 7 us.
+# Rows that meet at a place: threads reduce all of them, however few places there are, unless blocks write results of several rows each
+# (`meets`). Sums of 16 rows at 64 places took an H100 2.4 us, and 4.5 us in two kernels; of expensive values 8 us and 7 us.
 FEW_ROWS, FEW_COSTLY_ROWS = 16, 8
 MOST_ROWS = 64  # as many, if there are places for all SMs
 # Bytes of rows that such a thread reads at a time: of up to so many rows, others load meanwhile. Sums of 49 rows took an H100 54 us for

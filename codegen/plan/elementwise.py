@@ -55,6 +55,7 @@ FEW = 8  # elements of an axis: arrays are not turned along one with fewer
 LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
 SEVERAL = 3  # a block has several rows if each of them reads so many others
 ROWS_AT_ONCE, ROWS_OF_THREAD = 8, 4  # the rows of such a block, and of each of its threads
+MANY_ROWS = 128  # so that few threads of blocks of several rows are past the last one
 OF_POWER = 4  # other expensive operations that a power takes as long as
 LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of the tables that a block copies to shared memory
 
@@ -179,7 +180,7 @@ class Elementwise(Unreduced):
         how = Launch(vec, ragged, threads, backwards=self.backwards)
         if self.repeats == "outer":
             how = replace(how, down=1 if ragged else _rows_of_thread(extents, extents.outer or 0, 1, vec))
-        elif self.reads_rows:
+        elif self.reads_rows and not (self.repeats and (extents.total or 0) < MANY_ROWS * (extents.inner or 1)):
             how = _with_rows(how, extents)
         return replace(how, tables=self.held_tables(how, dtypes, extents))
 

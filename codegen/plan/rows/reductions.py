@@ -317,7 +317,9 @@ class Reduction(Reads):
         if not (self.meets and rows and columns):
             return how
         row, narrowest = columns * self.moved_bytes(dtypes), min(self.vector_bytes(dtypes), default=4)
-        return tiling.meeting(how, row, narrowest, columns, rows, apart, own, arch) or tiling.settling(how, apart, arch)
+        return tiling.meeting(how, row, narrowest, columns, rows, apart, self.costly, own, arch) or tiling.settling(
+            how, apart, arch
+        )
 
     def _settles(self, how: WalkLaunch, extents: Extents) -> bool:
         """Whether blocks write the results of columns: each reduces all rows at a place, one at a time. On several devices, rows that meet

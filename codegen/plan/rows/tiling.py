@@ -111,7 +111,7 @@ def tiles(
 
 
 def meeting(
-    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, apart: int, schedule: Mapping[str, int],
+    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, apart: int, costly: bool, schedule: Mapping[str, int],
     arch: str | None,
 ) -> WalkLaunch | None:  # fmt: skip
     """The launch with the vectors of `how` if one block of each cluster writes the results of a few bytes: no other kernel is launched.
@@ -126,7 +126,8 @@ def meeting(
         pieces = apart * -(-columns // (per_row * how.vec))
         beside = min(THREADS // per_row, max(together, WARP // per_row))
         for meets in MEETING if clusters(arch) else MEETING[:1]:
-            if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2):
+            crowded = apart > 1 and costly and rows > beside * meets  # a thread would have one row after the other
+            if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2) and not crowded:
                 found.append((pieces * meets, meets == 1, per_row, meets, beside))
     if not found or schedule or most_parts() < ANY:
         return None

@@ -51,6 +51,7 @@ def test_values(tmp_path, rows, columns):
 def test_threads_of_several_rows(tmp_path, monkeypatch):
     op = make_op(tmp_path, spec_text(*HILL, types=TYPES))
     monkeypatch.setattr("codegen.plan.elementwise.BUSY", 16)
+    monkeypatch.setattr("codegen.plan.elementwise.MANY_ROWS", 8)
     assert launch(op, 40, 256).down == 4
     x, k, n = normal(40, 256).astype(jnp.bfloat16), normal(256), abs(normal(256)) + 0.5
     got = op(x, k, n, implementation="interpret")

@@ -293,11 +293,12 @@ def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive
 
 
 @pytest.mark.parametrize(
-    ("chain", "rows", "alone"), [("x * g", 4, True), ("x * g", 16, False), ("gelu(x) * g", 60, False)]
+    ("chain", "places", "rows", "alone"),
+    [("x * g", 64, 16, True), ("x * g", 8, 16, False), ("x * g", 8, 4, True), ("gelu(x) * g", 64, 60, False)],
 )
-def test_few_rows_of_few_places_are_summed_by_one_kernel(chain, rows, alone):
+def test_few_rows_of_few_places_are_summed_by_one_kernel(chain, places, rows, alone):
     """A thread has all rows of a place, or a block does: parts of them would be added up by a second kernel."""
-    how = launched(MEETING.replace("CHAIN", chain), Extents(1024, 64 * rows * 1024, 1024, rows, 64))
+    how = launched(MEETING.replace("CHAIN", chain), Extents(1024, places * rows * 1024, 1024, rows, places))
     assert (how.by_place, how.settles) == (alone, not alone)
 
 

@@ -277,8 +277,7 @@ def known_extents(plan: Plan, axes: Axes) -> Extents:
     sizes = (_product(tuple(extents[i] for i in groups)) for groups in plan.counted)
     tables = plan.tables if isinstance(plan, Elementwise) else ()
     own, held = ([n if isinstance(n, int) else None for n in some] for some in (sizes, map(axes.count, tables)))
-    outer = extents[0] if isinstance(extents[0], int) else None
-    return Extents(inner, total, *own, outer=outer, tables=tuple(held))
+    return Extents(inner, total, *own, outer=extents[0] if isinstance(extents[0], int) else None, tables=tuple(held))
 
 
 def power_of_two(extent: Any, most: int) -> int:

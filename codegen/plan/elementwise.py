@@ -76,9 +76,8 @@ class Elementwise(Unreduced):
     turned: int | None = None  # the group along which arrays in another order lie
     # Whether it begins with the last elements, which an earlier stage read last: a cache has these
     backwards: bool = False
-    repeats: str = (
-        ""  # "rows", or "outer" positions, whose elements have expensive values in common: a thread computes them once
-    )
+    # "rows", or "outer" positions, whose elements have expensive values in common: a thread computes them once
+    repeats: str = ""
 
     @property
     def sized(self) -> list[str]:

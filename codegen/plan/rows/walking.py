@@ -75,7 +75,7 @@ MOST_ROWS_HELD = 8  # rows that a thread holds
 FEW_ROWS, FEW_COSTLY_ROWS = 16, 8
 # Threads of an SM, below which such blocks are faster: 16 rows of 4096 columns took an H200 1.7 us for 3.4, those of 1024 places and 64
 # columns 3.8 for 2.9
-FEW_THREADS = 64
+IDLE_THREADS = 64
 MOST_ROWS = 64  # as many, if there are places for all SMs
 # Bytes of rows that such a thread reads at a time: of up to so many rows, others load meanwhile. Sums of 49 rows took an H100 54 us for
 # 66 with more, those of 2 rows 167 for 162
@@ -387,7 +387,7 @@ def by_place(
     own = min(COSTLY_THREADS if busy else THREADS, spread if idle else THREADS)
     threads = max(per_row, schedule.get("threads", own))
     few = FEW_COSTLY_ROWS if needs.costly else FEW_ROWS
-    few = FEWEST_ROWS if meets and total < processors(arch) * FEW_THREADS else few
+    few = FEWEST_ROWS if meets and total < processors(arch) * IDLE_THREADS else few
     if _most_parts.get() < ANY:  # for tests of the kernel that walks down few rows
         return None
     if per_row > WARP or rows > MOST_ROWS or (idle and rows > few) or total > INT_MAX:

@@ -172,7 +172,7 @@ def test_gradients(arch, d, e, tile_n, joint, separate):
     outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
     outputs += [((tiles, joint * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
     *made, added, _, turns = run(
-        "window_backward", inputs, outputs, joint or 64, tile_n, arch, joint > 0, separate, 4, scale=0.125, width=WIDTH
+        "window_backward", inputs, outputs, joint or 64, tile_n, arch, joint > 0, separate, written=4, scale=0.125, width=WIDTH
     )  # fmt: skip
     np.testing.assert_allclose(added, total, rtol=1e-3, atol=1e-2)
     if joint:

@@ -1,9 +1,12 @@
-"""Makes ops for tests of one function or one feature."""
+"""Makes ops for tests of one function or one feature, and inputs of attention."""
 
 import importlib.util
 import itertools
 from collections import namedtuple
 from pathlib import Path
+
+import ml_dtypes  # noqa: F401  # so that NumPy knows bfloat16
+import numpy as np
 
 from codegen.pipeline import read_op
 from codegen.render import render_op
@@ -77,3 +80,10 @@ def spec_text(inputs: str, outputs: str, chain: str, reference: str = "", more: 
     lines += ["chain: |", *(f"  {c.strip()}" for c in chain.split(";"))]
     expected = reference.split(";") if reference else [f"{name} = 0" for name in arrays]
     return "\n".join([*lines, "reference: |", *(f"  {line.strip()}" for line in expected), more])
+
+
+def attention_inputs(rows: int, columns: int, groups: int, d: int, e: int, dtype: str) -> list[np.ndarray]:
+    """q, k, v and the cotangent of o."""
+    rng = np.random.default_rng(rows)
+    shapes = (2, rows, 1, groups, d), (2, columns, 1, d), (2, columns, 1, e), (2, rows, 1, groups, e)
+    return [rng.standard_normal(shape, np.float32).astype(dtype) for shape in shapes]

@@ -122,8 +122,8 @@ class Adjoints:
         return active
 
     def arguments(self, node: Node) -> tuple[Node, ...]:
-        """The arguments with respect to which a node is differentiated: those of its composite function, if that has a derivative for
-        each argument that varies; else those of the operation."""
+        """The arguments that a node passes its adjoint on to. They are its composite function's, if that has a derivative for each
+        argument that varies; else they are the operation's."""
         call = self.calls.get(id(node))
         if call is not None:
             rules = prelude()[call.name].grad

@@ -81,8 +81,8 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
 
 
 def with_states_before(statements: list[Statement], known: Container[int], graph: Graph) -> list[Statement]:
-    """The statements, with each state after an element computed from the state before it, for scans in `AGAIN` of which the states
-    before and after are both needed. Nodes that are `known`, by identity, are inputs and stay."""
+    """The statements, rewritten for scans in `AGAIN` that give both the state before each element and the state after it: the state
+    after is computed from the state before. Nodes that are `known`, by identity, are inputs and stay."""
 
     def is_known(node: Node) -> bool:
         return id(node) in known

@@ -17,7 +17,7 @@ from codegen.graph.nodes import DTYPES
 
 TIGHT = 4.0  # ulps: in a chain with a wider bound, the chain itself magnifies rounding
 INFORMATIVE = 2.0**-6  # of the value: a wider bound may hide another outcome of a comparison
-ENOUGH = 64  # elements of an output: if none of so many is decided, that is no chance
+ENOUGH = 64  # elements of an output, of which one at least must be decided
 
 
 @dataclass

@@ -256,7 +256,7 @@ class PartContext(ElementwiseContext):
         tangents = linear_terms(self.nodes, [s.value for s in self.statements], "tanh")
         return found | dict.fromkeys(map(id, tangents), "device.tanh_term({0}, {approx})")
 
-    @property
+    @functools.cached_property
     def root(self) -> Node:
         """What the part gives."""
         return next(s.value for s in self.statements if s.name == self.spec.outputs[0].name)
@@ -267,7 +267,7 @@ class PartContext(ElementwiseContext):
         apart = self.distances
         return multiples(self.nodes, self.attention.column, apart, self.rounding.products) if apart else []
 
-    @property
+    @functools.cached_property
     def shifted(self) -> tuple[int, int] | None:
         """Where scores that are exponents have these `added` last, and with which sign."""
         plan = self.attention

@@ -212,24 +212,29 @@ class ScanContext(ElementwiseContext):
         own = {id(s.value): names[s.name, s.part] for s in self.statements if s.name not in outputs}
         return {id(n): own.get(id(n)) or fresh(taken, word) for n in nodes}
 
+    def given_values(self) -> set[int]:
+        """The values that functions are given or write as numbers, by identity."""
+        leaves = self.leaves()
+        return {id(n) for n in self.nodes if n.is_const or emit.leaf_key(n) in leaves or n in self.plan.scans}
+
+    def shared_by_states(self) -> list[Node]:
+        """The computed values that all states of an element use."""
+        plan, given = self.plan, self.given_values()
+        used = {id(a) for n in self.nodes if plan.has_states(n) and n not in plan.reductions for a in n.args}
+        return [n for n in self.nodes if id(n) in used - given and not plan.has_states(n)]
+
     def shared_values(self, results: Sequence[Node]) -> list[Node]:
-        """The computed values that all states of an element use. Without states, those that operands of scans and what comes after these
-        have in common: a compiler would compute again what it cannot move across the exchange of states, as sines."""
-        plan, leaves = self.plan, self.leaves()
-
-        def is_given(node: Node) -> bool:
-            return node.is_const or emit.leaf_key(node) in leaves or node in plan.scans
-
-        if plan.states:
-            used = {id(a) for n in self.nodes if plan.has_states(n) and n not in plan.reductions for a in n.args}
-            return [n for n in self.nodes if id(n) in used and not (plan.has_states(n) or is_given(n))]
-        needed = [[*topological(values, is_given)] for values in (*(n.args for n in plan.scans), results)]
-        count, late = Counter(id(n) for found in needed for n in found), {id(n) for n in plan.scans}
+        """The computed values that the operands of scans and the results have in common. A compiler would compute again what it cannot
+        move across the exchange of states, such as sines."""
+        given, computed = self.given_values(), [*(n.args for n in self.plan.scans), results]  # by a function each
+        needed = [[*topological(values, lambda n: id(n) in given)] for values in computed]
+        count, late = Counter(id(n) for found in needed for n in found), {id(n) for n in self.plan.scans}
         for node in self.nodes:
-            late |= {id(node)} if any(id(a) in late for a in node.args) else set()
-        common = {id(n) for n in self.nodes if count[id(n)] > 1 and not (is_given(n) or id(n) in late)}
-        used = {id(a) for found in needed for n in found if id(n) not in common and not is_given(n) for a in n.args}
-        used |= {id(n) for values in (*(n.args for n in plan.scans), results) for n in values}
+            if any(id(a) in late for a in node.args):
+                late.add(id(node))
+        common = {key for key, uses in count.items() if uses > 1} - given - late
+        used = {id(n) for values in computed for n in values}
+        used |= {id(a) for found in needed for n in found if id(n) not in common | given for a in n.args}
         return [n for n in self.nodes if id(n) in common & used]
 
     def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
@@ -241,7 +246,7 @@ class ScanContext(ElementwiseContext):
         values = {(s.name, s.part): s.value for s in self.statements}
         results = [values[a.array.name, a.part] for a in self.of_elements() if a.array]
         results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
-        common = self.shared_values(results)
+        common = self.shared_by_states() if plan.states else self.shared_values(results)
         known = self.named(common, "shared", taken)
         alone = [n for n in names if n not in self.of_states()]
         every = [*alone, *known.values(), *(n for n in names if n not in alone)]

@@ -15,10 +15,10 @@ Element-wise:
   glu_pairs, hard_sigmoid, hard_swish, hashed_embedding, integer_add_clip,
   kl_div_pointwise, leaky_relu, leaky_relu_dynamic, learned_step_quantize,
   lerp, log_sigmoid, lower_bound, mish, mixture, mul_silu, quantize_fp8,
-  quantize_int8, quick_gelu, reglu, reglu_pairs, relu, relu6, relu_mask,
-  rotary, rotary_pairs, row_column_scale, row_scale, saxpy, scale_shift,
-  scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul, silu_mul_fp8,
-  softcap, softplus, softsign, squared_relu, squareplus, swiglu,
+  quantize_int8, quantized_embedding, quick_gelu, reglu, reglu_pairs, relu,
+  relu6, relu_mask, rotary, rotary_pairs, row_column_scale, row_scale, saxpy,
+  scale_shift, scaled_srelu, scaled_swiglu, selu, sigmoid, silu, silu_mul,
+  silu_mul_fp8, softcap, softplus, softsign, squared_relu, squareplus, swiglu,
   swiglu_clamped, swiglu_fp8_pairs, swiglu_pairs, tanh, threshold_relu,
   token_shift, total_variation_grad, triple_split, vector_add, where_select,
   write_kv_cache
@@ -289,6 +289,7 @@ if TYPE_CHECKING:
     from .quantize_row_fp8 import quantize_row_fp8 as quantize_row_fp8
     from .quantize_row_int8 import quantize_row_int8 as quantize_row_int8
     from .quantize_stochastic_int8 import quantize_stochastic_int8 as quantize_stochastic_int8
+    from .quantized_embedding import quantized_embedding as quantized_embedding
     from .quick_gelu import quick_gelu as quick_gelu
     from .reglu import reglu as reglu
     from .reglu_pairs import reglu_pairs as reglu_pairs
@@ -596,6 +597,7 @@ __all__ = [
     "quantize_row_fp8",
     "quantize_row_int8",
     "quantize_stochastic_int8",
+    "quantized_embedding",
     "quick_gelu",
     "reglu",
     "reglu_pairs",

@@ -30,6 +30,11 @@ class Features:
     uneven: bool = False  # whether memory serves some SMs faster than others
     emulates_float8: bool = False  # whether mma.sync of float8 is one of float16 with conversions, which take registers
 
+    @property
+    def shared_bytes(self) -> int:
+        """The bytes of shared memory that the blocks on one SM may take."""
+        return self.shared * 1024
+
 
 FEATURES = {
     "sm_80": Features(processors=108, shared=160),
@@ -44,21 +49,6 @@ UNKNOWN = Features(processors=132, shared=96)
 def features(arch: str | None) -> Features:
     """The features of an architecture; for those without a row, and for None, some that suit most."""
     return UNKNOWN if arch is None else FEATURES.get(family(arch), UNKNOWN)
-
-
-def clusters(arch: str | None) -> bool:
-    """Whether the architecture has clusters, in which blocks share rows through each other's shared memory."""
-    return features(arch).clusters
-
-
-def processors(arch: str | None) -> int:
-    """The number of SMs of an architecture's GPU."""
-    return features(arch).processors
-
-
-def shared_memory(arch: str | None) -> int:
-    """The bytes of shared memory that the blocks on one SM may take."""
-    return features(arch).shared * 1024
 
 
 def has_wgmma(arch: str | None) -> bool:

@@ -48,7 +48,9 @@ def collect(task: tuple[str, str, int]) -> dict[str, str]:
 def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
     """At most so many of a kernel's variants, evenly spread, and one of each further row length."""
     from codegen.measuring.compiled import compile as compiling
+    from codegen.plan.launches import Extents
     from codegen.plan.limits import lacks
+    from codegen.plan.planner import planned_call
     from codegen.plan.rows.reductions import Reduction
 
     every = [v for v in compiling.variants(op) if not lacks(op, v.types, arch)]
@@ -57,7 +59,7 @@ def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
     if every and isinstance(plan, Reduction) and compiling.row_lengths(op, every[0].types)[0] is not None:
         fixed = any(axis in op.spec.extents for group in plan.column_groups for axis in group.axes)
         types = every[0].types
-        width = plan.column_bytes({a.name: types.dtype(a) for a in op.spec.arrays})
+        width = plan.column_bytes(planned_call(op.spec, types, Extents()))
         if not fixed:
             picked += [replace(every[0], columns=size // width) for size in LENGTHS]
     for variant in picked:

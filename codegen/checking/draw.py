@@ -21,6 +21,7 @@ from codegen.checking.twins import stored
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
+from codegen.plan.launches import PlannedCall
 from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
 from codegen.plan.rows.middle import in_stages
@@ -135,7 +136,7 @@ def _sizes(
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """The leading sizes, and the sizes of the named axes."""
     spec = op.spec
-    edges = [n for v in op.plan.edges(dtypes, overrides(spec, None)) for n in (v - 1, v, v + 1)]
+    edges = [n for v in op.plan.edges(PlannedCall(dtypes, schedule=overrides(spec, None))) for n in (v - 1, v, v + 1)]
     inner = [n for n in (1, 2, 3, 5, 7, 8, 13, 16, 31, 64, 127, 257, 1021, *edges) if 0 < n <= BUDGET // 2]
     last = ([axis for axis in names if axis not in spec.extents] or [""])[-1]
     columns = op.plan.kind in ("column", "row+column")

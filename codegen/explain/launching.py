@@ -15,6 +15,7 @@ from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import Extents, Tuned
 from codegen.plan.op import Gemm, Op, Staged, stages_of
+from codegen.plan.planner import planned_call
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
@@ -82,8 +83,7 @@ def launch_of(
     """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
     tuned, op = tuned_for(op, binding, shape, arch), launched(op)
     assert not isinstance(op.plan, Gemm | Staged)
-    dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-    return choosing.launch(op.plan, op.spec, dtypes, _extents(op, shape), arch, tuned)
+    return choosing.launch(op.plan, planned_call(op.spec, binding, _extents(op, shape), arch), tuned)
 
 
 def tuned_for(op: Op, binding: Binding, shape: Shape, arch: str | None) -> Tuned | None:
@@ -140,8 +140,8 @@ def launch_facts(op: Op, binding: Binding, shape: Shape, arch: str | None = None
         facts |= {"threads_a_row": how.per_row, "vectors_a_thread": how.vectors, "cluster": how.cluster}
         facts |= {"rows_at_once": how.at_once, "rows_read": plan.rows_read(how)}
     if isinstance(plan, Reduction) and isinstance(how, RowLaunch | WalkLaunch):
-        dtypes = {a.name: binding.dtype(a) for a in op.spec.arrays}
-        facts |= {"left_to_xla": choosing.left_to_xla(plan, how, dtypes, _extents(op, shape), tuned)}
+        call = planned_call(op.spec, binding, _extents(op, shape), arch)
+        facts |= {"left_to_xla": choosing.left_to_xla(plan, how, call, tuned)}
         facts |= {"resident": how.resident}
     if tuned is not None:
         facts |= {"left_to_xla": tuned.why if tuned.take == "xla" else "", "measured": dict(tuned.measured)}

@@ -6,13 +6,12 @@ none.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from codegen.errors import UserError
 from codegen.graph.nodes import Leaf, Node
+from codegen.plan.launches import PlannedCall
 from codegen.spec.spec import Array
 
 INT_MAX = 2**31 - 1
@@ -110,7 +109,7 @@ class Plan(Protocol):
         """The arrays that are accessed in vectors, and how many of their elements one access takes at a position."""
 
     def view(self, name: str) -> View: ...
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of the innermost axis at which the kernel changes its method, for tests."""
 
 
@@ -159,21 +158,3 @@ def tokens_of(array: Array, groups: tuple[Group, ...]) -> tuple[int | str, ...]:
             names = ["parts", *names] if dim.parts_first else [*names, "parts"]
         tokens += names if not tokens or not names or tokens[-1] != names[0] else names[1:]
     return tuple(tokens)
-
-
-def whole_pairs(vec: int, elements: int | None) -> int:
-    """The number of elements of a vector where some arrays have 4-bit numbers, which are read and written by the byte.
-    Each vector must be whole bytes, so an axis, or an array, of `count` elements must have an even number. Raises
-    `UserError` for an odd number, and for one that is not known (None)."""
-    if elements is None or elements % 2:
-        rest = "their number may be odd" if elements is None else f"{elements} of them do not fill whole bytes"
-        raise UserError(f"two 4-bit numbers share a byte, and {rest}", "pad the last axis to an even size")
-    return math.gcd(max(vec, 2), elements)  # two, even where the other arrays or the spec's schedule ask for one
-
-
-def vector_width(width: int, schedule: Mapping[str, int]) -> int:
-    """The number of elements of a vector, if the widest of them has `width` bytes."""
-    vec = 1
-    while vec * 2 * width <= schedule.get("vector_bytes", 16):
-        vec *= 2
-    return vec

@@ -26,11 +26,11 @@ from codegen.graph.nodes import Node, Statement, topological
 from codegen.plan.access import Access, Extent, Group, Unreduced, View
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.tiles import Product
-from codegen.plan.launches import Extents
+from codegen.plan.launches import PlannedCall
 from codegen.plan.scales import Bend, Scale
 from codegen.shared import HELD, LEAST_COLUMNS, AttentionLaunch
 from codegen.spec.spec import Array, Spec
-from codegen.targets import has_wgmma, processors
+from codegen.targets import has_wgmma
 
 HEADS = 256  # the longest rows of q, k and v
 SMS = 132  # of an H100
@@ -122,9 +122,9 @@ class AttentionPlan(Unreduced):
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of rows and columns at which the kernel changes its method: a tile."""
-        del dtypes, schedule
+        del call
         return (64,)
 
     @property
@@ -135,19 +135,17 @@ class AttentionPlan(Unreduced):
         """The number of rows of scores, and the number of scores of a row."""
         return extent((*self.batch, self.row)), extent(self.keys)
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> AttentionLaunch:
-        """The launch for arrays of these dtypes (by name); rows of q have `columns` elements, those of v `inner`. Raises
+    def launch(self, call: PlannedCall) -> AttentionLaunch:
+        """The launch of a call; rows of q have `columns` elements, those of v `inner`. Raises
         `UserError` if there is none."""
-        del schedule
-        self.check_types(dtypes)
+        extents = call.extents
+        self.check_types(call.dtypes)
         d, e = (128, 128) if extents.columns is None else (extents.columns, extents.inner or 128)
         for axis, size in ((self.contracted, d), (self.value, e)):
             if not fits_heads(size):
                 raise UserError(f"{axis} is {size}, and attention has kernels for multiples of 8 up to {HEADS}")
-        few = self.of_few_rows(d, e, extents, arch)
-        hopper = has_wgmma(arch) and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
+        few = self.of_few_rows(d, e, call)
+        hopper = has_wgmma(call.arch) and not d % 16 and not e % 16 and len(self.batch) <= MOST_AXES
         found = few or (self.on_hopper(d, e) if hopper else None) or self.anywhere(d, e)
         columns = extents.total if self.reads_columns and extents.total is not None else 1
         neighbours = next(n for n in (8, 2, 1) if columns % n == 0)
@@ -166,10 +164,10 @@ class AttentionPlan(Unreduced):
             if (dtype := dtypes[array.name]) not in NARROW:
                 raise UserError(f"{array.name!r} is {dtype}, and attention has kernels for {' and '.join(NARROW)}")
 
-    def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
+    def of_few_rows(self, d: int, e: int, call: PlannedCall) -> AttentionLaunch | None:
         """The launch where rows are so few that their tiles would leave SMs idle, or would be mostly empty; None if
         there are more rows."""
-        del d, e, extents, arch
+        del d, e, call
         return None
 
     @property
@@ -233,18 +231,15 @@ class Attention(AttentionPlan):
     def vectors(self) -> tuple[Array, ...]:
         return *self.factors, self.o
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> AttentionLaunch:
-        found = super().launch(dtypes, extents, schedule, arch)
-        found = self.converting(found, dtypes)
+    def launch(self, call: PlannedCall) -> AttentionLaunch:
+        found = self.converting(super().launch(call), call.dtypes)
         if len(self.keys) == 1:
             return found
-        if extents.page is None:
+        if call.extents.page is None:
             raise UserError(
                 f"{self.keys[1]} is symbolic, and attention has kernels for a known number of a page's rows"
             )
-        return replace(found, page=extents.page)
+        return replace(found, page=call.extents.page)
 
     def converting(self, how: AttentionLaunch, dtypes: Mapping[str, str]) -> AttentionLaunch:
         """The launch where factors have elements of a byte. Hopper's tensor cores read tiles from shared memory: they multiply q and k
@@ -308,9 +303,10 @@ class Attention(AttentionPlan):
         masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
         return lacking[0] == lacking[1] and not {*self.shared} & masked
 
-    def of_few_rows(self, d: int, e: int, extents: Extents, arch: str | None) -> AttentionLaunch | None:
+    def of_few_rows(self, d: int, e: int, call: PlannedCall) -> AttentionLaunch | None:
         """The launch for decoding: one or a few rows of each sequence, and many of k. Memory bandwidth is the limit, so
         k and v are read once for all rows that share them, by as many blocks as keep every SM busy."""
+        extents = call.extents
         rows, columns, batch, shared = extents.rows, extents.total, extents.apart, extents.turned
         if None in (rows, columns, batch, shared) or rows is None or not 0 < rows <= FEW:
             return None
@@ -319,7 +315,7 @@ class Attention(AttentionPlan):
         count = rows * (shared if packed else 1)
         tile = next(m for m in (16, 32, 64) if m >= count or m == 64)
         blocks = -(-count // tile) * (batch // shared if packed else batch)
-        resident = processors(arch) * RESIDENT * (UNEVEN if self.is_uneven else 1)
+        resident = call.processors * RESIDENT * (UNEVEN if self.is_uneven else 1)
         wanted = -(-resident // max(blocks, 1))
         wanted = min(wanted, columns // LEAST_COLUMNS)
         splits = 1 << max(0, min(wanted, MOST_SPLITS)).bit_length() >> 1

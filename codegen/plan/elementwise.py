@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import DTYPES, Along, Leaf, Statement
+from codegen.graph.nodes import Along, Leaf, Statement
 from codegen.graph.ops import COSTLY, TAKES
-from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width, whole_pairs
-from codegen.plan.launches import Extents
+from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
@@ -117,19 +117,17 @@ class Elementwise(Unreduced):
         columns = total if self.collapsed or not self.groups else extent(self.groups[-1].axes)
         return total // max(columns, 1), columns
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of the innermost axis at which the kernel changes its method: a vector, a block."""
-        vec = self.width(dtypes, schedule)
-        return vec, vec * schedule.get("threads", THREADS)
+        vec = self.width(call)
+        return vec, vec * call.schedule.get("threads", THREADS)
 
-    def width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+    def width(self, call: PlannedCall) -> int:
         """The number of elements of a vector, where the sizes of axes are multiples of it."""
-        vec = vector_width(
-            max((DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes), default=4), schedule
-        )
+        vec = call.vector(max((call.size(a) * n for a, n in self.full if a.name in call.dtypes), default=4))
         if self.turned is not None:
-            vec, loaded = min(vec, TILE), self.loaded_bytes(dtypes)
-            while vec * vec * loaded > 4 * TILE_REGISTERS and "vector_bytes" not in schedule:
+            vec, loaded = min(vec, TILE), self.loaded_bytes(call)
+            while vec * vec * loaded > 4 * TILE_REGISTERS and not call.fixes("vector_bytes"):
                 vec //= 2
         return vec
 
@@ -146,42 +144,34 @@ class Elementwise(Unreduced):
                     found[access.array] = parts if access.mode == "flat" and parts & (parts - 1) == 0 else 1
         return tuple(found.items())
 
-    def loaded_bytes(self, dtypes: Mapping[str, str]) -> int:
+    def loaded_bytes(self, call: PlannedCall) -> int:
         """The bytes that a kernel with tiles loads for each element, of arrays with every group."""
-        full = {a for a, _ in self.full if a.name in dtypes}
-        return sum(DTYPES[dtypes[a.array.name]].size for a in self.loads if a.array in full and a.array is not None)
+        full = {a for a, _ in self.full if a.name in call.dtypes}
+        return sum(call.size(a.array) for a in self.loads if a.array in full)
 
-    def launch(
-        self,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None = None,
-    ) -> Launch:
-        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
-        del arch  # it is the same on every architecture
-        vec = self.width(dtypes, schedule)
+    def launch(self, call: PlannedCall) -> Launch:
+        """The launch of a call, the same on every architecture."""
+        vec, extents = self.width(call), call.extents
         if self.turned is not None:
             written = [any(a.mode in modes for a in self.stores) for modes in (("flat", "tile"), ("turned",))]
-            return _tile_launch(vec, extents, schedule, written)
+            return _tile_launch(vec, call, written)
+        threads = call.schedule.get("threads", THREADS)
         if not self.groups:  # a single number
-            return Launch(1, False, schedule.get("threads", THREADS))
-        threads = schedule.get("threads", THREADS)
+            return Launch(1, False, threads)
         whole = self.collapsed or not self.coordinates
         unit = extents.total if whole else extents.inner
-        if "vector_bytes" not in schedule:
+        if not call.fixes("vector_bytes"):
             vec = _narrower(vec, extents.total or 0, BLOCKS * threads * vec)
             vec = vec if whole or unit is None else self._filling(vec, unit)
-            vec = self._of_narrow(vec, threads, dtypes, extents)
-        if any(DTYPES[d].packed for d in dtypes.values()):
-            vec = whole_pairs(vec, unit)
+            vec = self._of_narrow(vec, threads, call)
+        vec = call.whole_pairs(vec, unit)
         ragged = vec > 1 and (unit is None or unit % vec != 0)
         how = Launch(vec, ragged, threads, backwards=self.backwards)
         if self.repeats == "outer":
             how = replace(how, down=1 if ragged else _rows_of_thread(extents, extents.outer or 0, 1, vec))
         elif self.reads_rows and not (self.repeats and (extents.total or 0) < MANY_ROWS * (extents.inner or 1)):
             how = _with_rows(how, extents)
-        return replace(how, tables=self.held_tables(how, dtypes, extents))
+        return replace(how, tables=self.held_tables(how, call))
 
     def _filling(self, vec: int, inner: int) -> int:
         """The vector width, or half of it where only that fills the rows. Then no vector is put together from two, which takes many
@@ -193,11 +183,11 @@ class Elementwise(Unreduced):
         whole = inner >= LONG and others in ([], ["tile"])
         return vec if whole or 2 * fitting < vec else fitting
 
-    def _of_narrow(self, vec: int, threads: int, dtypes: Mapping[str, str], extents: Extents) -> int:
+    def _of_narrow(self, vec: int, threads: int, call: PlannedCall) -> int:
         """The vector width, or twice that where results are so much wider than what is read that a thread would read few bytes, and calls
         have enough of them. An H200 took 151 us for float32 arctangents of scaled channels in bfloat16, and 106 so."""
-        read, inner, total = vec * self.loaded_bytes(dtypes), extents.inner or 1, extents.total
-        many = total is not None and total >= BLOCKS * threads * vec and vec == self.width(dtypes, {})
+        read, inner, total = vec * self.loaded_bytes(call), call.extents.inner or 1, call.extents.total
+        many = total is not None and total >= BLOCKS * threads * vec and vec == self.width(replace(call, schedule={}))
         fits = 2 * vec <= WIDEST and inner % (2 * vec) == 0
         return 2 * vec if 0 < read <= FEW_READ and fits and many else vec
 
@@ -206,14 +196,14 @@ class Elementwise(Unreduced):
         """The tables that are read at computed indices."""
         return tuple(dict.fromkeys(a.array for a in self.loads if a.mode == "table" and a.array is not None))
 
-    def held_tables(self, how: Launch, dtypes: Mapping[str, str], extents: Extents) -> tuple[int, ...]:
+    def held_tables(self, how: Launch, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of the tables, if a block should copy them to its shared memory: a cache reads a line at a time, shared memory an
         element for each lane. The tables have several lines, and half the elements of the block's outputs at most: with as many, an
         H200 took 94 us for codes of 256 vectors, and 78 without the copies."""
-        sizes = tuple(n for n in extents.tables if n is not None)
+        sizes = tuple(n for n in call.extents.tables if n is not None)
         if not sizes or len(sizes) < len(self.tables) or 2 * sum(sizes) > how.vec * how.threads:
             return ()
-        bytes_of = sum(DTYPES[dtypes[a.name]].size * n for a, n in zip(self.tables, sizes, strict=True))
+        bytes_of = sum(call.size(a) * n for a, n in zip(self.tables, sizes, strict=True))
         return sizes if LINES_HELD <= bytes_of <= MOST_HELD else ()
 
     @property
@@ -251,17 +241,17 @@ def _rows_of_thread(extents: Extents, size: int, each: int, vec: int) -> int:
     return down
 
 
-def _tile_launch(vec: int, extents: Extents, schedule: Mapping[str, int], written: Sequence[bool]) -> Launch:
+def _tile_launch(vec: int, call: PlannedCall, written: Sequence[bool]) -> Launch:
     """The launch of a kernel with tiles. A tile is no longer along an axis than that is, half as long where that fills it, and small
     where there are few. The threads of a block lie along the axes as long as these are. `written` says
     whether outputs lie along the innermost axis and along the turned one."""
-    inner, turned, total = extents.inner, extents.turned, extents.total or 0
+    inner, turned, total = call.extents.inner, call.extents.turned, call.extents.total or 0
     threads = TILE_THREADS
     if SMALL <= total < FEW_BLOCKS * threads * vec * vec:
         threads = FEW_THREADS
-        while vec > 2 and total < FEW_BLOCKS * threads * vec * vec and "vector_bytes" not in schedule:
+        while vec > 2 and total < FEW_BLOCKS * threads * vec * vec and not call.fixes("vector_bytes"):
             vec //= 2
-    threads = schedule.get("threads", threads)
+    threads = call.schedule.get("threads", threads)
     if inner is None or turned is None:
         return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2), vec)
     few = [n < vec and not own for n, own in zip((inner, turned), written, strict=True)]  # whole, where it is only read

@@ -4,7 +4,6 @@ which XLA's form is faster."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Protocol
 
 from codegen.errors import Diagnostic
@@ -12,7 +11,7 @@ from codegen.graph.nodes import DTYPES, Statement, nodes_of
 from codegen.plan.access import BoundTypes
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import AnyLaunch, Extents
+from codegen.plan.launches import AnyLaunch, PlannedCall
 from codegen.plan.op import AnyPlan, Gemm, KernelPlan, Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
@@ -97,14 +96,13 @@ def why_not_in_place(plan: AnyPlan, output: str, source: str) -> str:
 def left_to_xla(
     plan: AnyPlan,
     how: AnyLaunch,
-    dtypes: Mapping[str, str],
-    extents: Extents,
+    call: PlannedCall,
 ) -> str:
     """Why XLA's form is faster; "" if it is not. XLA splits long rows into more parts than a cluster has blocks, and
     reduces a few rows of many columns in fewer blocks."""
     if not isinstance(plan, Reduction) or not isinstance(how, RowLaunch | WalkLaunch):
         return ""
-    rows, columns = extents.rows, extents.columns
+    rows, columns = call.extents.rows, call.extents.columns
     if not rows or columns is None or plan.collapsed or plan.apart:
         return ""
     words = "one row" if rows == 1 else f"{rows} rows"
@@ -114,7 +112,7 @@ def left_to_xla(
         if how.whole or not of_columns or columns < MANY or rows >= (FEW if written else SOME):
             return ""
         return f"{words} of {columns} columns would be little for each block to do"
-    size = columns * plan.column_bytes(dtypes)
+    size = columns * plan.column_bytes(call)
     if how.holds_row or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
         return ""
     return f"{words} of {size / 1e6:.3g} MB would leave most of a GPU idle"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.errors import UserError
 from codegen.graph.nodes import Node, Put, Statement
@@ -15,7 +15,7 @@ from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product, Tile
-from codegen.plan.launches import GemmLaunch, Tuned
+from codegen.plan.launches import GemmLaunch, PlannedCall, Tuned
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
@@ -113,10 +113,11 @@ class Staged(Unreduced):
     def view(self, name: str) -> View:
         return next(v for v in self.views if v.array.name == name)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of the innermost axis at which one of its kernels works in another way."""
-        own = {a.name: "float32" for stage in self.stages for a in stage.spec.arrays} | dict(dtypes)
-        return tuple(dict.fromkeys(n for stage in self.stages for n in stage.plan.edges(own, schedule)))
+        own = {a.name: "float32" for stage in self.stages for a in stage.spec.arrays} | {**call.dtypes}
+        call = replace(call, dtypes=own)
+        return tuple(dict.fromkeys(n for stage in self.stages for n in stage.plan.edges(call)))
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ class Gemm:
     def view(self, name: str) -> View:
         return self.epilogue.plan.view(name)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
-        return self.epilogue.plan.edges(dtypes, schedule)
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
+        return self.epilogue.plan.edges(call)
 
     def rows_and_columns(self, extent: Extent) -> tuple[int, int]:
         plan = self.epilogue.plan

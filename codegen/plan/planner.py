@@ -15,7 +15,8 @@ from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, 
 from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.language.chain import line_with, written_axes
 from codegen.language.statements import Placed
-from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of, vector_width
+from codegen.plan.access import Access, BoundTypes, Group, ModeOf, Tokens, View, tokens_of
+from codegen.plan.launches import VECTOR_BYTES, Extents, PlannedCall, vector_width
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Spec
 from codegen.targets import family
@@ -29,6 +30,11 @@ def overrides(spec: Spec, arch: str | None) -> dict[str, int]:
     found = {name: value for name, value in spec.schedule if isinstance(value, int)}
     apart = {name: dict(value) for name, value in spec.schedule if isinstance(value, tuple)}
     return found if arch is None else found | apart.get(family(arch), {}) | apart.get(arch, {})
+
+
+def planned_call(spec: Spec, types: BoundTypes, extents: Extents, arch: str | None = None) -> PlannedCall:
+    """The call of a spec's kernel with these dtypes and sizes, as its plan needs it."""
+    return PlannedCall({a.name: types.dtype(a) for a in spec.arrays}, extents, overrides(spec, arch), arch)
 
 
 class Planner:
@@ -201,7 +207,7 @@ class Planner:
         """The columns of a vector of the widest arrays."""
         arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
         widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
-        return vector_width(widest, overrides(self.spec, None))
+        return vector_width(widest, overrides(self.spec, None).get("vector_bytes", VECTOR_BYTES))
 
     def repeated(self, reductions: Sequence[Node], rows: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:
         """The axes of rows that a reduction lacks, where all reductions along long rows would be computed again for each element of

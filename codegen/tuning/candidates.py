@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import AnyLaunch, Extents
+from codegen.plan.launches import AnyLaunch, PlannedCall
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
 from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
-from codegen.spec.spec import Spec
 from codegen.tuning.choosing import Changes, changed, plan_carries
 
 THREADS = (64, 128, 256, 512, 1024)
@@ -23,21 +22,18 @@ PARTS = (0.5, 2, 4)  # times the planned ones
 
 def neighbours(
     plan: Elementwise | Reduction | Selection | AttentionPlan,
-    spec: Spec,
-    dtypes: Mapping[str, str],
-    extents: Extents,
-    arch: str | None,
+    call: PlannedCall,
     base: Changes,
 ) -> dict[AnyLaunch, Changes]:
     """The launches that fit and differ in one setting from the launch with the changes `base`; each with all its
     changes. Equal launches are listed once."""
-    start = changed(plan, spec, dtypes, extents, arch, base)
+    start = changed(plan, call, base)
     if start is None:
         return {}
     found: dict[AnyLaunch, Changes] = {}
     for name, value in settings(plan, start):
         changes = {**base, name: value}
-        how = changed(plan, spec, dtypes, extents, arch, changes)
+        how = changed(plan, call, changes)
         if how is not None and how != start:
             found.setdefault(how, changes)
     return found

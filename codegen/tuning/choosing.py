@@ -7,15 +7,13 @@ from dataclasses import replace
 
 from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import AnyLaunch, Extents, Tuned
+from codegen.plan.launches import AnyLaunch, Extents, PlannedCall, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm, KernelPlan
-from codegen.plan.planner import overrides
 from codegen.plan.rows import cost
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
-from codegen.spec.spec import Spec
-from codegen.targets import BLOCKS_OF_SM, MOST_REGISTERS, REGISTERS_OF_SM, THREADS_OF_SM, clusters, shared_memory
+from codegen.targets import BLOCKS_OF_SM, MOST_REGISTERS, REGISTERS_OF_SM, THREADS_OF_SM
 
 Changes = Mapping[str, int | float | bool]
 
@@ -64,33 +62,24 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
 
 
 def launch(
-    plan: KernelPlan,
-    spec: Spec,
-    dtypes: Mapping[str, str],
-    extents: Extents,
-    arch: str | None,
-    tuned: Tuned | None = None,
+    plan: KernelPlan, call: PlannedCall, tuned: Tuned | None = None
 ) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch:
     """The launch of a call: the planned one, with measured changes if there are any and they fit."""
     if tuned is not None and tuned.take == "launch":
-        how = changed(plan, spec, dtypes, extents, arch, dict(tuned.launch))
+        how = changed(plan, call, dict(tuned.launch))
         if how is not None:
             return how
-    return plan.launch(dtypes, extents, overrides(spec, arch), arch)
+    return plan.launch(call)
 
 
 def changed(
-    plan: KernelPlan,
-    spec: Spec,
-    dtypes: Mapping[str, str],
-    extents: Extents,
-    arch: str | None,
-    changes: Changes,
+    plan: KernelPlan, call: PlannedCall, changes: Changes
 ) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | None:
-    """The planned launch with changes; None if there is none, or if it could not run. The spec's own schedule takes
+    """The planned launch with changes; None if there is none, or if it could not run. What the spec fixes takes
     precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
-    how = plan.launch(dtypes, extents, schedule | overrides(spec, arch), arch)
+    call = replace(call, schedule=schedule | dict(call.schedule))
+    how = plan.launch(call)
     alone = {name: value for name, value in changes.items() if name not in SCHEDULE}
     if not alone.keys() <= set(FIELDS.get(type(how), ())):
         return None
@@ -115,21 +104,20 @@ def changed(
         if alone.keys() & {"tile_m", "joint"} and not isinstance(plan, AttentionBackward):
             return None
         how = replace(how, **alone)  # type: ignore[arg-type]
-    return None if unfit(plan, how, dtypes, arch) else how
+    return None if unfit(plan, how, call) else how
 
 
 def left_to_xla(
     plan: KernelPlan | Gemm,
     how: AnyLaunch,
-    dtypes: Mapping[str, str],
-    extents: Extents,
+    call: PlannedCall,
     tuned: Tuned | None = None,
 ) -> str:
     """Why a call that names no implementation runs the jnp form although there is a kernel, from a measurement or else
     from the plan's estimate; "" if it runs the kernel."""
     if tuned is not None:
         return tuned.why if tuned.take == "xla" else ""
-    return estimated_left_to_xla(plan, how, dtypes, extents)
+    return estimated_left_to_xla(plan, how, call)
 
 
 def plan_carries(plan: KernelPlan) -> bool:
@@ -139,8 +127,7 @@ def plan_carries(plan: KernelPlan) -> bool:
 def unfit(
     plan: KernelPlan,
     how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
-    dtypes: Mapping[str, str],
-    arch: str | None,
+    call: PlannedCall,
 ) -> str:
     """Why a launch could not run; "" if no reason is known."""
     if how.threads % 32 or not 32 <= how.threads <= 1024:
@@ -149,7 +136,7 @@ def unfit(
         return plan.unfit(how)
     if isinstance(how, AttentionLaunch | Launch | SelectLaunch):
         return ""
-    if how.cluster not in ((1, 2, 4, 8) if clusters(arch) else (1,)):
+    if how.cluster not in ((1, 2, 4, 8) if call.clusters else (1,)):
         return f"clusters of {how.cluster} blocks"
     if how.per_row > how.threads or how.threads % how.per_row or how.at_once < 1:
         return f"{how.per_row} of {how.threads} threads a row"
@@ -159,14 +146,14 @@ def unfit(
     if plan.lanes(how.vec) > WARP:
         return f"{plan.lanes(how.vec)} threads that hold a group of columns"
     rows = 1 if isinstance(how, RowLaunch) or how.staged else how.at_once
-    data = rows * how.vectors * how.vec * plan.column_bytes(dtypes) // 4
+    data = rows * how.vectors * how.vec * plan.column_bytes(call) // 4
     most = min(MOST_REGISTERS, REGISTERS_OF_SM // (how.threads * max(1, how.resident)))
     if data + cost.OWN_REGISTERS > most:
         return f"{data} registers of data, of {most}"
     if isinstance(how, WalkLaunch) and how.whole and not plan.collapsed:
-        needs = plan.walking_needs(how.vec, how.vec * plan.column_bytes(dtypes), dtypes, how.each or 1)
+        needs = plan.walking_needs(how.vec, how.each or 1, call)
         each = how.at_once * needs.width * how.staged + needs.sums * how.shared_sums
         each += needs.sums * (how.threads > how.per_row)  # in the end, for rows side by side
-        if how.threads * how.vectors * each > shared_memory(arch):
+        if how.threads * how.vectors * each > call.shared_memory:
             return f"{how.threads * how.vectors * each} bytes of shared memory"
     return ""

@@ -26,8 +26,8 @@ from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
 from codegen.plan.attention import AttentionBackward, AttentionPlan
-from codegen.plan.launches import Extents
-from codegen.plan.planner import overrides
+from codegen.plan.launches import Extents, PlannedCall
+from codegen.plan.planner import planned_call
 from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
@@ -158,7 +158,7 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     """Representative numbers of columns: one for each way in which the kernel handles a row."""
     plan = op.plan
     if isinstance(plan, Sort):
-        return plan.edges({}, {})[-1] // 2, SORTED // 2
+        return plan.edges(PlannedCall({}))[-1] // 2, SORTED // 2
     if isinstance(plan, Steps):  # a warp's row, and a block's
         return WARP_ROW // 8, 2 * WARP_ROW
     if isinstance(plan, Threshold):  # whose row registers hold, or not
@@ -170,8 +170,8 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
     fixed = _fixed_length(op)
     if fixed is not None:
         return (fixed,)
-    dtypes = {a.name: types.dtype(a) for a in op.spec.arrays}
-    found = [size // plan.column_bytes(dtypes) // 16 * 16 or 16 for size in ROW_BYTES]
+    call = planned_call(op.spec, types, Extents())
+    found = [size // plan.column_bytes(call) // 16 * 16 or 16 for size in ROW_BYTES]
     if not plan.rows:
         found = found[:2]  # kernels that reduce over rows have at most a warp per row
     return tuple(found)
@@ -179,7 +179,6 @@ def row_lengths(op: AnyOp, types: Types) -> tuple[int | None, ...]:
 
 def launch_of(op: AnyOp, variant: Variant, arch: str | None = None) -> Launch | RowLaunch | WalkLaunch:
     """The launch of a variant, for many rows where their number matters."""
-    dtypes = {a.name: variant.types.dtype(a) for a in op.spec.arrays}
     columns = variant.columns
     if columns is None:
         inner = None if variant.ragged else 16
@@ -187,7 +186,7 @@ def launch_of(op: AnyOp, variant: Variant, arch: str | None = None) -> Launch | 
     else:
         columns += variant.ragged
         extents = Extents(columns, columns, columns)
-    how: Launch | RowLaunch | WalkLaunch = op.plan.launch(dtypes, extents, overrides(op.spec, arch), arch)
+    how: Launch | RowLaunch | WalkLaunch = op.plan.launch(planned_call(op.spec, variant.types, extents, arch))
     return how
 
 

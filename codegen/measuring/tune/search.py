@@ -30,6 +30,7 @@ from codegen.measuring.times import bench
 from codegen.measuring.times.calls import Calls, calls_of
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
+from codegen.plan.planner import planned_call
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.ops.backward import BackwardOp, GemmBackwardOp
@@ -126,9 +127,8 @@ class Kernel:
         op = self.op
         if isinstance(op, GemmOp):
             return {} if base else self._tiles()
-        dtypes = {a.name: self.types.dtype(a) for a in op.spec.arrays}
         extents = views.known_extents(op.plan, self.axes)
-        return candidates.neighbours(op.plan, op.spec, dtypes, extents, self.arch, base)
+        return candidates.neighbours(op.plan, planned_call(op.spec, self.types, extents, self.arch), base)
 
     def _tiles(self) -> dict[Any, Changes]:
         planned, plan = self.planned, self.op.plan

@@ -11,14 +11,14 @@ An array is reached in one of these ways:
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from codegen.graph import online
-from codegen.graph.nodes import DTYPES, Leaf, Node, lost_axes, topological
+from codegen.graph.nodes import Leaf, Node, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
-from codegen.plan.access import Access, Extent, Group, View, vector_width
+from codegen.plan.access import Access, Extent, Group, View
+from codegen.plan.launches import PlannedCall
 from codegen.shared import RowLaunch, WalkLaunch, slot_bytes
 from codegen.spec.spec import Array
 
@@ -187,7 +187,7 @@ class Reads:
         """The accesses in vectors of arrays of which each row has its own values."""
         return tuple(a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
 
-    def slot_bytes(self, dtypes: Mapping[str, str], columns: int, rows: int, single: bool, apart: bool = False) -> int:
+    def slot_bytes(self, call: PlannedCall, columns: int, rows: int, single: bool, apart: bool = False) -> int:
         """The bytes of shared memory that hold so many columns of `rows` rows of all that is read by way of it, and of one row of
         what is written. `single`: threads have single columns. `apart`: only of arrays of which a block's rows are no one run."""
         own = [a for a in self.along_own_rows if a.array is not None and a.array.name not in self.late]
@@ -195,7 +195,7 @@ class Reads:
         def size(access: Access) -> int:
             array = access.array
             assert array is not None
-            return columns * DTYPES[dtypes[array.name]].size * (array.parts or 1 if access.interleaved else 1)
+            return columns * call.size(array) * (array.parts or 1 if access.interleaved else 1)
 
         counted = [a for a in own if not (apart and self.in_run(a))]
         return sum(slot_bytes(size(a), single) * (rows if a in self.loads else 1) for a in counted)
@@ -325,25 +325,23 @@ class Reads:
                 found[access.array] = access.array.parts or 1 if interleaved else 1
         return tuple(found.items())
 
-    def width(
-        self, dtypes: Mapping[str, str], schedule: Mapping[str, int], shared: bool = True, late: bool = True
-    ) -> int:
+    def width(self, call: PlannedCall, shared: bool = True, late: bool = True) -> int:
         """The columns of a vector, which does not hold columns of two groups. Without the `shared` arrays, of which
         rows have no values of their own, or without the outputs that need all rows, it is the number that fills a
         vector of one of the others."""
-        return min([vector_width(self.widest(dtypes, shared, late), schedule), *(s.width for s in self.inner)])
+        return min([call.vector(self.widest(call, shared, late)), *(s.width for s in self.inner)])
 
-    def widest(self, dtypes: Mapping[str, str], shared: bool = True, late: bool = True) -> int:
+    def widest(self, call: PlannedCall, shared: bool = True, late: bool = True) -> int:
         """The bytes of a column in the array with the widest columns."""
         found = [(a, n) for a, n in self.full if shared or self.order[0] in a.axes]
         found = [(a, n) for a, n in found if late or a.name not in self.late]
-        return max((DTYPES[dtypes[a.name]].size * n for a, n in found), default=4)
+        return max((call.size(a) * n for a, n in found), default=4)
 
-    def whole_vector(self, vec: int, inner: int, dtypes: Mapping[str, str]) -> int:
+    def whole_vector(self, vec: int, inner: int, call: PlannedCall) -> int:
         """A narrower vector that divides the row, so that no vector crosses into the next row. It has at least 4 bytes, or one
         element if rows are shorter than two vectors."""
         narrow = inner & -inner
-        return narrow if inner % vec and (narrow * self.widest(dtypes) >= LEAST_VECTOR or inner < 2 * vec) else vec
+        return narrow if inner % vec and (narrow * self.widest(call) >= LEAST_VECTOR or inner < 2 * vec) else vec
 
     @functools.cached_property
     def whole_rows(self) -> bool:
@@ -358,30 +356,30 @@ class Reads:
         """The number of neighbouring threads of one block that a group of columns needs."""
         return max([1, *(s.width // vec for s in self.inner)])
 
-    def column_bytes(self, dtypes: Mapping[str, str], own: bool = False) -> int:
+    def column_bytes(self, call: PlannedCall, own: bool = False) -> int:
         """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in the inputs of
         which neighbouring rows have different values."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and self.in_columns(access) and self.of_row(access):
                 if not own or access.index_of is not None or self.leading - 1 in access.tokens:
-                    loaded[access.array] = loaded.get(access.array, 0) + DTYPES[dtypes[access.array.name]].size
-        return sum(loaded.values()) or (self.column_bytes(dtypes) if own else 4)
+                    loaded[access.array] = loaded.get(access.array, 0) + call.size(access.array)
+        return sum(loaded.values()) or (self.column_bytes(call) if own else 4)
 
-    def moved_bytes(self, dtypes: Mapping[str, str]) -> int:
+    def moved_bytes(self, call: PlannedCall) -> int:
         """The bytes of one column that a block reads and writes of each of its rows. Arrays that lack an axis of the rows, as a
         weight does, are in a cache for most of them."""
         rows = set(range(self.leading))
         own = {a.array: 0 for a in (*self.loads, *self.stores) if a.array is not None and rows <= set(a.tokens)}
         for access in (*self.loads, *self.stores):
             if access.array in own and self.in_columns(access):
-                own[access.array] += DTYPES[dtypes[access.array.name]].size
+                own[access.array] += call.size(access.array)
         return sum(own.values())
 
-    def written_bytes(self, dtypes: Mapping[str, str]) -> int:
+    def written_bytes(self, call: PlannedCall) -> int:
         """The bytes of one column that each row writes: in all outputs except the ones that need all rows."""
         own = (a.array for a in self.stores if a.mode == "flat" and a.array is not None)
-        return sum(DTYPES[dtypes[array.name]].size for array in own if array.name not in self.late)
+        return sum(call.size(array) for array in own if array.name not in self.late)
 
     def in_columns(self, access: Access) -> bool:
         """Whether each column of a vector has an element of its own."""
@@ -402,10 +400,9 @@ class Reads:
         """Whether a row consists of one array."""
         return self.own_arrays == 1
 
-    def vector_bytes(self, dtypes: Mapping[str, str]) -> list[int]:
+    def vector_bytes(self, call: PlannedCall) -> list[int]:
         """The bytes of a column of each array that is read along a row, including arrays that all rows share."""
-        arrays = [a.array for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
-        return [DTYPES[dtypes[array.name]].size for array in arrays]
+        return [call.size(a.array) for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
 
     @property
     def passes(self) -> int:

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, SCANS, TAKES
-from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of, vector_width
-from codegen.plan.launches import Extents
+from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of
+from codegen.plan.launches import PlannedCall
 from codegen.plan.rows import cost
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.walking import RESIDENT, most_parts, registers
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
-from codegen.targets import REGISTERS_OF_SM, processors, shared_memory
+from codegen.targets import REGISTERS_OF_SM
 
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
@@ -98,23 +98,22 @@ class Middle(Reduction):
         along = [axis for group in self.column_groups for axis in group.axes]
         return not self.columns and math.prod(extents.get(axis, MOST_FIXED + 1) for axis in along) <= MOST_FIXED
 
-    def held_bytes(self, vec: int, dtypes: Mapping[str, str]) -> int:
+    def held_bytes(self, vec: int, call: PlannedCall) -> int:
         """The bytes of the registers that hold one element of `vec` rows in all inputs."""
-        held = {
-            a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array is not None and self.is_held(a)
-        }
-        return sum(max(4, DTYPES[dtypes[name]].size * count) for name, count in held.items())
+        return sum(max(4, call.size(array) * count) for array, count in self._held(vec).items())
+
+    def _held(self, vec: int) -> dict[Array, int]:
+        """The elements of each input that registers hold for one element of `vec` rows."""
+        return {a.array: vec if self.is_wide(a) else 1 for a in self.loads if a.array is not None and self.is_held(a)}
 
     def is_held(self, access: Access) -> bool:
         """Whether registers hold a row's elements of an array."""
         return access.array is not None and self.has_elements(access) and self.of_row(access)
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> MiddleLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block has room for rows, or where sizes are
+    def launch(self, call: PlannedCall) -> MiddleLaunch:
+        """The launch of a call. Raises `UserError` where no block has room for rows, or where sizes are
         not known."""
-        inner, columns, rows = extents.inner, extents.columns, extents.rows
+        inner, columns, rows = call.extents.inner, call.extents.columns, call.extents.rows
         if inner is None or columns is None:
             raise UserError("the sizes are not known")
         if rows is not None and rows > MOST_ROWS:
@@ -125,20 +124,21 @@ class Middle(Reduction):
         tried: list[MiddleLaunch | None] = []
         for part in (1, cost.SQUEEZED):
             if not any(tried):
-                tried = [self._in_registers(*way, dtypes, inner, columns, schedule, part) for way in ways]
+                tried = [self._in_registers(*way, inner, columns, call, part) for way in ways]
         if not any(tried):
-            tried = [self._staged(piece, dtypes, inner, columns, schedule, arch) for piece in PIECES]
+            tried = [self._staged(piece, inner, columns, call) for piece in PIECES]
         fit = [how for how in tried if how is not None]
         if not fit:
             raise UserError(f"no block can hold {columns} elements of neighbouring rows")
-        filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= processors(arch))
+        filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= call.processors)
         how = next(filling, None) or self._spread(min(fit, key=lambda how: how.rows_a_block), columns)
-        return self._looping(how, rows, arch) if self.columns else how
+        return self._looping(how, rows, call) if self.columns else how
 
-    def _widths(self, dtypes: Mapping[str, str], inner: int, schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def _widths(self, inner: int, call: PlannedCall) -> tuple[int, ...]:
         """The rows of a vector to try: as many as fill one, or fewer that divide the innermost axis; then half as many, whose statistics
         take fewer registers."""
-        own, widest = vector_width(self.widest(dtypes), schedule), self.widest(dtypes)
+        widest = self.widest(call)
+        own = call.vector(widest)
         own = own if inner % own == 0 else min(own, inner & -inner)
         return (own, own // 2) if own > 1 and own * widest > LEAST_VECTOR else (own,)
 
@@ -148,14 +148,13 @@ class Middle(Reduction):
         return max(PLACES, PLACE * vectors) + registers((self.alive + len(self.rows) + once) * vec, held)
 
     def _in_registers(
-        self, most: int, piece: int, dtypes: Mapping[str, str], inner: int, columns: int, schedule: Mapping[str, int],
-        part: float,
-    ) -> MiddleLaunch | None:  # fmt: skip
+        self, most: int, piece: int, inner: int, columns: int, call: PlannedCall, part: float
+    ) -> MiddleLaunch | None:
         """The launch of blocks of at most so many threads, which read about so many bytes of neighbouring elements; None if registers have
         no room for `part` of the values."""
-        for vec in self._widths(dtypes, inner, schedule):
-            lanes = _lanes(vec, vec * self.widest(dtypes), piece, inner)
-            width, per_row = self.held_bytes(vec, dtypes), 1
+        for vec in self._widths(inner, call):
+            lanes = _lanes(vec, vec * self.widest(call), piece, inner)
+            width, per_row = self.held_bytes(vec, call), 1
 
             while per_row < columns and per_row * lanes < most:
                 vectors = -(-columns // per_row)
@@ -180,32 +179,21 @@ class Middle(Reduction):
                 )  # fmt: skip
         return None
 
-    def _staged(
-        self,
-        piece: int,
-        dtypes: Mapping[str, str],
-        inner: int,
-        columns: int,
-        schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> MiddleLaunch | None:
+    def _staged(self, piece: int, inner: int, columns: int, call: PlannedCall) -> MiddleLaunch | None:
         """The launch of blocks whose shared memory holds their rows; None if it has no room, or if registers have none for the partial
         results of rows."""
-        for vec in self._widths(dtypes, inner, schedule):
-            lanes = _lanes(vec, vec * self.widest(dtypes), piece, inner)
+        for vec in self._widths(inner, call):
+            lanes = _lanes(vec, vec * self.widest(call), piece, inner)
             per_row = STAGED_THREADS // lanes
             own = -(-columns // per_row)
             vectors = min(AT_A_TIME, key=lambda n: -own % n)
             passes = -(-own // vectors)
-            held = {a.array.name: vec if self.is_wide(a) else 1 for a in self.loads if a.array and self.is_held(a)}
-            element = sum(DTYPES[dtypes[name]].size * count for name, count in held.items())
+            element = sum(call.size(array) * count for array, count in self._held(vec).items())
             meeting = STAGED_THREADS // WARP * lanes * vec * 8 * len(self.rows)
             shared = STAGED_THREADS * passes * vectors * element + meeting
-            needed = self._needed(
-                vec, vectors, vectors * (self.held_bytes(vec, dtypes) + 4 * passes * len(self.columns))
-            )
+            needed = self._needed(vec, vectors, vectors * (self.held_bytes(vec, call) + 4 * passes * len(self.columns)))
             # An H200 took 91 us for gradients with 32 bytes and one block of an SM, where stages took 80
-            room = shared_memory(arch) // (2 if piece < NARROW else 1)
+            room = call.shared_memory // (2 if piece < NARROW else 1)
             if passes > 1 and shared <= room and needed <= REGISTERS_OF_SM // STAGED_THREADS:
                 exact = columns == per_row * vectors * passes
                 return MiddleLaunch(
@@ -225,15 +213,15 @@ class Middle(Reduction):
             )  # fmt: skip
         return how
 
-    def _looping(self, how: MiddleLaunch, rows: int | None, arch: str | None) -> MiddleLaunch:
+    def _looping(self, how: MiddleLaunch, rows: int | None, call: PlannedCall) -> MiddleLaunch:
         """The launch of as many blocks as are resident, each of which loops over rows."""
         resident = max(1, RESIDENT // how.threads)
         chunks = 2**31 if rows is None else -(-rows // how.rows_a_block) or 1
-        return replace(how, resident=resident, parts=min(chunks, resident * processors(arch), most_parts()))
+        return replace(how, resident=resident, parts=min(chunks, resident * call.processors, most_parts()))
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """Sizes of the innermost axis at which the kernel changes: a vector, and what a warp reads."""
-        vec = vector_width(self.widest(dtypes), schedule)
+        vec = call.vector(self.widest(call))
         return vec, WARP * vec
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph.nodes import DTYPES
-from codegen.plan.access import Access, whole_pairs
-from codegen.plan.launches import IDLE, Extents
+from codegen.plan.access import Access
+from codegen.plan.launches import IDLE, Extents, PlannedCall
 from codegen.plan.rows import cost, tiling, walking
 from codegen.plan.rows.access import LEAST_VECTOR, Reads
 from codegen.shared import WARP, RowLaunch, WalkLaunch
@@ -26,9 +24,6 @@ from codegen.targets import (
     REGISTERS_OF_SM,
     THREADS_OF_BLOCK,
     THREADS_OF_SM,
-    clusters,
-    processors,
-    shared_memory,
 )
 
 MOST_TOGETHER = 256  # bytes of an array's rows that a thread holds at a time
@@ -66,86 +61,70 @@ class Reduction(Reads):
 
     first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
 
-    def together(self, columns: int, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
+    def together(self, columns: int, call: PlannedCall) -> int:
         """The number of rows that together are whole vectors, if a thread has room for them; else 1."""
-        vec = self.width(dtypes, schedule)
+        vec = self.width(call)
         rows = vec // math.gcd(columns, vec)
         # So that partial results of a block stay within 32 KiB of shared memory
-        room = MOST_TOGETHER * cost.LEAST_THREADS // max(cost.LEAST_THREADS, schedule.get("threads", 0))
-        fits = self.whole_rows and rows * columns * self.widest(dtypes) <= room
-        return rows if fits and not schedule.keys() & {"threads_per_row", "cluster"} else 1
+        room = MOST_TOGETHER * cost.LEAST_THREADS // max(cost.LEAST_THREADS, call.schedule.get("threads", 0))
+        fits = self.whole_rows and rows * columns * self.widest(call) <= room
+        return rows if fits and not call.fixes("threads_per_row", "cluster") else 1
 
-    def launch(
-        self,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None = None,
-    ) -> RowLaunch | WalkLaunch:
-        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
-        vec = self.width(dtypes, schedule)
+    def launch(self, call: PlannedCall) -> RowLaunch | WalkLaunch:
+        """The launch of a call."""
+        vec, extents = self.width(call), call.extents
         inner = extents.total if self.collapsed else extents.inner
         if inner is not None and not self.columns:
-            own = max(vec, self.width(dtypes, schedule, shared=self.collapsed))
-            vec = own if inner % own == 0 else self.whole_vector(vec, inner, dtypes)
+            own = max(vec, self.width(call, shared=self.collapsed))
+            vec = own if inner % own == 0 else self.whole_vector(vec, inner, call)
         elif self.columns and not self.rows and inner is not None:  # results do not keep the rows' vectors narrow
-            own = self.width(dtypes, schedule, late=False)
+            own = self.width(call, late=False)
             least = max([4, *(s.width // WARP for s in self.inner)])  # lanes of a warp have a group of columns
             while own > least and walking.registers(own * self.alive, 4 * own * len(self.columns)) > MOST_REGISTERS:
                 own //= 2
             vec = own if inner % own == 0 else vec
-        if any(DTYPES[d].packed for d in dtypes.values()):
-            vec = whole_pairs(vec, inner)
+        vec = call.whole_pairs(vec, inner)
         ragged = vec > 1 and (inner is None or inner % vec != 0)
         columns = extents.columns
         crossing = ragged and not self.collapsed and columns is not None and columns % vec == 0
         ragged = ragged and not crossing
         if self.columns:
-            how = self._walk(vec, ragged, crossing, dtypes, extents, schedule, arch)
+            how = self._walk(vec, ragged, crossing, call)
             return replace(how, settles=self._settles(how, extents))
-        return replace(self._along(vec, ragged, dtypes, extents, schedule, arch, crossing), crossing=crossing)
+        return replace(self._along(vec, ragged, call, crossing), crossing=crossing)
 
-    def _along(
-        self,
-        vec: int,
-        ragged: bool,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None,
-        fixed: bool = False,
-    ) -> RowLaunch:
+    def _along(self, vec: int, ragged: bool, call: PlannedCall, fixed: bool = False) -> RowLaunch:
         """The launch of an op that reduces no columns. `fixed`: vectors are no narrower, and a row of many vectors has several warps."""
         if walking.most_parts() < walking.ANY:  # tests of small arrays need the kernels of many rows
-            extents = replace(extents, rows=None)
-        columns = extents.columns
-        width = vec * self.column_bytes(dtypes)  # bytes of one vector of every input
+            call = call.of(rows=None)
+        columns, rows = call.extents.columns, call.extents.rows
+        width = vec * self.column_bytes(call)  # bytes of one vector of every input
         if columns is None:
-            return self._read_again(vec, ragged, width, schedule)
-        if (at_once := self.together(columns, dtypes, schedule)) > 1:
-            own = self.least_threads(columns, 1 / at_once, dtypes)
-            threads = schedule.get("threads", cost.threads_of_few(own, 1 / at_once, extents.rows, processors(arch)))
+            return self._read_again(vec, ragged, width, call)
+        if (at_once := self.together(columns, call)) > 1:
+            own = self.least_threads(columns, 1 / at_once, call)
+            threads = call.schedule.get("threads", cost.threads_of_few(own, 1 / at_once, rows, call.processors))
             return RowLaunch(columns, False, threads, 1, 1, 1, True, True, bool(self.expensive), at_once=at_once)
-        if (found := self._in_runs(vec, ragged, columns, dtypes, extents, schedule, arch)) is not None:
+        if (found := self._in_runs(vec, ragged, columns, call)) is not None:
             return found
-        wide = vec if len(self.column_groups) > 1 or self.collapsed else max(vec, self.width(dtypes, schedule))
+        wide = vec if len(self.column_groups) > 1 or self.collapsed else max(vec, self.width(call))
         # Vectors past a row's end would have random numbers, too: an H200 took 344 us for 263
         if ragged or (wide >= NARROWED * vec and columns % wide and not self.draws):
-            if (found := self._in_one_run(wide, columns, dtypes, extents, schedule, arch)) is not None:
+            if (found := self._in_one_run(wide, columns, call)) is not None:
                 return found
-        how = self._cheapest(vec, ragged, fixed, columns, extents.rows, dtypes, schedule, arch)
+        how = self._cheapest(vec, ragged, fixed, columns, call)
         row = columns // vec * width
-        if (found := self._unheld(vec, ragged, width, row, how is None, extents, schedule, arch)) is not None:
+        if (found := self._unheld(vec, ragged, width, row, how is None, call)) is not None:
             return found
         assert how is not None
         vec, ragged, vectors, threads, per_row, cluster = (
             how.vec, how.ragged, how.vectors, how.threads, how.per_row, how.cluster
         )  # fmt: skip
         # A thread's bytes, without those of the additional vector of a ragged row
-        own = (-(-(columns // vec) // (per_row * cluster)) or 1) * vec * self.column_bytes(dtypes)
+        own = (-(-(columns // vec) // (per_row * cluster)) or 1) * vec * self.column_bytes(call)
         exact = columns > 0 and not ragged and columns == vec * vectors * per_row * cluster
         costly = 4 * vec * vectors * len(self.expensive)
-        held = vec * vectors * self.column_bytes(dtypes)
+        held = vec * vectors * self.column_bytes(call)
         holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, cost.REGISTER_BYTES // threads) - held
         deep = cluster > 1 and self.alone and own > cost.THREAD_BYTES and not holds_expensive
         only_row = deep or (ragged and own >= cost.THREAD_BYTES and (cluster > 1 or not holds_expensive))
@@ -159,97 +138,86 @@ class Reduction(Reads):
             vec, ragged, threads, per_row, vectors, cluster, True, exact, holds_expensive and not only_row, only_row, resident
         )  # fmt: skip
 
-    def _wants_runs(
-        self, vec: int, ragged: bool, columns: int | None, dtypes: Mapping[str, str], schedule: Mapping[str, int]
-    ) -> bool:
+    def _wants_runs(self, vec: int, ragged: bool, columns: int | None, call: PlannedCall) -> bool:
         """Whether rows go through shared memory if there is room: vectors would need masks, or threads would read element by element."""
-        packed = any(DTYPES[d].packed for d in dtypes.values())
-        wanted = self.by_runs and (ragged or vec == 1) and bool(columns) and not packed
-        return wanted and not schedule.keys() & {"cluster", "vector_bytes"}
+        wanted = self.by_runs and (ragged or vec == 1) and bool(columns) and not call.packed
+        return wanted and not call.fixes("cluster", "vector_bytes")
 
-    def _run_bytes(self, dtypes: Mapping[str, str]) -> int:
+    def _run_bytes(self, call: PlannedCall) -> int:
         """The bytes of a column in all arrays whose rows go through shared memory."""
         arrays = {a.array for a in self.along_own_rows if a.array is not None}
-        return sum(DTYPES[dtypes[a.name]].size * (a.parts or 1) for a in arrays)
+        return sum(call.size(a) * (a.parts or 1) for a in arrays)
 
-    def _in_runs(
-        self, vec: int, ragged: bool, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> RowLaunch | None:  # fmt: skip
+    def _in_runs(self, vec: int, ragged: bool, columns: int, call: PlannedCall) -> RowLaunch | None:
         """The launch of blocks that copy runs of rows, if vectors need masks, or if few threads of a row would read element by
         element. None if there is no such kernel, or no room for the rows."""
-        if not self._wants_runs(vec, ragged, columns, dtypes, schedule):
+        if not self._wants_runs(vec, ragged, columns, call):
             return None
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
-        per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
+        per_row = call.schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
-        own = cost.threads_of_few(self.least_threads(columns, per_row, dtypes), per_row, extents.rows, processors(arch))
-        threads = max(schedule.get("threads", own) // per_row, 1) * per_row
-        room = threads // per_row * columns * self._run_bytes(dtypes)
+        least = self.least_threads(columns, per_row, call)
+        own = cost.threads_of_few(least, per_row, call.extents.rows, call.processors)
+        threads = max(call.schedule.get("threads", own) // per_row, 1) * per_row
+        room = threads // per_row * columns * self._run_bytes(call)
         if per_row > WARP or vectors > 2 * most or room > RUN_BYTES:
             return None
-        if threads // per_row * self.slot_bytes(dtypes, vectors * per_row, 1, single=True, apart=True) > LONG_RUN_BYTES:
+        if threads // per_row * self.slot_bytes(call, vectors * per_row, 1, single=True, apart=True) > LONG_RUN_BYTES:
             return None
         exact = columns == vectors * per_row and threads == per_row
         return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
 
-    def _in_one_run(
-        self, vec: int, columns: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> RowLaunch | None:  # fmt: skip
+    def _in_one_run(self, vec: int, columns: int, call: PlannedCall) -> RowLaunch | None:
         """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted apart else, or
         expensive values computed of shifted ones. It is the launch of a row of whole vectors, except that the last vector has columns
         past the row's end."""
         vectors = [a for a in (*self.loads, *self.stores) if a.array is not None and a.mode == "flat"]
         if self.shifts and all(self.aligned(a) for a in vectors) and not self.costly:
             return None
-        if not self._wants_runs(vec, True, columns, dtypes, schedule) or not self.in_whole_runs:
+        if not self._wants_runs(vec, True, columns, call) or not self.in_whole_runs:
             return None
-        rounded = replace(extents, columns=-(-columns // vec) * vec)
-        found = self._along(vec, False, dtypes, rounded, schedule, arch, fixed=True)
+        rounded = call.of(columns=-(-columns // vec) * vec)
+        found = self._along(vec, False, rounded, fixed=True)
         if found.threads != found.per_row >= cost.LEAST_THREADS // 2:
-            found = self._along(vec, False, dtypes, rounded, {**schedule, "threads": found.per_row}, arch, fixed=True)
-        room = -(-columns // found.cluster) * self._run_bytes(dtypes)
+            found = self._along(vec, False, rounded.fixing(threads=found.per_row), fixed=True)
+        room = -(-columns // found.cluster) * self._run_bytes(call)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
         return replace(found, ragged=True, exact=False, by_runs=True)
 
-    def _cheapest(
-        self, vec: int, ragged: bool, fixed: bool, columns: int, rows: int | None, dtypes: Mapping[str, str],
-        schedule: Mapping[str, int], arch: str | None,
-    ) -> RowLaunch | None:  # fmt: skip
+    def _cheapest(self, vec: int, ragged: bool, fixed: bool, columns: int, call: PlannedCall) -> RowLaunch | None:
         """The launch that takes the least time by `cost`, of those whose threads hold a whole row; None if rows are too long."""
         row = cost.Row(
             columns,
-            read=self.column_bytes(dtypes),
-            moved=self.moved_bytes(dtypes),
-            written=self.written_bytes(dtypes),
-            narrowest=max(2, min(self.vector_bytes(dtypes), default=4)),
+            read=self.column_bytes(call),
+            moved=self.moved_bytes(call),
+            written=self.written_bytes(call),
+            narrowest=max(2, min(self.vector_bytes(call), default=4)),
             alive=self.alive,
             costly=self.costly,
             expensive=len(self.expensive),
             statistics=len(self.rows),
             meetings=len(self.stages),
-            rows=rows,
+            rows=call.extents.rows,
             in_turn=self.in_turn,
         )
-        narrow = not fixed and columns > 0 and "vector_bytes" not in schedule
-        narrowest = min(vec, -(-LEAST_VECTOR // self.widest(dtypes))) if narrow else vec
+        narrow = not fixed and columns > 0 and not call.fixes("vector_bytes")
+        narrowest = min(vec, -(-LEAST_VECTOR // self.widest(call))) if narrow else vec
         # Lanes of a warp have a group of columns
         vecs = [v for v in (vec, vec // 2, vec // 4) if v == vec or (v >= narrowest and self.lanes(v) <= WARP)]
-        least_threads = functools.partial(self.least_threads, columns, dtypes=dtypes)
+        least_threads = functools.partial(self.least_threads, columns, call=call)
         least = cost.LEAST_THREADS // 2 if fixed and columns // vec >= cost.LEAST_THREADS else 1
 
         def lanes(vec: int) -> int:
             return max(least, self.lanes(vec))
 
-        found = cost.Candidates(row, vecs, ragged, lanes, least_threads, schedule, clusters(arch), in_run=fixed)
-        return cost.cheapest(found, processors(arch))
+        found = cost.Candidates(row, vecs, ragged, lanes, least_threads, call.schedule, call.clusters, in_run=fixed)
+        return cost.cheapest(found, call.processors)
 
-    def least_threads(self, columns: int, per_row: float, dtypes: Mapping[str, str]) -> int:
+    def least_threads(self, columns: int, per_row: float, call: PlannedCall) -> int:
         """The threads of a block of several rows, each with so many threads: enough to move many bytes at a time."""
-        row = columns * (self.moved_bytes(dtypes) or self.column_bytes(dtypes, own=True))
+        row = columns * (self.moved_bytes(call) or self.column_bytes(call, own=True))
         return cost.threads_of_block(row, per_row, self.costly)
 
     def _resident(self, vec: int, own: int, deep: bool) -> int:
@@ -260,31 +228,22 @@ class Reduction(Reads):
         written = deep and any(a.mode != "row" for a in self.stores)
         return ROW_RESIDENT if written or vec * (1 + len(self.rows)) > MOST_COMPUTED else THREADS_OF_BLOCK
 
-    def _walk(
-        self,
-        vec: int,
-        ragged: bool,
-        crossing: bool,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> WalkLaunch:
+    def _walk(self, vec: int, ragged: bool, crossing: bool, call: PlannedCall) -> WalkLaunch:
         """The launch of an op that reduces columns, or everything."""
-        own, width = dict(schedule), vec * self.column_bytes(dtypes)
+        extents, width = call.extents, vec * self.column_bytes(call)
         written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
-            return tiling.everything(vec, ragged, width, written, self.costly, extents.total, own, arch)
+            return tiling.everything(vec, ragged, width, written, self.costly, call)
         columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
         inner = extents.inner
         if self.by_place and columns is not None and rows is not None and inner is not None:
-            narrow = self.whole_vector(vec, inner, dtypes)
+            narrow = self.whole_vector(vec, inner, call)
             # Fewer elements a thread, where places are too few for all threads of the SMs
-            while narrow > 4 and apart * columns < narrow * processors(arch) * THREADS_OF_SM:
+            while narrow > 4 and apart * columns < narrow * call.processors * THREADS_OF_SM:
                 narrow //= 2
-            needs = self.walking_needs(narrow, narrow * self.column_bytes(dtypes), dtypes, 1)
+            needs = self.walking_needs(narrow, 1, call)
             split, whole, meets = columns % narrow != 0, bool(self.rows), self.meets and not ragged
-            found = walking.by_place(narrow, split, needs, whole, meets, columns, rows, apart, own, arch)
+            found = walking.by_place(narrow, split, needs, whole, meets, call)
             if found is not None:
                 crossing = inner % narrow != 0 and not split
                 return replace(found, first=IDLE if self.rows else None, crossing=crossing)
@@ -292,34 +251,30 @@ class Reduction(Reads):
         first: RowLaunch | WalkLaunch | None = None
         if self.rows:
             if columns is not None:
-                if (runs := self._walk_in_runs(vec, ragged, dtypes, extents, own, arch)) is not None:
-                    return replace(self._holding(runs, dtypes), each=1 if self.shares else None, first=IDLE)
-                if ragged and (runs := self._walk_in_long_runs(vec, dtypes, extents, own, arch)) is not None:
-                    return replace(self._holding(runs, dtypes), each=1 if self.shares else None, first=IDLE)
-                needs = self.walking_needs(vec, width, dtypes, each or 1)
-                found = walking.whole(vec, ragged, needs, self.lanes(vec), columns, rows, apart, own, arch)
+                if (runs := self._walk_in_runs(vec, ragged, call)) is not None:
+                    return replace(self._holding(runs, call), each=1 if self.shares else None, first=IDLE)
+                if ragged and (runs := self._walk_in_long_runs(vec, call)) is not None:
+                    return replace(self._holding(runs, call), each=1 if self.shares else None, first=IDLE)
+                needs = self.walking_needs(vec, each or 1, call)
+                found = walking.whole(vec, ragged, needs, self.lanes(vec), call)
                 if found is not None:
-                    return replace(self._holding(found, dtypes), each=each, first=IDLE, crossing=crossing)
+                    return replace(self._holding(found, call), each=each, first=IDLE, crossing=crossing)
             assert self.first is not None
-            first = self.first.launch(dtypes, extents, {}, arch)
+            first = self.first.launch(replace(call, schedule={}))
         assert not isinstance(first, WalkLaunch)
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
-        if ragged and (runs := self._tiles_in_runs(waves, dtypes, extents, own, arch)) is not None:
+        if ragged and (runs := self._tiles_in_runs(waves, call)) is not None:
             return replace(runs, each=1 if self.shares else None, first=first)
         values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
-        lanes, threads = self.lanes(vec), schedule.get("threads", walking.THREADS)
+        lanes, threads = self.lanes(vec), call.schedule.get("threads", walking.THREADS)
         if rows and columns:  # few rows: for all threads of a block
             lanes = max(lanes, min(threads >> (rows - 1).bit_length(), 1 << (-(-columns // vec) - 1).bit_length()))
-        how = tiling.tiles(
-            vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, columns, rows, apart, own, arch
-        )
+        how = tiling.tiles(vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, call)
         how = replace(how, each=each, first=first, crossing=crossing)
         if not (self.meets and rows and columns):
             return how
-        row, narrowest = columns * self.moved_bytes(dtypes), min(self.vector_bytes(dtypes), default=4)
-        return tiling.meeting(how, row, narrowest, columns, rows, apart, self.costly, own, arch) or tiling.settling(
-            how, apart, arch
-        )
+        row, narrowest = columns * self.moved_bytes(call), min(self.vector_bytes(call), default=4)
+        return tiling.meeting(how, row, narrowest, self.costly, call) or tiling.settling(how, call)
 
     def _settles(self, how: WalkLaunch, extents: Extents) -> bool:
         """Whether blocks write the results of columns: each reduces all rows at a place, one at a time. On several devices, rows that meet
@@ -327,76 +282,66 @@ class Reduction(Reads):
         alone = how.parts == 1 and how.threads == how.per_row and not (how.by_place or how.by_runs)
         return bool(how.meets) or (alone and bool(self.settled and self.apart) and extents.rows is not None)
 
-    def _holding(self, how: WalkLaunch, dtypes: Mapping[str, str]) -> WalkLaunch:
+    def _holding(self, how: WalkLaunch, call: PlannedCall) -> WalkLaunch:
         """The launch, of which threads hold expensive values from one reduction to the next. Where rows come to shared memory, registers
         are left for them: an H200 took 0.81 to 1.0 of the time of computing them again. Elsewhere they must fit."""
         if how.staged and not how.by_runs:
             return replace(how, holds_expensive=bool(self.expensive))
-        needs = self.walking_needs(how.vec, how.vec * self.column_bytes(dtypes), dtypes, 1)
+        needs = self.walking_needs(how.vec, 1, call)
         row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * len(self.expensive)
         room = min(MOST_HELD, REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
         fits = walking.registers(needs.alive * how.vec, how.vectors * row) <= room
         return replace(how, holds_expensive=bool(self.expensive) and fits)
 
-    def _walk_in_runs(
-        self,
-        vec: int,
-        ragged: bool,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> WalkLaunch | None:
+    def _walk_in_runs(self, vec: int, ragged: bool, call: PlannedCall) -> WalkLaunch | None:
         """As `_in_runs`, for threads that walk down rows, of which the next one is in flight."""
-        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        if not columns or not self._wants_runs(vec, ragged, columns, dtypes, schedule):
+        columns, apart = call.extents.columns, call.extents.apart or 1
+        if not columns or not self._wants_runs(vec, ragged, columns, call):
             return None
-        if apart > 1 and columns * self.widest(dtypes, late=False) < APART_BYTES:
+        if apart > 1 and columns * self.widest(call, late=False) < APART_BYTES:
             return None
-        needs = self.walking_needs(1, self.column_bytes(dtypes), dtypes, 1)
+        needs = self.walking_needs(1, 1, call)
         vectors = [a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")]
         most = min(
             COSTLY_IN_RUN if self.costly else MOST_IN_RUN, WALKED_VALUES // (len(vectors) + 2 * (needs.sums // 4))
         )
         most = max(LEAST_IN_RUN, most)
-        per_row = schedule.get("threads_per_row", _fewest_threads(columns, most))
+        per_row = call.schedule.get("threads_per_row", _fewest_threads(columns, most))
         if per_row > WARP:
             return None
         threads, count = (
-            max(1, schedule.get("threads", cost.LEAST_THREADS) // per_row) * per_row,
+            max(1, call.schedule.get("threads", cost.LEAST_THREADS) // per_row) * per_row,
             -(-columns // per_row),
         )
         room = (
-            threads // per_row * self.slot_bytes(dtypes, per_row * count, 2, single=True) + threads * count * needs.sums
+            threads // per_row * self.slot_bytes(call, per_row * count, 2, single=True) + threads * count * needs.sums
         )
-        resident = min(THREADS_OF_BLOCK // threads, shared_memory(arch) // room)
+        resident = min(THREADS_OF_BLOCK // threads, call.shared_memory // room)
         if not resident:
             return None
-        return replace(walking.in_runs(threads, per_row, count, resident, rows, apart, arch), joins=self.joins_rows)
+        return replace(walking.in_runs(threads, per_row, count, resident, call), joins=self.joins_rows)
 
-    def _walk_in_long_runs(
-        self, vec: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None
-    ) -> WalkLaunch | None:
+    def _walk_in_long_runs(self, vec: int, call: PlannedCall) -> WalkLaunch | None:
         """As `_in_one_run`, for threads that walk down rows, of which the next ones are in flight."""
-        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        if not columns or not self._wants_runs(vec, True, columns, dtypes, schedule):
+        columns = call.extents.columns
+        if not columns or not self._wants_runs(vec, True, columns, call):
             return None
-        needs = replace(self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1), stageable=True)
-        rounded = -(-columns // vec) * vec
+        needs = replace(self.walking_needs(vec, 1, call), stageable=True)
+        rounded = call.of(columns=-(-columns // vec) * vec)
 
         def launch(fixed: dict[str, int]) -> WalkLaunch | None:
-            how = walking.whole(vec, False, needs, self.lanes(vec), rounded, rows, apart, {**schedule, **fixed}, arch)
+            how = walking.whole(vec, False, needs, self.lanes(vec), rounded.fixing(**fixed))
             fits = how is not None and how.staged and how.per_row > WARP and how.cluster <= MOST_IN_LONG_RUN
             return how if fits else None
 
         # Where an expensive value lacks registers, larger clusters come first
-        sizes = ({}, *({"cluster": n} for n in range(1, MOST_IN_LONG_RUN + 1) if clusters(arch) or n == 1))
+        sizes = ({}, *({"cluster": n} for n in range(1, MOST_IN_LONG_RUN + 1) if call.clusters or n == 1))
         found = next(filter(None, map(launch, sizes)), None)
         if found is None:
             return None
-        slots = self.slot_bytes(dtypes, found.per_row * found.vectors * vec, found.at_once, single=False)
+        slots = self.slot_bytes(call, found.per_row * found.vectors * vec, found.at_once, single=False)
         block = found.threads // found.per_row * slots + found.threads * found.vectors * needs.sums
-        resident = min(max(1, found.resident), shared_memory(arch) // block)
+        resident = min(max(1, found.resident), call.shared_memory // block)
         if not resident:
             return None
         return replace(
@@ -404,26 +349,24 @@ class Reduction(Reads):
             resident=resident if found.resident else 0,
         )  # fmt: skip
 
-    def _tiles_in_runs(
-        self, waves: int, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None
-    ) -> WalkLaunch | None:
+    def _tiles_in_runs(self, waves: int, call: PlannedCall) -> WalkLaunch | None:
         """As `_walk_in_long_runs`, for threads that have columns of their own."""
-        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        if not columns or rows == 1 or not self._wants_runs(1, True, columns, dtypes, schedule):
+        columns = call.extents.columns
+        if not columns or call.extents.rows == 1 or not self._wants_runs(1, True, columns, call):
             return None
-        vec = self.width(dtypes, schedule, shared=False, late=False)
-        needs = self.walking_needs(vec, vec * self.column_bytes(dtypes), dtypes, 1)
+        vec = self.width(call, shared=False, late=False)
+        needs = self.walking_needs(vec, 1, call)
 
         def slots(columns: int, rows: int) -> int:
-            return self.slot_bytes(dtypes, columns, rows, single=False)
+            return self.slot_bytes(call, columns, rows, single=False)
 
-        return tiling.tiles_in_runs(vec, needs, slots, waves, columns, rows, apart, dict(schedule), arch)
+        return tiling.tiles_in_runs(vec, needs, slots, waves, call)
 
-    def walking_needs(self, vec: int, width: int, dtypes: Mapping[str, str], each: int) -> walking.Needs:
+    def walking_needs(self, vec: int, each: int, call: PlannedCall) -> walking.Needs:
         """The room that a thread needs to walk down whole rows; `each` neighbouring columns have one result."""
         own = {a.array: a for a in self.loads if a.array is not None and a.mode in ("flat", "gather")}
-        sizes = {a: DTYPES[dtypes[array.name]].size for array, a in own.items()}
-        wide = 8 if "float64" in dtypes.values() else 4
+        sizes = {a: call.size(array) for array, a in own.items()}
+        wide = 8 if "float64" in call.dtypes.values() else 4
 
         def sent_for(access: Access, size: int) -> bool:
             parts = access.array.parts if access.array is not None and access.interleaved else None
@@ -432,7 +375,7 @@ class Reduction(Reads):
         of_row = {a: n for a, n in sizes.items() if self.of_row(a)}
         sent = {a: n for a, n in of_row.items() if a.mode == "flat"}
         return walking.Needs(
-            width=width,
+            width=vec * self.column_bytes(call),
             fixed=vec * sum(n for a, n in sizes.items() if not self.of_row(a)),
             sums=wide * (vec // each) * sum(s.over == "column" for s in self.columns),
             costly=self.costly,
@@ -442,52 +385,54 @@ class Reduction(Reads):
             gathered=vec * sum(n for a, n in of_row.items() if a.mode == "gather"),
         )
 
-    def _read_again(
-        self, vec: int, ragged: bool, width: int, schedule: Mapping[str, int], cluster: int = 1
-    ) -> RowLaunch:
+    def _read_again(self, vec: int, ragged: bool, width: int, call: PlannedCall, cluster: int = 1) -> RowLaunch:
         """The launch for a row that registers cannot hold (`cost.threads_again`)."""
-        cluster, vectors = schedule.get("cluster", cluster), max(1, cost.THREAD_BYTES // width)
-        threads = schedule.get("threads", cost.threads_again(vec * vectors, self.alive, self.costly, cluster))
+        cluster, vectors = call.schedule.get("cluster", cluster), max(1, cost.THREAD_BYTES // width)
+        threads = call.schedule.get("threads", cost.threads_again(vec * vectors, self.alive, self.costly, cluster))
         return RowLaunch(vec, ragged, threads, threads, vectors, cluster, False, False, False)
 
     def _unheld(
-        self, vec: int, ragged: bool, width: int, row: int, too_long: bool, extents: Extents, schedule: Mapping[str, int],
-        arch: str | None,
-    ) -> RowLaunch | None:  # fmt: skip
+        self, vec: int, ragged: bool, width: int, row: int, too_long: bool, call: PlannedCall
+    ) -> RowLaunch | None:
         """The launch for rows of so many bytes that registers do not hold: those that have no room, and those of many arrays that are read
         in one pass. None for others."""
-        most, filled, rows = cost.MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch), extents.rows or 0
+        most, filled, rows = _most_blocks(call), STREAMS * call.processors, call.extents.rows or 0
         many = self.own_arrays >= MANY_ARRAYS and row > cost.ALONE_ROW and rows >= filled
-        if self.passes == 1 and not schedule and (many or (too_long and rows * most >= filled)):
-            return self._in_one_pass(vec, ragged, width, row // width * vec, rows, arch)
+        if self.passes == 1 and not call.schedule and (many or (too_long and rows * most >= filled)):
+            return self._in_one_pass(vec, ragged, width, row // width * vec, rows, call)
         if not too_long:
             return None
-        found = self._read_again(vec, ragged, width, schedule, most)
-        return self._filling(found, rows, arch) if rows and not schedule else found
+        found = self._read_again(vec, ragged, width, call, most)
+        return self._filling(found, rows, call) if rows and not call.schedule else found
 
-    def _in_one_pass(self, vec: int, ragged: bool, width: int, columns: int, rows: int, arch: str | None) -> RowLaunch:
+    def _in_one_pass(self, vec: int, ragged: bool, width: int, columns: int, rows: int, call: PlannedCall) -> RowLaunch:
         """The launch for long rows that are read once, since nothing is written along them and all statistics take one pass.
         Registers hold no more than is in flight, and a row has no more blocks than fill all SMs."""
-        cluster, most, least = 1, cost.MAX_CLUSTER if clusters(arch) else 1, STREAMS * processors(arch)
+        cluster, most, least = 1, _most_blocks(call), STREAMS * call.processors
         while cluster < most and rows * cluster < least and 2 * cluster * cost.STREAMING * vec <= columns:
             cluster *= 2
-        threads = cost.threads_of_pass(rows * cluster, processors(arch))
-        return self._read_again(vec, ragged, width, {"threads": threads}, cluster)
+        threads = cost.threads_of_pass(rows * cluster, call.processors)
+        return self._read_again(vec, ragged, width, call.fixing(threads=threads), cluster)
 
-    def _filling(self, how: RowLaunch, rows: int, arch: str | None) -> RowLaunch:
+    def _filling(self, how: RowLaunch, rows: int, call: PlannedCall) -> RowLaunch:
         """The launch with larger blocks where few rows would leave SMs without threads."""
         threads = how.threads
-        while threads < MOST_FILLING and rows * how.cluster * threads < RESIDENT * processors(arch):
+        while threads < MOST_FILLING and rows * how.cluster * threads < RESIDENT * call.processors:
             threads *= 2
         return replace(how, threads=threads, per_row=threads)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """Sizes of the innermost axis at which the kernel changes: a vector, what a thread holds, a
         warp's vectors, what a warp holds."""
-        vec = self.width(dtypes, schedule)
+        vec = self.width(call)
         room = walking.most_kept(self.costly, False) if self.rows and self.columns else cost.THREAD_BYTES
-        kept = vec * max(1, room // (vec * self.column_bytes(dtypes)))
+        kept = vec * max(1, room // (vec * self.column_bytes(call)))
         return vec, kept, 32 * vec, 32 * kept
+
+
+def _most_blocks(call: PlannedCall) -> int:
+    """The most blocks of a cluster that shares a row."""
+    return cost.MAX_CLUSTER if call.clusters else 1
 
 
 def _fewest_threads(columns: int, most: int) -> int:

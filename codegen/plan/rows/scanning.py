@@ -15,20 +15,20 @@ columns, and the warps that share an axis add up these sums in the end. So gradi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import DTYPES, Along, Node, Statement, along_of, lost_axes, topological
+from codegen.graph.nodes import Along, Node, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, SCANS, TAKES
-from codegen.plan.access import Access, Extent, vector_width
+from codegen.plan.access import Access, Extent
 from codegen.plan.elementwise import Elementwise, PlannedElements
-from codegen.plan.launches import Extents
+from codegen.plan.launches import PlannedCall, vector_width
 from codegen.plan.rows.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Spec
-from codegen.targets import MOST_REGISTERS, clusters
+from codegen.targets import MOST_REGISTERS
 
 THREADS = 128  # of a block, at least
 # By whether the axis is innermost: warps of a block that share an axis at most, and threads that keep a large GPU busy: as long as
@@ -116,19 +116,14 @@ class Scan(Elementwise):
         """Whether a thread loads an array's elements for the next tile while it computes one."""
         return access.array is not None and self.place in access.tokens and not self.is_of_states(access)
 
-    def launch(
-        self,
-        dtypes: Mapping[str, str],
-        extents: Extents,
-        schedule: Mapping[str, int],
-        arch: str | None = None,
-    ) -> Launch:
-        """The launch for arrays of these dtypes (by name)."""
-        widths = [DTYPES[dtypes[a.name]].size * n for a, n in self.full if a.name in dtypes] or [4]
+    def launch(self, call: PlannedCall) -> Launch:
+        """The launch of a call."""
+        extents = call.extents
+        widths = [call.size(a) * n for a, n in self.full if a.name in call.dtypes] or [4]
         size, scans = extents.columns, extents.rows
 
         def vector(width: int) -> int:
-            found = vector_width(width, schedule if self.innermost else {"vector_bytes": COLUMN_BYTES})
+            found = call.vector(width) if self.innermost else vector_width(width, COLUMN_BYTES)
             return math.gcd(found, extents.inner) if extents.inner else 1 if extents.inner is None else found
 
         vec = 1 if self.states and not self.innermost else vector(max(widths))
@@ -140,12 +135,12 @@ class Scan(Elementwise):
         if self.states:
             along, steps = self._for_states(vec, size, scans)
         else:
-            steps = max(LEAST_IN_ROW // vec, 1) if self.innermost else self._steps(dtypes, vec, most)
+            steps = max(LEAST_IN_ROW // vec, 1) if self.innermost else self._steps(call, vec, most)
             along = self._warps(vec, steps, size, scans)
         threads = max(THREADS, along * WARP)
         resident = 0 if self.innermost or self.states else RESIDENT // threads
         how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
-        shared = clusters(arch) and along == MOST_ALONG[self.innermost] and not (self.states or self.sums)
+        shared = call.clusters and along == MOST_ALONG[self.innermost] and not (self.states or self.sums)
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
 
     def _for_states(self, vec: int, size: int | None, scans: int | None) -> tuple[int, int]:
@@ -173,10 +168,10 @@ class Scan(Elementwise):
             along *= 2
         return along
 
-    def _steps(self, dtypes: Mapping[str, str], vec: int, most: int) -> int:
+    def _steps(self, call: PlannedCall, vec: int, most: int) -> int:
         """The vectors of a thread at once, along an axis that is not innermost: fewer than `most` where these need many registers."""
-        loaded = {a.array.name for a in self.loads if a.array is not None and self.is_ahead(a)}
-        ahead = sum(DTYPES[dtypes[name]].size for name in loaded if name in dtypes)
+        loaded = {a.array for a in self.loads if a.array is not None and self.is_ahead(a)}
+        ahead = sum(call.size(array) for array in loaded if array.name in call.dtypes)
         each, steps = STEP_REGISTERS + self.held * vec + ahead * vec // 4, most
         while steps > 1 and registers(steps * each, 0) > MOST_REGISTERS:
             steps //= 2

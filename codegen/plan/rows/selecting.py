@@ -19,14 +19,13 @@ A kernel that sorts selects all elements, the smallest first. A warp or a block 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
-from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, topological
+from codegen.graph.nodes import Leaf, Node, Selected, Statement, topological
 from codegen.graph.ops import NUCLEUS, PLACED, UNSORT
-from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of, vector_width
-from codegen.plan.launches import Extents
+from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.planner import Names, Planner
 from codegen.shared import SPARE_BITS, WARP, SelectLaunch
 from codegen.spec.spec import Array, Spec
@@ -89,19 +88,16 @@ class Selection(Unreduced):
         """The number of rows, and of their elements."""
         return extent(self.groups[0].axes), extent(self.groups[-1].axes)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of a row at which the kernel changes its method: a vector, a warp's row."""
-        return self.launch(dtypes, Extents(None, None), schedule).vec, WARP_ROW
+        return self.launch(replace(call, extents=Extents())).vec, WARP_ROW
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name); `schedule` overrides (`overrides`)."""
-        del arch  # it is the same on every architecture
-        found, size = self.by_pieces(dtypes, extents, schedule), extents.columns
+    def launch(self, call: PlannedCall) -> SelectLaunch:
+        """The launch of a call, the same on every architecture."""
+        found, size = self.by_pieces(call), call.extents.columns
         if size is None or size > WARP * THREAD_ELEMENTS or self.selected.count > IN_TURN:
-            return self.by_bound(found, extents, dtypes[self.source.name])
-        per_row = lanes_of_row(size, found.vec, found.count, extents.rows)
+            return self.by_bound(found, call.extents, call.dtypes[self.source.name])
+        per_row = lanes_of_row(size, found.vec, found.count, call.extents.rows)
         vectors = _power_of_two(-(-size // (per_row * found.vec)))
         whole = size == per_row * found.vec * vectors
         return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True, whole=whole)
@@ -121,9 +117,9 @@ class Selection(Unreduced):
         # 4096, and 103.4 with four warps a block, of which more are resident
         return replace(found, threads=per_row, per_row=per_row, vectors=vectors, bits=bits)
 
-    def by_pieces(self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int]) -> SelectLaunch:
+    def by_pieces(self, call: PlannedCall) -> SelectLaunch:
         """The launch of a kernel whose rows may be longer than its threads hold."""
-        vec, columns = vector_width(DTYPES[dtypes[self.source.name]].size, schedule), extents.inner
+        vec, columns = call.vector(call.size(self.source)), call.extents.inner
         per_row, size = WARP, 4 * WARP_ROW if columns is None else columns
         while size > WARP_ROW and per_row < MOST_THREADS and per_row * LONG_THREAD < size:
             per_row *= 2
@@ -153,24 +149,21 @@ def _power_of_two(least: int) -> int:
 class Sort(Selection):
     """The plan of a kernel that sorts. The groups are the rows and their elements."""
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of a row at which the kernel changes its method: one element for each thread, a warp's row."""
-        del dtypes, schedule
+        del call
         return WARP, WARP * SORTED_EACH
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` for rows that are too long for a block,
+    def launch(self, call: PlannedCall) -> SelectLaunch:
+        """The launch of a call. Raises `UserError` for rows that are too long for a block,
         and for rows of unknown size."""
-        del arch
-        size, axis = extents.columns, self.selected.axes[0]
+        size, axis = call.extents.columns, self.selected.axes[0]
         if size is None or size > SORTED:
             words = f"{axis} is {size}" if size else f"the size of {axis} is not known"
             raise UserError(f"{words}, and a kernel sorts rows of up to {SORTED} elements")
         count = max(WARP, 1 << (size - 1).bit_length())
         per_row = max(WARP, count // SORTED_EACH)
-        vec = min(vector_width(DTYPES[dtypes[self.source.name]].size, schedule), count // per_row)
+        vec = min(call.vector(call.size(self.source)), count // per_row)
         threads = per_row if per_row > WARP else BLOCK
         return SelectLaunch(vec, size % vec != 0, threads, per_row, count // per_row // vec, count)
 
@@ -182,13 +175,9 @@ class Threshold(Selection):
 
     mass: str | float = 1.0  # a number, or the name of a parameter, or of an input with one for each row
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name). Registers hold a row that is not longer than a piece."""
-        del arch
-        found = self.by_pieces(dtypes, extents, schedule)
-        size = extents.columns
+    def launch(self, call: PlannedCall) -> SelectLaunch:
+        """The launch of a call. Registers hold a row that is not longer than a piece."""
+        found, size = self.by_pieces(call), call.extents.columns
         return replace(found, whole=size is not None and size <= found.per_row * found.vec * found.vectors)
 
 
@@ -208,19 +197,16 @@ class Placement(Selection):
     def full(self) -> tuple[tuple[Array, int], ...]:
         return ((self.result, 1),)
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> SelectLaunch:
-        """The launch for arrays of these dtypes (by name). Rows that are not a multiple of the vector width are written
+    def launch(self, call: PlannedCall) -> SelectLaunch:
+        """The launch of a call. Rows that are not a multiple of the vector width are written
         element by element. `in_turn`: registers hold all that is placed."""
-        del arch
-        vec, columns = vector_width(DTYPES[dtypes[self.result.name]].size, schedule), extents.inner
+        vec, columns = call.vector(call.size(self.result)), call.extents.inner
         if columns is None or columns % vec:
             vec = 1
-        per_row = WARP if columns is None or columns != extents.columns else threads_of_row(columns, vec)
+        per_row = WARP if columns is None or columns != call.extents.columns else threads_of_row(columns, vec)
         while columns is not None and per_row < MOST_THREADS and per_row * LONG_THREAD < columns:
             per_row *= 2
-        few = self.holds_few(DTYPES[dtypes[self.result.name]].size)
+        few = self.holds_few(call.size(self.result))
         return SelectLaunch(vec, False, max(per_row, BLOCK), per_row, 1, self.selected.count, in_turn=few)
 
     def holds_few(self, size: int) -> bool:

@@ -6,12 +6,11 @@ It is the plan of a row kernel. One block, or a cluster, holds a row in register
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Statement
-from codegen.plan.launches import Extents
+from codegen.plan.launches import PlannedCall
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
@@ -26,15 +25,13 @@ STRETCHES = 64  # of the innermost axis in a row that kernels over rows share: w
 class Single(Reduction):
     """The plan of an op that reduces along rows that a block holds."""
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> RowLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block holds a row and others would share it, or where
+    def launch(self, call: PlannedCall) -> RowLaunch:
+        """The launch of a call. Raises `UserError` where no block holds a row and others would share it, or where
         its size is not known."""
-        columns = set(range(self.leading, len(self.groups)))
+        extents, columns = call.extents, set(range(self.leading, len(self.groups)))
         if (extents.columns or 0) >= PAIRS and not any(columns <= {*a.tokens} for a in (*self.loads, *self.stores)):
             raise UserError(f"no array has all {extents.columns} elements of a row: other kernels read them less often")
-        found = super().launch(dtypes, extents, schedule, arch)
+        found = super().launch(call)
         assert isinstance(found, RowLaunch)
         stretches = (extents.columns or 0) // max(extents.inner or 1, 1)
         if not found.holds_row and (not self.row_groups or stretches >= STRETCHES):

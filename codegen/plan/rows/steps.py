@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, Selected, Statement, lost_axes
 from codegen.graph.ops import ALONE, PLACED, SCANS, TAKES
-from codegen.plan.access import Access, Extent, Group, View, tokens_of, vector_width
-from codegen.plan.launches import Extents
+from codegen.plan.access import Access, Extent, Group, View, tokens_of
+from codegen.plan.launches import PlannedCall
 from codegen.plan.planner import Names, Planner
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
@@ -33,7 +33,6 @@ from codegen.plan.rows.selecting import (
 )
 from codegen.shared import WARP, RowLaunch, SelectLaunch, StepsLaunch
 from codegen.spec.spec import Array, Spec
-from codegen.targets import shared_memory
 
 CHOOSING = ("top_k", "top_k_index", PLACED)
 MOST_BYTES = 64 * 1024  # of a block's rows in shared memory: then three blocks are resident
@@ -98,28 +97,26 @@ class Steps(Selection):
         columns, rows = (tuple(a for i in some for a in self.groups[i].axes) for some in self.counted)
         return extent(rows), extent(columns)
 
-    def edges(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> tuple[int, ...]:
+    def edges(self, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of a row at which the kernel changes its method: a vector, what a warp holds."""
-        return self._width(dtypes, schedule), WARP_ROW
+        return self._width(call), WARP_ROW
 
-    def _width(self, dtypes: Mapping[str, str], schedule: Mapping[str, int]) -> int:
-        return vector_width(max((DTYPES[dtypes[a.name]].size * n for a, n in self.full), default=4), schedule)
+    def _width(self, call: PlannedCall) -> int:
+        return call.vector(max((call.size(a) * n for a, n in self.full), default=4))
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> StepsLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block has room for a row, or where its size is not
+    def launch(self, call: PlannedCall) -> StepsLaunch:
+        """The launch of a call. Raises `UserError` where no block has room for a row, or where its size is not
         known."""
-        columns = extents.columns
+        columns = call.extents.columns
         if columns is None:
             raise UserError("the sizes are not known")
-        vec = math.gcd(self._width(dtypes, schedule), columns) or 1
-        found = self._selecting(SelectLaunch(vec, False, BLOCK, WARP, 1, self.selected.count), extents, dtypes)
-        steps = tuple(self._step(step, found, columns, dtypes) for step in self.steps)
+        vec = math.gcd(self._width(call), columns) or 1
+        found = self._selecting(SelectLaunch(vec, False, BLOCK, WARP, 1, self.selected.count), call)
+        steps = tuple(self._step(step, found, columns, call) for step in self.steps)
         if found.vec * found.vectors > THREAD_ELEMENTS:
             raise UserError(f"no block can hold a row of {columns} elements")
         room = sum(self.length(a, columns) * DTYPES[a.dtype].size for a in self.handed) * found.rows_a_block
-        if room > min(MOST_BYTES, shared_memory(arch)):
+        if room > min(MOST_BYTES, call.shared_memory):
             raise UserError(f"shared memory has no room for {room} bytes of rows")
         own = {field.name: getattr(found, field.name) for field in fields(SelectLaunch)}
         return StepsLaunch(**own, room=columns, steps=steps)
@@ -129,32 +126,30 @@ class Steps(Selection):
         along = {*array.axes}
         return self.selected.count if self.selected.into in along else columns if along & {*self.selected.axes} else 1
 
-    def dtype_of(self, array: Array, dtypes: Mapping[str, str]) -> str:
+    def dtype_of(self, array: Array, call: PlannedCall) -> str:
         """The dtype of an array of the call, or of one that is handed on."""
-        return dtypes.get(array.name, array.dtype)
+        return call.dtypes.get(array.name, array.dtype)
 
-    def _selecting(self, found: SelectLaunch, extents: Extents, dtypes: Mapping[str, str]) -> SelectLaunch:
+    def _selecting(self, found: SelectLaunch, call: PlannedCall) -> SelectLaunch:
         """The launch of the selection, whose threads hold a row."""
-        size, vec, count = extents.columns or 1, found.vec, found.count
+        size, vec, count = call.extents.columns or 1, found.vec, found.count
         source = next((s.plan for s in self.steps if type(s.plan) is Selection), None)
         if size > WARP * THREAD_ELEMENTS or (count > IN_TURN and source is not None):
             if source is not None:
-                found = source.by_bound(found, replace(extents, inner=size), self.dtype_of(source.source, dtypes))
+                found = source.by_bound(found, call.of(inner=size).extents, self.dtype_of(source.source, call))
             per_row = found.per_row
             while per_row * THREAD_ELEMENTS < size and per_row < MOST_THREADS:
                 per_row *= 2 if per_row > WARP else BLOCK // WARP
             threads = max(per_row, BLOCK) if per_row == WARP and source is None else per_row
             return replace(found, threads=threads, per_row=per_row, vectors=-(-size // (per_row * vec)) or 1)
-        per_row = lanes_of_row(size, vec, count, extents.rows)
+        per_row = lanes_of_row(size, vec, count, call.extents.rows)
         return replace(found, per_row=per_row, vectors=-(-size // (per_row * vec)) or 1, in_turn=True)
 
-    def _step(
-        self, step: Step, found: SelectLaunch, columns: int, dtypes: Mapping[str, str]
-    ) -> RowLaunch | SelectLaunch:
+    def _step(self, step: Step, found: SelectLaunch, columns: int, call: PlannedCall) -> RowLaunch | SelectLaunch:
         """The launch of a step whose rows have the threads that the selection's have."""
         plan = step.plan
         if isinstance(plan, Placement):
-            return replace(found, in_turn=plan.holds_few(DTYPES[self.dtype_of(plan.result, dtypes)].size))
+            return replace(found, in_turn=plan.holds_few(DTYPES[self.dtype_of(plan.result, call)].size))
         if isinstance(plan, Selection):
             if not found.in_turn:
                 return found

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.nodes import DTYPES, ROWS, Statement, lost_axes
 from codegen.graph.ops import ALONE, SCANS, TAKES
-from codegen.plan.launches import Extents
+from codegen.plan.launches import PlannedCall
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
@@ -55,22 +55,21 @@ class Strided(Reduction):
         own = (a.array for a in (*self.loads, *self.stores) if a.array is not None and a.tokens[-1:] == (innermost,))
         return tuple(dict.fromkeys((array, 1) for array in own))
 
-    def launch(
-        self, dtypes: Mapping[str, str], extents: Extents, schedule: Mapping[str, int], arch: str | None = None
-    ) -> RowLaunch:
-        """The launch for arrays of these dtypes (by name). Raises `UserError` where no block holds a row, where stretches are too
+    def launch(self, call: PlannedCall) -> RowLaunch:
+        """The launch of a call. Raises `UserError` where no block holds a row, where stretches are too
         short, or where sizes are not known."""
+        extents = call.extents
         if extents.inner is None or extents.columns is None:
             raise UserError("the sizes are not known")
-        vec = math.gcd(self.width(dtypes, schedule), extents.inner) if extents.inner else 1
-        narrowest = min(DTYPES[dtypes[array.name]].size for array, _ in self.full)
+        vec = math.gcd(self.width(call), extents.inner) if extents.inner else 1
+        narrowest = min(call.size(array) for array, _ in self.full)
         if extents.inner * narrowest < LEAST_STRETCH:
             raise UserError(f"{extents.inner} neighbouring elements are too few")
-        width = extents.columns * self.column_bytes(dtypes)
+        width = extents.columns * self.column_bytes(call)
         few = extents.rows is not None and extents.rows * width <= IN_CACHE
-        if width > MOST_BYTES and vec == self.width(dtypes, schedule) and not few:
+        if width > MOST_BYTES and vec == self.width(call) and not few:
             raise UserError(f"a row of {width} bytes in stretches is read as fast by stages")
-        found = self._along(vec, False, dtypes, extents, schedule, arch)
+        found = self._along(vec, False, call)
         if not found.holds_row:
             raise UserError(f"no block can hold a row of {extents.columns} elements")
         return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
+from codegen.plan.launches import PlannedCall
 from codegen.plan.rows import cost
 from codegen.plan.rows.walking import (
     ANY,
@@ -20,7 +21,6 @@ from codegen.plan.rows.walking import (
     threads_that_fit,
 )
 from codegen.shared import WARP, WalkLaunch
-from codegen.targets import clusters, processors, shared_memory
 
 MASKED_THREADS = 1024  # if vectors need masks: of one row at a time, since instructions take the time
 # (with expensive values 64 registers do not suffice: the sum over rows of a sine took an H100 717 us, and 223 with 256 threads)
@@ -59,26 +59,23 @@ def tiles(
     costly: bool,
     waves: int,
     alive: int,
-    columns: int | None,
-    rows: int | None,
-    apart: int,
-    schedule: dict[str, int],
-    arch: str | None,
+    call: PlannedCall,
     spread: bool = False,
 ) -> WalkLaunch:
     """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a vector's results.
     `values`: whether each row also has values of its own. `costly`: whether an expensive value is computed. `waves`: how often all
     SMs are filled, at least. `alive`: the most values of a column that are alive at once. `spread`: whether not all blocks run at a time."""
+    columns, rows, apart = call.extents.columns, call.extents.rows, call.extents.apart or 1
     spread = spread or apart > 1
     many = rows or 2**31
     roomy = alive <= COSTLY_VALUES or cost.registers(FEW_AT_ONCE * vec, alive) <= ROOMY
     least = min(FEW_AT_ONCE if roomy else 1, most_rows())
-    at_once = 1 if ragged else max(least, rows_at_once(width, written, values, costly, arch))
+    at_once = 1 if ragged else max(least, rows_at_once(width, written, values, costly, call.clusters))
     few = alive * vec >= CROWDED_VALUES or (costly and alive >= COSTLY_VALUES)
     at_once = min(at_once, FEW_AT_ONCE if few else MOST_MEETING if apart > 1 else at_once)
     crowded = cost.registers(vec * at_once, alive) > MOST_OF_MANY
     own = CROWDED_THREADS if crowded and spread else MASKED_THREADS if ragged and not costly else THREADS
-    threads, per_row = schedule.get("threads", own), lanes
+    threads, per_row = call.schedule.get("threads", own), lanes
     while per_row < 32 and (columns is None or per_row * vec < columns):
         per_row *= 2
     beside = max(1, min(threads // per_row, max(1 << (many - 1).bit_length(), WARP // per_row)))
@@ -87,15 +84,13 @@ def tiles(
     pieces = (-(-(4096 if columns is None else columns) // (per_row * vec)) or 1) * apart
     most = RESIDENT if crowded else MANY_RESIDENT
     resident = max(1, (most if apart > 1 else RESIDENT) // threads)
-    full = shares(pieces, resident * processors(arch), waves)
-    all_at_a_time = full * pieces <= resident * processors(arch)
+    full = shares(pieces, resident * call.processors, waves)
+    all_at_a_time = full * pieces <= resident * call.processors
     if not all_at_a_time and crowded and not spread:
-        return tiles(
-            vec, ragged, width, written, lanes, values, costly, waves, alive, columns, rows, apart, schedule, arch, True
-        )
+        return tiles(vec, ragged, width, written, lanes, values, costly, waves, alive, call, True)
     if not all_at_a_time:
         resident = max(1, most // threads)
-        full = shares(pieces, resident * processors(arch), waves)
+        full = shares(pieces, resident * call.processors, waves)
 
     def parts_of(at_once: int) -> int:
         return min(max(1, min(full, -(-many // (beside * at_once)))), most_parts())
@@ -110,14 +105,13 @@ def tiles(
     )
 
 
-def meeting(
-    how: WalkLaunch, row: int, narrowest: int, columns: int, rows: int, apart: int, costly: bool, schedule: Mapping[str, int],
-    arch: str | None,
-) -> WalkLaunch | None:  # fmt: skip
+def meeting(how: WalkLaunch, row: int, narrowest: int, costly: bool, call: PlannedCall) -> WalkLaunch | None:
     """The launch with the vectors of `how` if one block of each cluster writes the results of a few bytes: no other kernel is launched.
     `row` are the bytes of a row, and `narrowest` those of an element of one of the arrays. It has as many blocks as run at once on an
     SM each, or fewer; None if they would read much more than if other blocks shared the rows."""
-    found, most, together = [], processors(arch), 1 << (rows - 1).bit_length()
+    columns, rows, apart = call.extents.columns, call.extents.rows, call.extents.apart or 1
+    assert columns is not None and rows is not None
+    found, most, together = [], call.processors, 1 << (rows - 1).bit_length()
     widest = 1 << (-(-columns // how.vec) - 1).bit_length()
     least = max(
         -(-MET_PIECE // (how.vec * narrowest)), WARP // together
@@ -125,11 +119,11 @@ def meeting(
     for per_row in (n for n in PIECES if n <= widest and (n >= least or n in (widest, WARP))):
         pieces = apart * -(-columns // (per_row * how.vec))
         beside = min(THREADS // per_row, max(together, WARP // per_row))
-        for meets in MEETING if clusters(arch) else MEETING[:1]:
+        for meets in MEETING if call.clusters else MEETING[:1]:
             crowded = apart > 1 and costly and rows > beside * meets  # a thread would have one row after the other
             if pieces * meets <= most and (meets == 1 or rows > beside * meets // 2) and not crowded:
                 found.append((pieces * meets, meets == 1, per_row, meets, beside))
-    if not found or schedule or most_parts() < ANY:
+    if not found or call.schedule or most_parts() < ANY:
         return None
     blocks, _, per_row, meets, beside = max(found)  # with wide pieces, a block reduces few rows before it meets others
     if row * rows * apart > MET_BYTES * blocks:
@@ -140,19 +134,24 @@ def meeting(
     )
 
 
-def settling(how: WalkLaunch, apart: int, arch: str | None) -> WalkLaunch:
+def settling(how: WalkLaunch, call: PlannedCall) -> WalkLaunch:
     """The launch with as many blocks for each of several places, of which one writes its results: no other kernel is launched."""
-    fits = apart > 1 and how.parts in (MEETING if clusters(arch) else MEETING[:1]) and most_parts() == ANY
+    fits = (
+        (call.extents.apart or 1) > 1
+        and how.parts in (MEETING if call.clusters else MEETING[:1])
+        and most_parts() == ANY
+    )
     return replace(how, meets=how.parts) if fits else how
 
 
 def tiles_in_runs(
-    vec: int, needs: Needs, slots: Callable[[int, int], int], waves: int, columns: int, rows: int | None, apart: int,
-    schedule: dict[str, int], arch: str | None,
-) -> WalkLaunch | None:  # fmt: skip
+    vec: int, needs: Needs, slots: Callable[[int, int], int], waves: int, call: PlannedCall
+) -> WalkLaunch | None:
     """As `tiles`, of ragged rows. A warp, or fewer threads if rows are short, loads and stores its piece of a row through shared
     memory, in which its next pieces arrive. `slots`: the bytes of so many columns of so many rows there. None without room."""
-    threads, count = schedule.get("threads", THREADS), -(-columns // vec)
+    columns, rows, apart = call.extents.columns, call.extents.rows, call.extents.apart or 1
+    assert columns is not None
+    threads, count = call.schedule.get("threads", THREADS), -(-columns // vec)
     per_row = 1
     while per_row < WARP and per_row < count:
         per_row *= 2
@@ -164,10 +163,10 @@ def tiles_in_runs(
     row = threads * vectors * needs.width  # bytes of a row of each of a block's threads
     at_once = max(2, min(MOST_IN_FLIGHT, 1 + IN_FLIGHT // (resident * row)))
     block = threads // per_row * slots(per_row * vectors * vec, at_once) + threads * vectors * needs.sums
-    resident = min(resident, shared_memory(arch) // block)
+    resident = min(resident, call.shared_memory // block)
     if not resident:
         return None
-    full = shares(pieces * apart, resident * processors(arch), waves)
+    full = shares(pieces * apart, resident * call.processors, waves)
     handfuls = -(-(rows or 2**31) // (threads // per_row))
     parts = min(max(1, min(full, handfuls)), most_parts())
     return WalkLaunch(
@@ -176,29 +175,20 @@ def tiles_in_runs(
     )  # fmt: skip
 
 
-def everything(
-    vec: int,
-    ragged: bool,
-    width: int,
-    written: int,
-    costly: bool,
-    total: int | None,
-    schedule: dict[str, int],
-    arch: str | None,
-) -> WalkLaunch:
+def everything(vec: int, ragged: bool, width: int, written: int, costly: bool, call: PlannedCall) -> WalkLaunch:
     """The launch if all arrays are one long row."""
-    threads = schedule.get("threads", THREADS)
-    at_once, wide = rows_at_once(width, written, False, costly, None if ragged else arch), threads * vec
+    threads, total = call.schedule.get("threads", THREADS), call.extents.total
+    at_once, wide = rows_at_once(width, written, False, costly, call.clusters and not ragged), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
-    parts = max(1, min(resident * processors(arch), -(-rows // at_once), most_parts()))
+    parts = max(1, min(resident * call.processors, -(-rows // at_once), most_parts()))
     return WalkLaunch(
         vec, ragged, threads, threads, 1, 1, at_once, exact=False, whole=True, resident=resident, parts=parts
     )
 
 
-def rows_at_once(width: int, written: int, values: bool, costly: bool, arch: str | None) -> int:
-    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows."""
-    most = (COSTLY_BYTES if clusters(arch) else LEAST_BYTES) if costly else BYTES
+def rows_at_once(width: int, written: int, values: bool, costly: bool, clusters: bool) -> int:
+    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows. `clusters`: whether the GPU has these."""
+    most = (COSTLY_BYTES if clusters else LEAST_BYTES) if costly else BYTES
     less = 2 if values else 1
     return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), most_rows()))
 

@@ -16,9 +16,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from codegen.plan.access import INT_MAX
+from codegen.plan.launches import PlannedCall
 from codegen.plan.rows import cost
 from codegen.shared import WARP, WalkLaunch
-from codegen.targets import REGISTERS_OF_SM, clusters, features, processors, shared_memory
+from codegen.targets import REGISTERS_OF_SM
 
 # The threads of a row, where a block has whole rows. A row has more of them rather than that a thread holds more bytes of it
 WALKED_THREAD_BYTES = 96
@@ -132,20 +133,10 @@ def most_kept(costly: bool, ragged: bool) -> int:
     return WALKED_THREAD_BYTES if not costly else COSTLY_THREAD_BYTES // (2 if ragged else 1)
 
 
-def whole(
-    vec: int,
-    ragged: bool,
-    needs: Needs,
-    lanes: int,
-    columns: int,
-    rows: int | None,
-    apart: int,
-    schedule: dict[str, int],
-    arch: str | None,
-) -> WalkLaunch | None:
+def whole(vec: int, ragged: bool, needs: Needs, lanes: int, call: PlannedCall) -> WalkLaunch | None:
     """The launch of a kernel that holds whole rows, with the smallest cluster that has room for one; None if rows are
     too long. `lanes` is the number of neighbouring threads that hold a group of columns."""
-    held_rows = _WholeRows(vec, ragged, needs, lanes, columns, rows, apart, schedule, arch)
+    held_rows = _WholeRows(vec, ragged, needs, lanes, call)
     found: list[WalkLaunch] = []
     for cluster in held_rows.cluster_sizes():
         made = held_rows.launch(cluster)
@@ -169,11 +160,21 @@ class _WholeRows:
     ragged: bool
     needs: Needs
     lanes: int
-    columns: int
-    rows: int | None
-    apart: int
-    schedule: dict[str, int]
-    arch: str | None
+    call: PlannedCall
+
+    @property
+    def columns(self) -> int:
+        columns = self.call.extents.columns
+        assert columns is not None
+        return columns
+
+    @property
+    def rows(self) -> int | None:
+        return self.call.extents.rows
+
+    @property
+    def apart(self) -> int:
+        return self.call.extents.apart or 1
 
     @property
     def count(self) -> int:
@@ -187,11 +188,11 @@ class _WholeRows:
 
     def cluster_sizes(self) -> tuple[int, ...]:
         """The blocks of a cluster to try, in this order."""
-        if "cluster" in self.schedule:
-            return (self.schedule["cluster"],)
-        if clusters(self.arch) and self.count * self.needs.width > ROW_BYTES_UNSHARED:
+        if self.call.fixes("cluster"):
+            return (self.call.schedule["cluster"],)
+        if self.call.clusters and self.count * self.needs.width > ROW_BYTES_UNSHARED:
             return CLUSTERS
-        return (1, *CLUSTERS) if clusters(self.arch) and self.needs.costly else (1,)
+        return (1, *CLUSTERS) if self.call.clusters and self.needs.costly else (1,)
 
     @property
     def most(self) -> int:
@@ -218,7 +219,7 @@ class _WholeRows:
         while per_row < MOST_THREADS and per_row * cluster * most < count:
             per_row *= 2
             most = self.most_of_several if per_row < LEAST_THREADS else self.most
-        per_row = self.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
+        per_row = self.call.schedule.get("threads_per_row", fewest_idle(per_row, count, count, most, cluster))
         return max(per_row, 32 if cluster > 1 else self.lanes)
 
     def threads(self, cluster: int) -> tuple[int, int]:
@@ -228,18 +229,18 @@ class _WholeRows:
         if self.are_few(cluster):
             per_row, least = max(per_row, min(WARP, 1 << (self.count - 1).bit_length())), min(least, FEW_THREADS)
         least = least if per_row <= WARP else per_row  # rows of several warps would wait for each other
-        rows = max(1, WARP // per_row) if self.single else max(1, self.schedule.get("threads", least) // per_row)
+        rows = max(1, WARP // per_row) if self.single else max(1, self.call.schedule.get("threads", least) // per_row)
         return rows * per_row, per_row
 
     def are_few(self, cluster: int) -> bool:
         """Whether rows are no more than the SMs run at a time."""
         threads = (self.rows or 0) * self.apart * cluster * self.threads_of_row(cluster)
-        few = self.rows is not None and threads < RESIDENT * processors(self.arch)
-        return few and most_parts() == ANY and not self.schedule.keys() & {"threads", "threads_per_row"}
+        few = self.rows is not None and threads < RESIDENT * self.call.processors
+        return few and most_parts() == ANY and not self.call.fixes("threads", "threads_per_row")
 
     def launch(self, cluster: int) -> tuple[WalkLaunch, float] | None:
         """The launch with clusters of so many blocks, and the share of the resident blocks that it uses; None without room."""
-        needs, vec, ragged, apart, rows, arch = self.needs, self.vec, self.ragged, self.apart, self.rows, self.arch
+        needs, vec, ragged, apart, rows = self.needs, self.vec, self.ragged, self.apart, self.rows
         threads, per_row = self.threads(cluster)
         vectors = -(-self.count // (per_row * cluster))
         most = RESIDENT if self.are_few(cluster) else busy_resident(needs, vectors, vec, ragged)
@@ -250,7 +251,7 @@ class _WholeRows:
         if how is None and vectors > 1:
             return None
         at_once, staged, shared_sums, only_row = how or (1, False, False, True)
-        slots = resident * (TOGETHER[cluster] if cluster > 1 else processors(arch))
+        slots = resident * (TOGETHER[cluster] if cluster > 1 else self.call.processors)
         full = shares(apart, slots, 1)
         steps = -(-(rows or 2**31) // (threads // per_row))  # of one block that has all rows
         parts = max(1, min(full, steps))
@@ -276,7 +277,7 @@ class _WholeRows:
         """Whether blocks may keep pace, where memory takes the time. Warps that have whole rows do not wait for each other otherwise.
         To pace them took an H200 up to as much time as the rest of the kernel."""
         return (
-            features(self.arch).uneven
+            self.call.features.uneven
             and not self.needs.costly
             and per_row > WARP
             and threads // per_row * self.count * self.needs.width >= PACED_BYTES
@@ -291,14 +292,14 @@ class _WholeRows:
             return 1, False, False, False
         # The code that tells rows apart would lack registers
         wide = PACED_ROOM if may_pace and self.apart == 1 else WIDE_ROOM
-        room = 0 if needs.costly else wide if exact and clusters(self.arch) else ROOM
-        return held(needs, vectors, threads, self.ragged, cluster, room, shared_memory(self.arch) // resident)
+        room = 0 if needs.costly else wide if exact and self.call.clusters else ROOM
+        return held(needs, vectors, threads, self.ragged, cluster, room, self.call.shared_memory // resident)
 
     def takes_freely(self, vectors: int, cluster: int, paced: bool) -> bool:
         """Whether a thread gets all the registers that it asks for, however few blocks are resident then."""
         needs = self.needs
         values = WALKING * cost.registers(self.vec * vectors, needs.alive)
-        limited = self.ragged or paced or "resident" in self.schedule
+        limited = self.ragged or paced or self.call.fixes("resident")
         return values > TAKEN_FREELY and (needs.costly or self.apart > 1) and not limited and cluster == 1
 
     def is_crowded(self, launch: WalkLaunch) -> bool:
@@ -307,11 +308,9 @@ class _WholeRows:
         return self.needs.costly and not self.ragged and launch.vectors > self.most and needed > CROWDED_REGISTERS
 
 
-def in_runs(
-    threads: int, per_row: int, vectors: int, resident: int, rows: int | None, apart: int, arch: str | None
-) -> WalkLaunch:
+def in_runs(threads: int, per_row: int, vectors: int, resident: int, call: PlannedCall) -> WalkLaunch:
     """The launch of blocks whose rows are loaded and stored through shared memory: threads have single columns."""
-    slots = resident * processors(arch)
+    rows, apart, slots = call.extents.rows, call.extents.apart or 1, resident * call.processors
     steps = -(-(rows or 2**31) // (threads // per_row))  # of one block that has all rows
     parts = max(1, min(shares(apart, slots, 1), steps))
     if apart > 1 and rows is not None:
@@ -358,22 +357,13 @@ def threads_that_fit(needed: float) -> int:
     return next((n for n in BUSY_RESIDENT if REGISTERS_OF_SM // n >= needed), RESIDENT)
 
 
-def by_place(
-    vec: int,
-    ragged: bool,
-    needs: Needs,
-    whole: bool,
-    meets: bool,
-    columns: int,
-    rows: int,
-    places: int,
-    schedule: dict[str, int],
-    arch: str | None,
-) -> WalkLaunch | None:
-    """The launch if `rows` are reduced at each of so many `places`, and neighbouring threads reduce all rows of one
+def by_place(vec: int, ragged: bool, needs: Needs, whole: bool, meets: bool, call: PlannedCall) -> WalkLaunch | None:
+    """The launch if rows are reduced at each of several places, and neighbouring threads reduce all rows of one
     place: no partial results are written. `whole`: they hold a whole row, which has statistics. `meets`: blocks
     that have some of these rows each can write their results as well. None if rows are too long or too many, or places too few for
     all SMs."""
+    columns, rows, places = call.extents.columns, call.extents.rows, call.extents.apart or 1
+    assert columns is not None and rows is not None
     count, per_row = -(-columns // vec) or 1, 1
     most = max(1, min(WALKED_THREAD_BYTES // needs.width, MOST_FOLDED // (needs.width + needs.sums + needs.fixed)))
     while whole and per_row * most < count:
@@ -382,12 +372,12 @@ def by_place(
     pieces = -(-count // (per_row * vectors))
     busy = needs.costly and rows > FEWEST_ROWS and COSTLY_ROWS_HELD * vectors * needs.width <= PLACE_BYTES
     total = places * pieces * per_row  # threads
-    idle = total < processors(arch) * RESIDENT
-    spread = max(WARP, 1 << (total // processors(arch)).bit_length() >> 1)  # threads of a block for each SM
+    idle = total < call.processors * RESIDENT
+    spread = max(WARP, 1 << (total // call.processors).bit_length() >> 1)  # threads of a block for each SM
     own = min(COSTLY_THREADS if busy else THREADS, spread if idle else THREADS)
-    threads = max(per_row, schedule.get("threads", own))
+    threads = max(per_row, call.schedule.get("threads", own))
     few = FEW_COSTLY_ROWS if needs.costly else FEW_ROWS
-    few = FEWEST_ROWS if meets and total < processors(arch) * IDLE_THREADS else few
+    few = FEWEST_ROWS if meets and total < call.processors * IDLE_THREADS else few
     if _most_parts.get() < ANY:  # for tests of the kernel that walks down few rows
         return None
     if per_row > WARP or rows > MOST_ROWS or (idle and rows > few) or total > INT_MAX:

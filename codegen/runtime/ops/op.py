@@ -33,7 +33,7 @@ from codegen.plan.attention import AttentionPlan
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.planner import dtype_constant, unheld_types
+from codegen.plan.planner import dtype_constant, planned_call, unheld_types
 from codegen.runtime.call import arguments, typed, views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -480,16 +480,17 @@ class Op(Generic[P, R]):
 
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call runs the jnp form although there is a kernel, or ""."""
-        dtypes, sizes = {a.name: types.dtype(a) for a in self.spec.arrays}, views.known_extents(self.plan, axes)
-        return choosing.left_to_xla(self.plan, self.launch_for(types, axes), dtypes, sizes, self._tuned(types, sizes))
+        sizes = views.known_extents(self.plan, axes)
+        call = planned_call(self.spec, types, sizes)
+        return choosing.left_to_xla(self.plan, self.launch_for(types, axes), call, self._tuned(types, sizes))
 
     def launch_for(self, types: Types, axes: Axes, arch: str | None = None) -> AnyLaunch:
         """The launch for these types and sizes. Raises `UserError` where there is none."""
         return self._chosen_launch(types, views.known_extents(self.plan, axes), arch or interpreted.architecture())
 
     def _chosen_launch(self, types: Types, sizes: Extents, arch: str) -> AnyLaunch:
-        dtypes = {a.name: types.dtype(a) for a in self.spec.arrays}
-        return choosing.launch(self.plan, self.spec, dtypes, sizes, arch, self._tuned(types, sizes, arch))
+        call = planned_call(self.spec, types, sizes, arch)
+        return choosing.launch(self.plan, call, self._tuned(types, sizes, arch))
 
     def _tuned(self, types: Types, sizes: Extents, arch: str | None = None) -> Tuned | None:
         own = choosing.sizes_of(self.plan, sizes) if self.tuning else {}

@@ -9,7 +9,7 @@ import pytest
 from making import attention_inputs, make_op
 
 from codegen.plan import attention
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.scales import Bend, Scale
 from codegen.runtime.compiled import interpreted
 from tests.turns import EVERY, some
@@ -44,7 +44,7 @@ def test_few_rows(rows, tmp_path):
         a.name: "int32" if a.name == "length" else "float32" if a.name in ("sink", "lse") else "bfloat16"
         for a in op.spec.arrays
     }
-    how = op.plan.launch(types, Extents(24, 1100, 16, rows, 12, 3), {}, "sm_90a")
+    how = op.plan.launch(PlannedCall(types, Extents(24, 1100, 16, rows, 12, 3), arch="sm_90a"))
     assert (how.splits, how.packed, how.processors) == (4, True, 0)
     o, lse = op(q.reshape(2, rows, 6, 16), k, v, length, sink, implementation="interpret")
     s = 0.25 * np.einsum("bqhgd,bshd->bqhgs", *(x.astype(np.float64) for x in (q, k)))
@@ -78,7 +78,7 @@ def test_few_rows_without_softmax(tmp_path):
     length, slope = np.array([590, 0], np.int32), np.array([-0.01, -0.002], np.float32)
     types = {"length": "int32", "slope": "float32"}
     types = {a.name: types.get(a.name, "bfloat16") for a in op.spec.arrays}
-    how = op.plan.launch(types, Extents(24, 600, 16, 2, 4, 1), {}, "sm_90a")
+    how = op.plan.launch(PlannedCall(types, Extents(24, 600, 16, 2, 4, 1), arch="sm_90a"))
     assert (how.splits, how.packed) == (2, False)
     q = q.reshape(2, 2, 2, 16)
     o = op(q, k, v, length, slope, implementation="interpret")
@@ -146,7 +146,7 @@ def test_documents(d, e, tmp_path, monkeypatch):
     mine = jnp.asarray(np.stack([np.arange(rows) // 40, np.arange(rows) // 100]), "int32")
     theirs = jnp.asarray(np.stack([np.arange(columns) // 100, np.arange(columns) // 90 - 1]), "int32")
     types = {a.name: "int32" if a.dtype == "int32" else "bfloat16" for a in op.spec.arrays}
-    how = op.plan.launch(types, Extents(e, columns, d, rows, 2, 1), {}, "sm_90a")
+    how = op.plan.launch(PlannedCall(types, Extents(e, columns, d, rows, 2, 1), arch="sm_90a"))
     assert (how.listed, how.spans) == (2, (128, how.tile_n))
 
     def both(implementation):

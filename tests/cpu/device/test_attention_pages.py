@@ -6,7 +6,7 @@ import numpy as np
 
 from codegen.autodiff.backward import backward_of
 from codegen.checking.testing import check_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from generated import paged_decoding
 from tests.making import make_op, spec_text
 from tests.turns import EVERY
@@ -72,7 +72,9 @@ def test_blocks_share_what_the_mask_leaves():
     q, k, v = (rng.standard_normal(shape, np.float32).astype("float16") for shape in shapes)
     pages, past = rng.integers(0, 70, (2, 64), np.int32), np.array([150, 1023], np.int32)
     extents = Extents(16, 1024, 16, 1, 2, 1, 16)
-    how = paged_decoding.plan.launch({"q": "float16", "k": "float16", "v": "float16", "o": "float16"}, extents, {})
+    how = paged_decoding.plan.launch(
+        PlannedCall({"q": "float16", "k": "float16", "v": "float16", "o": "float16"}, extents)
+    )
     assert how.splits == 4 and how.bounded
     o = paged_decoding(q, k, v, pages, past, implementation="interpret")
     keys, values = (x[pages, :, 0].reshape(2, 1024, 16).astype(np.float64) for x in (k, v))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from codegen.device.select import largest
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows import selecting
 from tests.making import make_op, spec_text
 from tests.turns import some
@@ -47,7 +47,7 @@ def test_ties_are_taken_in_order_where_shared_memory_has_no_room_for_all(top_k, 
     monkeypatch.setattr(selecting, "BUSY", 1)
     generator = np.random.default_rng(0)
     x = np.stack([generator.integers(0, 20, 4000), generator.integers(0, 3, 4000), -generator.integers(0, 20, 4000)])
-    assert top_k.plan.launch({"x": "float32"}, Extents(4000, None, 4000, 3), {}).per_row == 32
+    assert top_k.plan.launch(PlannedCall({"x": "float32"}, Extents(4000, None, 4000, 3))).per_row == 32
     values, places = jax.lax.top_k(x.astype("float32"), 40)
     y, place = top_k(x.astype("float32"), implementation="interpret")
     np.testing.assert_array_equal(place, places)
@@ -132,7 +132,7 @@ def test_few_elements_of_short_rows_are_taken_in_turn(tmp_path, dtype, size, cou
         tmp_path,
         spec_text(inputs, outputs, "y = top_k(x, K, axis=N); place = top_k_index(x, K, axis=N)", more="grad: none"),
     )
-    assert op.plan.launch({"x": dtype}, Extents(size, None, size), {}).in_turn
+    assert op.plan.launch(PlannedCall({"x": dtype}, Extents(size, None, size))).in_turn
     x = 3 * np.random.default_rng(size).standard_normal((11, size))
     x[:4], x[4] = np.round(x[:4]), -np.abs(x[4])
     x = jnp.asarray(x).astype(dtype)

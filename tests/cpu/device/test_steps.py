@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.errors import UserError
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.steps import Steps
 from tests.making import make_op, spec_text
 
@@ -37,7 +37,9 @@ def kernel_of(op) -> Steps:
 def test_one_kernel_is_a_router_with_its_gradients(tmp_path, dtype, shape, count):
     op, x, w = gate(tmp_path, dtype, count), numbers(dtype, *shape), numbers(dtype, shape[-1])
     size = shape[-1]
-    kernel_of(op).launch({"x": dtype, "w": dtype, "y": "float32", "i": "int32"}, Extents(size, None, size, 9), {})
+    kernel_of(op).launch(
+        PlannedCall({"x": dtype, "w": dtype, "y": "float32", "i": "int32"}, Extents(size, None, size, 9))
+    )
 
     def total(x, w, how):
         y, i = op(x, w, implementation=how)
@@ -76,6 +78,6 @@ def test_a_statistic_of_the_row_meets_what_is_selected(tmp_path):
 def test_a_row_that_no_block_holds_runs_in_stages(tmp_path):
     plan = kernel_of(gate(tmp_path, "float32", 2))
     dtypes = {"x": "float32", "w": "float32", "y": "float32", "i": "int32"}
-    assert plan.launch(dtypes, Extents(4096, None, 4096, 9), {}).steps
+    assert plan.launch(PlannedCall(dtypes, Extents(4096, None, 4096, 9))).steps
     with pytest.raises(UserError, match="no room for 131080 bytes"):
-        plan.launch(dtypes, Extents(2**15, None, 2**15, 9), {})
+        plan.launch(PlannedCall(dtypes, Extents(2**15, None, 2**15, 9)))

@@ -7,7 +7,7 @@ import pytest
 
 import generated
 from codegen.checking import testing
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import make_op, spec_text
 from tests.meshes import normal
 from tests.turns import EVERY, some
@@ -16,7 +16,7 @@ QUANTIZE = generated.transpose_quantize_fp8
 
 
 def launch(rows, columns, batch=2**16):
-    return QUANTIZE.plan.launch({"x": "bfloat16"}, Extents(columns, batch * rows * columns, turned=rows), {})
+    return QUANTIZE.plan.launch(PlannedCall({"x": "bfloat16"}, Extents(columns, batch * rows * columns, turned=rows)))
 
 
 # Whole vectors; narrower ones; tiles that end within vectors; nothing
@@ -61,7 +61,7 @@ def test_an_axis_that_vectors_do_not_fill_is_read_one_by_one_where_they_fill_the
     )
     dtypes = dict.fromkeys("xyz", "bfloat16")
     both = Extents(49, 2**26, turned=1024), Extents(1024, 2**26, turned=49)
-    assert [scaled.plan.launch(dtypes, extents, {}).lanes for extents in both] == [1, 4]
+    assert [scaled.plan.launch(PlannedCall(dtypes, extents)).lanes for extents in both] == [1, 4]
     testing.check_op(scaled, "interpret", examples=2 if EVERY else None)
 
 
@@ -80,7 +80,9 @@ def test_tiles_of_many_arrays_have_fewer_rows(tmp_path):
         inputs, own = "; ".join(f"{n}: T[M, N]" for n in names[:count]), " + ".join(names[:count])
         op = make_op(tmp_path, spec_text(inputs, "y: T[N, M]", f"y = {own}", f"({own}).T", types="{T: [bfloat16]}"))
         found.append(
-            op.plan.launch(dict.fromkeys([*names[:count], "y"], "bfloat16"), Extents(512, 2**26, turned=512), {}).vec
+            op.plan.launch(
+                PlannedCall(dict.fromkeys([*names[:count], "y"], "bfloat16"), Extents(512, 2**26, turned=512))
+            ).vec
         )
     assert found == [8, 8, 4]
     testing.check_op(op, "interpret", examples=2 if EVERY else None)
@@ -104,7 +106,7 @@ def test_few_channels_that_are_only_read_are_whole_in_a_tile(tmp_path):
         types="{T: [float32, bfloat16]}",
     )  # fmt: skip
     op = make_op(tmp_path, text + "grad: none\n")
-    how = op.plan.launch({"x": "uint8", "w": "float32", "y": "bfloat16"}, Extents(4096, 2**26, turned=3), {})
+    how = op.plan.launch(PlannedCall({"x": "uint8", "w": "float32", "y": "bfloat16"}, Extents(4096, 2**26, turned=3)))
     assert (how.vec, how.down, how.ragged) == (8, 3, False)
     x = np.arange(2 * 24 * 3).reshape(2, 24, 3).astype(np.uint8)
     got = op(x, np.array([1, 2, 3], np.float32), implementation="interpret")

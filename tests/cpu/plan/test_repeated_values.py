@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import make_op, spec_text
 from tests.meshes import normal
 
@@ -26,7 +26,9 @@ CODES = (
 
 def launch(op, rows, columns):
     dtypes = {a.name: "bfloat16" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(columns, rows * columns, columns, rows, outer=rows // 8), {}, "sm_90a")
+    return op.plan.launch(
+        PlannedCall(dtypes, Extents(columns, rows * columns, columns, rows, outer=rows // 8), arch="sm_90a")
+    )
 
 
 @pytest.mark.parametrize(("text", "repeats"), [(HILL, "rows"), (CHEAP, ""), (OF_ROWS, "outer")])
@@ -65,7 +67,8 @@ def test_threads_of_several_outermost_positions(tmp_path, monkeypatch):
     monkeypatch.setattr("codegen.plan.elementwise.BUSY", 16)
     dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
     several, odd = (
-        op.plan.launch(dtypes, Extents(16, b * 5 * 16, 16, b * 5, outer=b), {}, "sm_90a").down for b in (8, 7)
+        op.plan.launch(PlannedCall(dtypes, Extents(16, b * 5 * 16, 16, b * 5, outer=b), arch="sm_90a")).down
+        for b in (8, 7)
     )
     assert (several, odd) == (4, 1)
     for b in (8, 6, 7):

@@ -6,7 +6,7 @@ import pytest
 
 from codegen.checking import testing
 from codegen.errors import UserError
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.middle import in_stages
 from codegen.plan.rows.single import Single
 from tests.making import make_op, spec_text
@@ -45,9 +45,9 @@ def test_one_kernel_and_stages_agree(tmp_path, size):
 def test_a_row_that_no_block_holds_takes_stages(tmp_path):
     op = make_op(tmp_path, spec_text(*CLIP, types=TYPES))
     whole, dtypes = op.plan.whole.plan, {"x": "bfloat16", "y": "bfloat16"}
-    assert whole.launch(dtypes, Extents(2**16, 2**16, 2**16, 1), {}, "sm_90a").holds_row
+    assert whole.launch(PlannedCall(dtypes, Extents(2**16, 2**16, 2**16, 1), arch="sm_90a")).holds_row
     with pytest.raises(UserError, match="no block can hold a row of 16777216 elements"):
-        whole.launch(dtypes, Extents(2**24, 2**24, 2**24, 1), {}, "sm_90a")
+        whole.launch(PlannedCall(dtypes, Extents(2**24, 2**24, 2**24, 1), arch="sm_90a"))
 
 
 def test_statistics_of_one_row_are_shared_too(tmp_path):
@@ -75,11 +75,11 @@ def test_a_long_row_along_several_axes_is_reduced_over_rows(tmp_path):
     assert [stage.plan.kind for stage in op.plan.stages] == ["column"]
     testing.check_op(op, "interpret", examples=4 if EVERY else None)
     whole, dtypes = op.plan.whole.plan, {"x": "bfloat16", "mask": "bool"}
-    assert whole.launch(dtypes, Extents(64, 2**15, 2**12, 8), {}, "sm_90a").holds_row
+    assert whole.launch(PlannedCall(dtypes, Extents(64, 2**15, 2**12, 8), arch="sm_90a")).holds_row
     with pytest.raises(UserError, match="no block can hold a row"):
-        whole.launch(dtypes, Extents(64, 2**27, 2**24, 8), {}, "sm_90a")
+        whole.launch(PlannedCall(dtypes, Extents(64, 2**27, 2**24, 8), arch="sm_90a"))
     # of a few stretches, blocks would write much of what they read
-    assert not whole.launch(dtypes, Extents(2**22, 2**27, 2**24, 8), {}, "sm_90a").holds_row
+    assert not whole.launch(PlannedCall(dtypes, Extents(2**22, 2**27, 2**24, 8), arch="sm_90a")).holds_row
 
 
 def test_a_long_row_has_the_same_sum_in_both_kernels(tmp_path):
@@ -103,8 +103,8 @@ def test_rows_of_pairs(tmp_path):
     """One kernel computes few pairs; of many, kernels over rows hold one element of each and read the other once."""
     op = make_op(tmp_path, spec_text(*PAIRS, types=TYPES))
     whole, dtypes = op.plan.whole.plan, {"s": "bfloat16", "t": "bfloat16", "y": "float32"}
-    assert whole.launch(dtypes, Extents(32, 1024, 1024, 8), {}, "sm_90a").holds_row
+    assert whole.launch(PlannedCall(dtypes, Extents(32, 1024, 1024, 8), arch="sm_90a")).holds_row
     with pytest.raises(UserError, match="no array has all 16384 elements of a row"):
-        whole.launch(dtypes, Extents(128, 2**14, 2**14, 8), {}, "sm_90a")
+        whole.launch(PlannedCall(dtypes, Extents(128, 2**14, 2**14, 8), arch="sm_90a"))
     s, t = normal(2, 96), normal(2, 96)
     np.testing.assert_allclose(op(s, t, implementation="interpret"), op.reference(s, t), rtol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 
 from codegen.checking import testing
 from codegen.errors import UserError
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.strided import Strided
 from tests.making import make_op, spec_text
 from tests.meshes import normal
@@ -46,7 +46,7 @@ def test_one_kernel_computes_a_norm(tmp_path, shape):
     x, shift, weight = (normal(*s).astype(jnp.bfloat16) for s in (shape, (shape[0], *shape[2:]), shape[2:]))
     extents = Extents(shape[3], x.size, shape[1] * shape[3], shape[0] * shape[2])
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
-    how = whole(op).launch(dtypes, extents, {}, "sm_90a")
+    how = whole(op).launch(PlannedCall(dtypes, extents, arch="sm_90a"))
     assert how.vec == min(8, shape[3] & -shape[3]) and how.holds_row and (how.cluster > 1) == (shape[1] == 2048)
     got = op(x, shift, weight, implementation="interpret")
     expected = op.reference(*(jnp.float32(a) for a in (x, shift, weight)))
@@ -66,14 +66,14 @@ def test_short_stretches_and_long_rows_take_stages(tmp_path, inner, columns, why
     op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
     with pytest.raises(UserError, match=why):
-        whole(op).launch(dtypes, Extents(inner, 512 * columns, columns, 512), {}, "sm_90a")
+        whole(op).launch(PlannedCall(dtypes, Extents(inner, 512 * columns, columns, 512), arch="sm_90a"))
 
 
 def test_few_rows_take_one_kernel(tmp_path):
     """What its stages would read again is in the cache, and each of them is a launch."""
     op = make_op(tmp_path, spec_text(*NORM, types=TYPES))
     dtypes = {"x": "bfloat16", "shift": "bfloat16", "weight": "bfloat16", "y": "bfloat16"}
-    assert whole(op).launch(dtypes, Extents(32, 16 * 2**15, 2**15, 16), {}, "sm_90a").holds_row
+    assert whole(op).launch(PlannedCall(dtypes, Extents(32, 16 * 2**15, 2**15, 16), arch="sm_90a")).holds_row
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_rows_of_neighbours_hold_no_weight_that_their_columns_share(tmp_path):
     op = make_op(tmp_path, spec_text(*text, types=TYPES))
     assert [a.name for a in op.plan.loads if op.plan.of_row(a)] == ["x"]
     dtypes = {"x": "bfloat16", "weight": "bfloat16", "shift": "bfloat16", "y": "bfloat16"}
-    assert op.plan.launch(dtypes, Extents(4096, 2**24, 2**17, 128), {}, "sm_90a").holds_row
+    assert op.plan.launch(PlannedCall(dtypes, Extents(4096, 2**24, 2**17, 128), arch="sm_90a")).holds_row
     testing.check_op(op, "interpret", examples=4 if EVERY else None)
 
 

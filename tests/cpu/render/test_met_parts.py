@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.runtime.ops.backward import backward_ops
 from tests.making import make_op, spec_text
 from tests.meshes import normal
@@ -29,7 +29,9 @@ ONLINE = ("x: T[..., N]", "y: float32[N]", "y = logsumexp(x * 3, axis=...)", "y 
 
 def launch(op, rows, columns, dtype="bfloat16", arch="sm_90a", schedule=()):
     dtypes = {a.name: dtype for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(columns, rows and rows * columns, columns, rows, 1), dict(schedule), arch)
+    return op.plan.launch(
+        PlannedCall(dtypes, Extents(columns, rows and rows * columns, columns, rows, 1), dict(schedule), arch)
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +55,9 @@ def test_values_at_places(tmp_path, places, rows, columns, meets, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
     op = make_op(tmp_path, spec_text(*PLACES, types=TYPES))
     dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
-    how = op.plan.launch(dtypes, Extents(columns, places * rows * columns, columns, rows, places), {}, "sm_90a")
+    how = op.plan.launch(
+        PlannedCall(dtypes, Extents(columns, places * rows * columns, columns, rows, places), arch="sm_90a")
+    )
     assert (how.meets, how.settles, how.parts) == (meets, True, meets)
     x, w, c = (
         normal(*shape).astype(jnp.bfloat16) for shape in ((places, rows, columns), (columns,), (places, columns))

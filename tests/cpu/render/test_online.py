@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import make_op, spec_text
 from tests.turns import some
 
@@ -65,7 +65,9 @@ def logsumexp(rows: np.ndarray) -> np.ndarray:
 )
 def test_rows_as_the_formula_is_written(arch, columns, kept, cluster, monkeypatch):
     monkeypatch.setenv("CUTE_DSL_ARCH", arch)
-    how = generated.softmax.plan.launch({"x": "float32", "y": "float32"}, Extents(columns, columns, columns), {}, arch)
+    how = generated.softmax.plan.launch(
+        PlannedCall({"x": "float32", "y": "float32"}, Extents(columns, columns, columns), arch=arch)
+    )
     assert (how.holds_row, how.cluster) == (kept, cluster)
     rows = rows_of(columns)
     y = np.asarray(generated.softmax(rows, implementation="interpret"))

@@ -7,7 +7,7 @@ import pytest
 
 from codegen.checking import draw, testing
 from codegen.checking.expected import error_bounds
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
@@ -216,7 +216,7 @@ def test_rows_of_places_take_one_kernel(places, rows, one, tmp_path):
     op = made(tmp_path, "few_rows_of_places")
     types = {a.name: "float32" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
     sizes = Extents(100, places * rows * 100, 100, rows, places)
-    assert op.plan.launch(types, sizes, {}, "sm_90a").by_place == one
+    assert op.plan.launch(PlannedCall(types, sizes, arch="sm_90a")).by_place == one
     x = np.random.default_rng(0).standard_normal((5, rows, 100)).astype("float32")
     got = op(x, np.ones((5, rows), "float32"), implementation="interpret")
     np.testing.assert_allclose(got.y, x.astype("float64").sum(1), rtol=1e-5, atol=1e-5)
@@ -248,7 +248,7 @@ def test_neighbouring_columns_of_one_result_leave_one_part(columns, each, tmp_pa
     np.testing.assert_array_equal(got.m, x.max((0, 3)))
     bound = {a.name: "float32" for a in op.spec.arrays}
     inner = columns & -columns
-    assert op.plan.launch(bound, Extents(inner, None, 3 * columns, 5, 2), {}, "sm_90a").each == each
+    assert op.plan.launch(PlannedCall(bound, Extents(inner, None, 3 * columns, 5, 2), arch="sm_90a")).each == each
 
 
 def test_sums_of_nothing_have_no_sign(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.graph.nodes import DTYPES
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
@@ -283,7 +283,7 @@ def test_gradients_over_long_rows(tmp_path, rows, columns, blocks):
     dtypes = {
         a.name: a.dtype if a.dtype in DTYPES else "bfloat16" for a in (*backward.spec.inputs, *backward.spec.outputs)
     }
-    how = backward.plan.launch(dtypes, Extents(columns, columns, columns, rows), {}, "sm_90a")
+    how = backward.plan.launch(PlannedCall(dtypes, Extents(columns, columns, columns, rows), arch="sm_90a"))
     assert how.by_runs and how.vec > 1 and how.cluster == blocks
 
     def by_hand(x, weight):

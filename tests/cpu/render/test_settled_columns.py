@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows.walking import in_parts
 from codegen.runtime.ops.backward import backward_ops
 from tests.making import make_op, spec_text
@@ -30,7 +30,7 @@ MEANS = (
 def launch(op, rows, columns, places=200):
     dtypes = {a.name: "float32" for a in op.spec.arrays}
     return op.plan.launch(
-        dtypes, Extents(columns, rows and rows * places * columns, columns, rows, places), {}, "sm_90a"
+        PlannedCall(dtypes, Extents(columns, rows and rows * places * columns, columns, rows, places), arch="sm_90a")
     )
 
 

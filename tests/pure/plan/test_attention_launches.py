@@ -6,7 +6,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
 from codegen.pipeline import read_op
 from codegen.plan.attention import AttentionBackward
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import spec_text
 
 DTYPES = {"q": "bfloat16", "k": "bfloat16", "v": "bfloat16", "o": "bfloat16", "lengths": "int32"}
@@ -30,7 +30,7 @@ def test_rows_with_masks_of_their_own_have_more_blocks(mask, sequences, columns,
         f"o = softmax(where({mask}, q @ k + lengths, -inf), axis=S) @ v", types="{T: [bfloat16]}",
     )  # fmt: skip
     plan = read_op("specs/made.yaml", text).plan
-    how = plan.launch(DTYPES, Extents(128, columns, 128, 1, sequences * 32, 4), {}, "sm_90a")
+    how = plan.launch(PlannedCall(DTYPES, Extents(128, columns, 128, 1, sequences * 32, 4), arch="sm_90a"))
     assert (how.splits, how.bounded, how.packed) == (splits, splits > 1, True)
 
 
@@ -44,7 +44,9 @@ def test_tiles_have_fewer_columns_where_a_mask_has_borders(score, columns):
         types="{T: [bfloat16]}",
     )  # fmt: skip
     plan = read_op("specs/made.yaml", text).plan
-    found = [plan.launch(DTYPES, Extents(d, 4096, d, 4096, 32, 1), {}, "sm_90a").tile_n for d in (64, 128)]
+    found = [
+        plan.launch(PlannedCall(DTYPES, Extents(d, 4096, d, 4096, 32, 1), arch="sm_90a")).tile_n for d in (64, 128)
+    ]
     assert tuple(found) == columns
 
 
@@ -67,7 +69,7 @@ def test_a_largest_score_that_no_output_depends_on_need_not_be_exact(weights, ou
         "o: T[B, Q, H, E]" + outputs, f"s = q @ k; {most}o = {weights} @ v{chain}", types="{T: [bfloat16]}",
     )  # fmt: skip
     op = read_op("specs/made.yaml", text)
-    how = op.plan.launch(DTYPES | {"lse": "float32"}, Extents(128, 4096, 128, 4096, 32, 1), {}, "sm_90a")
+    how = op.plan.launch(PlannedCall(DTYPES | {"lse": "float32"}, Extents(128, 4096, 128, 4096, 32, 1), arch="sm_90a"))
     assert (how.early, how.tops) == (True, tops)
     backward = backward_of(op)
     if isinstance(backward, Derived):
@@ -82,7 +84,7 @@ def test_a_spec_without_narrow_types_still_has_a_plan():
     )  # fmt: skip
     with pytest.raises(UserError, match="attention has kernels for"):
         read_op("specs/made.yaml", text).plan.launch(
-            dict.fromkeys("qkvbo", "float32"), Extents(128, 128, 8, 1, 8, 8), {}, "sm_90a"
+            PlannedCall(dict.fromkeys("qkvbo", "float32"), Extents(128, 128, 8, 1, 8, 8), arch="sm_90a")
         )
 
 
@@ -109,7 +111,7 @@ def test_gradients_of_large_heads_have_hoppers_kernels(d, e, joint, separate, ro
     assert isinstance(found, Derived)
     (plan,) = [s.plan for s in found.op.plan.stages if isinstance(s.plan, AttentionBackward)]
     types = {a.name: "bfloat16" for a in plan.vectors} | {a.name: "float32" for a in plan.statistics}
-    how = plan.launch(types, Extents(e, 4096, d, 4096, 8, 8), {}, "sm_90a")
+    how = plan.launch(PlannedCall(types, Extents(e, 4096, d, 4096, 8, 8), arch="sm_90a"))
     assert (how.joint, how.separate, (how.tile_m, how.tile_n)) == (joint, separate, rows)
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import spec_text
 
 
 def launch(inputs, chain, columns, total=2**26, dtype="bfloat16", **schedule):
     op = read_op("specs/made.yaml", spec_text(inputs, "y: T[M, N]", chain, types="{T: [float32, bfloat16]}"))
     dtypes = {a.name: dtype for a in op.spec.arrays}
-    return op.plan.launch(dtypes, Extents(columns, total), schedule)
+    return op.plan.launch(PlannedCall(dtypes, Extents(columns, total), schedule))
 
 
 @pytest.mark.parametrize(

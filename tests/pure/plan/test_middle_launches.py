@@ -4,7 +4,7 @@ import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.op import Staged
 from codegen.plan.rows import cost
 from codegen.plan.rows.middle import CROWDED, Middle
@@ -24,7 +24,7 @@ def test_threads_hold_what_registers_have_room_for(columns):
     plan, spec = made.op.plan.whole.plan, made.op.plan.whole.spec
     assert isinstance(plan, Middle)
     dtypes = {a.name: spec.dtypes(a)[0] for a in spec.arrays}
-    how = plan.launch(dtypes, Extents(inner=256, total=None, columns=columns, rows=10**6), {}, "sm_90a")
+    how = plan.launch(PlannedCall(dtypes, Extents(inner=256, total=None, columns=columns, rows=10**6), arch="sm_90a"))
     assert isinstance(how, MiddleLaunch)
     room = REGISTERS_OF_SM // max(how.threads, CROWDED)
     assert cost.registers(how.vec * how.vectors, plan.alive) <= room

@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.op import Op
 from codegen.shared import RowLaunch, WalkLaunch
 
@@ -26,7 +26,7 @@ def launch(inputs: str, output: str, chain: str, rows: int, columns: int) -> Row
     op = read(output, chain, inputs)
     dtypes = {a.name: op.spec.dtypes(a)[0] for a in op.spec.arrays}
     extents = Extents(columns, rows * columns, columns, rows)
-    how = op.plan.launch(dtypes, extents, {}, "sm_90a")
+    how = op.plan.launch(PlannedCall(dtypes, extents, arch="sm_90a"))
     assert isinstance(how, RowLaunch)
     return how
 
@@ -85,7 +85,9 @@ def test_threads_that_walk_down_rows_have_registers_for_what_rows_share():
     """Of a vector 16 bytes of the row, 32 of two weights, 32 of the maxima: 80 of the 256 that a thread has."""
     inputs = X + ', w: "bfloat16[N]", b: "bfloat16[N]"'
     op = read("bfloat16[N]", "max((x - mean(x, axis=N)) * w + b, axis=...)", inputs)
-    how = op.plan.launch({a.name: "bfloat16" for a in op.spec.arrays}, Extents(256, 2**26, 256, 2**18), {}, "sm_90a")
+    how = op.plan.launch(
+        PlannedCall({a.name: "bfloat16" for a in op.spec.arrays}, Extents(256, 2**26, 256, 2**18), arch="sm_90a")
+    )
     assert isinstance(how, WalkLaunch) and how.whole
     assert (how.threads, how.per_row, how.vectors) == (256, 16, 2)
 
@@ -144,7 +146,7 @@ def test_narrow_vectors_divide_a_long_row_of_random_numbers(more, value, vec):
     )
     plan = read_op("specs/made.yaml", text).plan
     dtypes = {"x": "float32", "w": "float32", "y": "float32", "key": "uint32"}
-    how = plan.launch(dtypes, Extents(4097, 2**26, 4097, 2**14), {}, "sm_90a")
+    how = plan.launch(PlannedCall(dtypes, Extents(4097, 2**26, 4097, 2**14), arch="sm_90a"))
     assert isinstance(how, RowLaunch) and (how.vec, how.by_runs) == (vec, vec > 1)
 
 

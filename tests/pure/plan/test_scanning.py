@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import spec_text
 
 CHAIN = "h = cumsum(x * b, axis=S); y = sum(h * b, axis=N)"
@@ -43,7 +43,7 @@ def test_states_are_in_registers_where_a_thread_can_have_them(size, chain, kind)
 def test_a_thread_has_as_many_steps_as_its_registers_hold(chain, held, steps):
     """The values of all of its steps are held while states are exchanged."""
     plan = read_op("specs/made.yaml", spec_text("x: float16[S, D]; b: float16[S, D]", "y: float16[S, D]", chain)).plan
-    how = plan.launch(dict.fromkeys("xby", "float16"), Extents(16, 16), {})
+    how = plan.launch(PlannedCall(dict.fromkeys("xby", "float16"), Extents(16, 16)))
     assert (plan.held, how.steps) == (held, steps)
 
 
@@ -68,10 +68,15 @@ COLUMNS = read_op("specs/made.yaml", spec_text("x: float32[S, D]", "y: float32[S
 )
 def test_as_many_warps_share_an_axis_as_keep_a_gpu_busy(plan, scans, size, along, cluster):
     inner = size if plan is ROWS else scans
-    how = plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_90a")
+    how = plan.launch(PlannedCall(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), arch="sm_90a"))
     assert (how.along, how.cluster) == (along, cluster)
     assert how.cluster == 1 or how.along >= how.cluster  # each warp tells one block
-    assert plan.launch(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), {}, "sm_80").cluster == 1
+    assert (
+        plan.launch(
+            PlannedCall(dict.fromkeys("xy", "float32"), Extents(inner, None, size, scans), arch="sm_80")
+        ).cluster
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,5 +87,7 @@ def test_vectors_of_many_scans_fit_the_narrowest_array(states, scans, vec, steps
     """A lane has 4 bytes of it, and of few scans 4 bytes of the widest array; it has no more elements at once than before."""
     text = spec_text(f"x: float16[S, D]; h: {states}[S, D]", "y: float16[S, D]", "y = cumsum(x * h, axis=S)")
     plan = read_op("specs/made.yaml", text).plan
-    how = plan.launch({"x": "float16", "h": states, "y": "float16"}, Extents(scans, None, 4096, scans), {}, "sm_90a")
+    how = plan.launch(
+        PlannedCall({"x": "float16", "h": states, "y": "float16"}, Extents(scans, None, 4096, scans), arch="sm_90a")
+    )
     assert (how.vec, how.steps) == (vec, steps)

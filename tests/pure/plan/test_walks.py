@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows import tiling, walking
 from codegen.tuning.choosing import changed
 
@@ -27,7 +27,7 @@ def test_few_rows_have_all_threads_of_a_block():
     text = "op: made\nsummary: S.\ninputs: {x: 'float32[R, N]'}\noutputs: {y: 'float32[N]'}\nchain: y = sum(x, axis=R)\nreference: x"
     plan, dtypes = read_op("specs/made.yaml", text).plan, {"x": "float32", "y": "float32"}
     one, two, three, met, some, many = (
-        plan.launch(dtypes, Extents(4096, rows * 4096, 4096, rows), {}, "sm_90a")
+        plan.launch(PlannedCall(dtypes, Extents(4096, rows * 4096, 4096, rows), arch="sm_90a"))
         for rows in (1, 2, 3, 60, 5000, 100_000)
     )
     for how, rows in ((one, 1), (two, 2), (three, 4)):
@@ -39,7 +39,7 @@ def test_few_rows_have_all_threads_of_a_block():
 def test_all_threads_of_a_block_have_the_only_row(points, threads, per_row):
     op = read_op("specs/made.yaml", POINTS)
     how = op.plan.launch(
-        {"x": "float32", "y": "float32", "z": "float32"}, Extents(points, points, points, 1), {}, "sm_90a"
+        PlannedCall({"x": "float32", "y": "float32", "z": "float32"}, Extents(points, points, points, 1), arch="sm_90a")
     )
     assert (how.threads, how.per_row) == (threads, per_row)
 
@@ -81,7 +81,7 @@ def test_few_rows_of_a_thread_fill_its_steps(at_once, rows, held):
 
 def held(columns, width, threads=256, arch="sm_90a"):
     needs = walking.Needs(width=width, fixed=0, sums=64, stageable=True, costly=False, alive=4, folds=1)
-    rows = walking._WholeRows(8, False, needs, 1, columns, 2**20, 1, {}, arch)
+    rows = walking._WholeRows(8, False, needs, 1, PlannedCall({}, Extents(columns=columns, rows=2**20), arch=arch))
     return rows.may_pace(threads, rows.threads(1)[1])
 
 
@@ -125,17 +125,17 @@ def test_lanes_of_a_warp_have_a_group_of_columns():
     """However many values are alive: with narrower vectors, lanes of two warps would have it, which no shuffle reduces."""
     op = read_op("specs/made.yaml", GROUPS)
     plan, dtypes = op.plan, {a.name: op.spec.dtypes(a)[0] for a in op.spec.arrays}
-    extents = Extents(2048, 2**24, 256, 2**13)
+    call = PlannedCall(dtypes, Extents(2048, 2**24, 256, 2**13), arch="sm_90a")
     for alive in (plan.alive, 40):
-        how = replace(plan, alive=alive).launch(dtypes, extents, {}, "sm_90a")
+        how = replace(plan, alive=alive).launch(call)
         assert plan.inner and (how.vec, plan.lanes(how.vec)) == (8, 32)
-    assert changed(plan, op.spec, dtypes, extents, "sm_90a", {"vector_bytes": 8}) is None
+    assert changed(plan, call, {"vector_bytes": 8}) is None
 
 
 def launched(text, sizes, dtype="bfloat16"):
     op = read_op("specs/made.yaml", text)
     dtypes = {a.name: dtype if dtype in op.spec.dtypes(a) else op.spec.dtypes(a)[0] for a in op.spec.arrays}
-    return op.plan.launch(dtypes, sizes, {}, "sm_90a")
+    return op.plan.launch(PlannedCall(dtypes, sizes, arch="sm_90a"))
 
 
 MEETING = """
@@ -288,7 +288,18 @@ reference: |
 @pytest.mark.parametrize(("vec", "alive", "rows"), [(8, 6, 2), (8, 8, 2), (8, 10, 1), (4, 13, 2)])
 def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive, rows):
     """They would hold one: its bytes take most of the room."""
-    how = tiling.tiles(vec, False, 7 * vec, 2 * vec, 1, False, True, 1, alive, 4096, 2**14, 1, {}, "sm_90a")
+    how = tiling.tiles(
+        vec,
+        False,
+        7 * vec,
+        2 * vec,
+        1,
+        False,
+        True,
+        1,
+        alive,
+        PlannedCall({}, Extents(columns=4096, rows=2**14), arch="sm_90a"),
+    )
     assert how.at_once == rows
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import spec_text
 
 
@@ -24,4 +24,4 @@ def test_a_stage_begins_where_an_earlier_one_ended(inputs, outputs, chain, expec
     assert [getattr(stage.plan, "backwards", False) for stage in op.plan.stages] == expected
     if expected[1]:
         dtypes = {a.name: a.dtype for a in op.plan.stages[1].spec.arrays}
-        assert op.plan.stages[1].plan.launch(dtypes, Extents(64, None, 64, 64), {}).backwards
+        assert op.plan.stages[1].plan.launch(PlannedCall(dtypes, Extents(64, None, 64, 64))).backwards

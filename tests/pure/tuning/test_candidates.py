@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.plan.launches import Extents
+from codegen.plan.launches import Extents, PlannedCall
+from codegen.plan.planner import overrides
 from codegen.shared import RowLaunch, WalkLaunch
 from codegen.tuning.candidates import neighbours
 from codegen.tuning.choosing import changed, launch, unfit
@@ -32,9 +33,14 @@ def op_of(outputs: str, chain: str, more: str = ""):
     return read_op("specs/made.yaml", SPEC.format(outputs=outputs, chain=chain, more=more))
 
 
+def made_of(op, dtype: str, extents: Extents, arch: str = "sm_90a"):
+    """A plan and a call of it, whose arrays are of one dtype."""
+    dtypes = {a.name: dtype for a in op.spec.arrays}
+    return op.plan, PlannedCall(dtypes, extents, overrides(op.spec, arch), arch)
+
+
 def of(op, rows: int, columns: int):
-    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
-    return op.plan, op.spec, dtypes, Extents(columns, rows * columns, columns, rows), "sm_90a"
+    return made_of(op, "bfloat16", Extents(columns, rows * columns, columns, rows))
 
 
 @pytest.mark.parametrize("made", [ROW, COLUMN, BOTH], ids=lambda m: m["chain"])
@@ -46,7 +52,7 @@ def test_each_differs_and_fits(made, columns):
     assert len(found) > 3 and planned not in found
     for how, changes in found.items():
         assert changed(*call, changes) == how
-        assert unfit(call[0], how, call[2], "sm_90a") == ""
+        assert unfit(call[0], how, call[1]) == ""
         assert len(changes) == 1
     first, base = next(iter(found.items()))
     for how, changes in neighbours(*call, base).items():  # a step further
@@ -77,12 +83,12 @@ def test_what_does_not_fit_is_none(changes):
 
 
 def test_a_launch_that_needs_too_many_registers_or_too_much_shared_memory_does_not_fit():
-    plan, _, dtypes, *_ = call = of(op_of(**BOTH), 8192, 4096)
-    how = launch(*call)
+    plan, call = of(op_of(**BOTH), 8192, 4096)
+    how = launch(plan, call)
     assert isinstance(how, WalkLaunch) and how.staged
-    assert "registers of data" in unfit(plan, replace(how, vectors=64), dtypes, "sm_90a")
-    assert "bytes of shared memory" in unfit(plan, replace(how, threads=1024, at_once=8, resident=0), dtypes, "sm_90a")
-    assert "clusters of 2" in unfit(plan, replace(how, cluster=2), dtypes, "sm_80")
+    assert "registers of data" in unfit(plan, replace(how, vectors=64), call)
+    assert "bytes of shared memory" in unfit(plan, replace(how, threads=1024, at_once=8, resident=0), call)
+    assert "clusters of 2" in unfit(plan, replace(how, cluster=2), replace(call, arch="sm_80"))
 
 
 def test_what_the_spec_says_itself_stays():
@@ -95,8 +101,7 @@ def test_what_the_spec_says_itself_stays():
 def test_kernels_of_other_kinds_have_launches_to_try(name):
     """Those that the planner itself makes from other threads or vectors: their records have no field that is changed alone."""
     op = read_op(f"specs/{name}.yaml", (ROOT / f"specs/{name}.yaml").read_bytes())
-    dtypes = {a.name: "float32" for a in op.spec.arrays}
-    call = op.plan, op.spec, dtypes, Extents(4096, 2**24, 4096, 4096, turned=4096), "sm_90a"
+    call = made_of(op, "float32", Extents(4096, 2**24, 4096, 4096, turned=4096))
     planned = launch(*call)
     assert {type(how) for how in neighbours(*call, {})} == {type(planned)}
     assert changed(*call, {"resident": 4}) is None
@@ -109,10 +114,9 @@ def test_kernels_of_other_kinds_have_launches_to_try(name):
 def test_tiles_of_attention(rows, columns, arch, names):
     """Widths of tiles that fit, and how many blocks share a row in decoding. The planned launches fit too."""
     op = read_op(str(ROOT / "specs" / "full_attention.yaml"))
-    dtypes = {a.name: "bfloat16" for a in op.spec.arrays}
-    call = op.plan, op.spec, dtypes, Extents(columns, 8192, columns, rows, 8, 1), arch
+    call = made_of(op, "bfloat16", Extents(columns, 8192, columns, rows, 8, 1), arch)
     planned, found = launch(*call), neighbours(*call, {})
-    assert unfit(op.plan, planned, dtypes, arch) == "" and planned not in found
+    assert unfit(op.plan, planned, call[1]) == "" and planned not in found
     assert {name for changes in found.values() for name in changes} == names
-    assert all(unfit(op.plan, how, dtypes, arch) == "" for how in found)
+    assert all(unfit(op.plan, how, call[1]) == "" for how in found)
     assert changed(*call, {"tile_n": 24}) is None and changed(*call, {"tile_n": 1024}) is None

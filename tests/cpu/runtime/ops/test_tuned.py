@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.plan.launches import Extents, Tuned
+from codegen.plan.launches import Extents, PlannedCall, Tuned
 from codegen.runtime.compiled import interpreted
 from codegen.tuning.candidates import neighbours
 from tests.turns import some
@@ -63,7 +63,8 @@ def launches(op, *shapes: tuple[int, int]) -> list[dict]:
     dtypes = {a.name: "float32" for a in op.spec.arrays}
     rows, columns = shapes[0]
     extents = Extents(columns, rows * columns, columns, rows)
-    return list(neighbours(op.plan, op.spec, dtypes, extents, interpreted.architecture(), {}).values())
+    call = PlannedCall(dtypes, extents, arch=interpreted.architecture())
+    return list(neighbours(op.plan, call, {}).values())
 
 
 KERNELS = {"bias_relu": "elements", "softmax": "rows", "rmsnorm_backward": "rows", "column_sum": "rows"}

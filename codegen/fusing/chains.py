@@ -4,7 +4,7 @@ computes them and they save more than their parts. Products come last: a chain t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from codegen.tracing.steps import Atom, Number, Step, Value
 from codegen.tracing.translate import NotExpressed
 
 MOST_STEPS = 150  # of a chain
-LEAST = 0.03  # of the bytes that XLA's kernels move: a chain that saves less is left to XLA
+LEAST = 0.03  # of the bytes that XLA's kernels move: a chain that saves less is left to XLA, unless it is attention, whose kernel
+# also skips what the mask hides
 LARGE_HEADS = 64  # elements of a head, beyond which the op of attention is faster than cuDNN
 SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
 MOVING = frozenset(
@@ -150,7 +151,10 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
     if sequences:
         grown.take_next_products()
     found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
-    for part in worthwhile(graph, [g for g, made in found.items() if made is not None and not is_sum(made)]):
+    kept = {g: made for g, made in found.items() if made is not None and not is_sum(made)}
+    for part in worthwhile(
+        graph, {g: 0 if isinstance(made.planned.plan, Attention) else LEAST for g, made in kept.items()}
+    ):
         made, key, inputs, outputs = expressing.made(graph, sorted(part.places), part.results)
         if made is not None:
             free, _ = graph.sources(part.places)
@@ -192,14 +196,14 @@ class Part:
     cost: Cost
 
 
-def worthwhile(graph: StepGraph, groups: Iterable[frozenset[int]]) -> list[Part]:
-    """The parts of groups of steps that save traffic as an op, once its arrays are in memory. XLA computes some arrays in the
-    kernel that uses them; an op needs them written first, unless they are another chain's results."""
+def worthwhile(graph: StepGraph, groups: Mapping[frozenset[int], float]) -> list[Part]:
+    """The parts of groups of steps that save more than a share of their traffic as an op, once its arrays are in memory. XLA computes
+    some arrays in the kernel that uses them; an op needs them written first, unless they are another chain's results."""
     left = list(groups)
     while True:
         chains = {place for group in left for place in group}
         parts = {group: part_of(graph, group, chains) for group in left}
-        found = [group for group in left if parts[group].cost.saved > LEAST * parts[group].cost.now]
+        found = [group for group in left if parts[group].cost.saved > groups[group] * parts[group].cost.now]
         if len(found) == len(left):
             return [parts[group] for group in left]
         left = found
@@ -284,7 +288,8 @@ class _Growing:
     def take_attention(self) -> None:
         """Join two products and the softmax between them, and the order of the result's dimensions, where one kernel computes them."""
         for place in filter(self.is_product, sorted(self.group)):
-            for between in {self.group[m] for m in self.before[place] if m in self.group}:
+            for weights in {self.group[m] for m in self.before[place] if m in self.group}:
+                between = weights.union(m for p in weights for m in self.before[p] if self.orders(m))
                 scores = {m for p in between for m in self.before[p] if m in self.group and self.is_product(m)}
                 if len(scores) != 1 or any(len(self.group[p]) > 1 for p in (place, *scores)):
                     continue

@@ -90,7 +90,7 @@ def is_sharded(step: Step) -> bool:
 def prepared(flat: Flat) -> Flat:
     """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
     each use of a recomputed step has one of its own. Factors are separate."""
-    return _factors_apart(spread(_once(_needed(flat))))
+    return _factors_apart(spread(once(_needed(flat))))
 
 
 def _needed(flat: Flat) -> Flat:
@@ -105,7 +105,7 @@ def _needed(flat: Flat) -> Flat:
     return Flat(flat.inputs, tuple(reversed(steps)), flat.outputs)
 
 
-def _once(flat: Flat) -> Flat:
+def once(flat: Flat) -> Flat:
     """The same function without steps that compute what an earlier one did, as XLA leaves them out."""
     same: dict[Value, Value] = {}
     seen: dict[object, Step] = {}
@@ -296,11 +296,13 @@ class StepGraph:
 
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
         """The free steps that steps need, and the values that none of these steps computes. Such a value is split or joined
-        before, unless it is needed in another form too."""
+        before, unless it is needed in another form too, or repeats elements, as heads of keys for several of queries."""
         inside = set(places)
         free, outside = self._sources(inside, set())
         forms = Counter(map(self.origin, outside))
-        several = {v for v in outside if forms[self.origin(v)] > 1}
+        several = {
+            v for v in outside if forms[self.origin(v)] > 1 or elements(self.origin(v).shape) < elements(v.shape)
+        }
         return self._sources(inside, several) if several else (free, outside)
 
     def _sources(self, inside: Set[int], through: Set[Value]) -> tuple[set[int], list[Value]]:

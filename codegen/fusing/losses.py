@@ -13,10 +13,10 @@ from typing import Any
 import jax
 
 from codegen.fusing.chains import Chain, Expressing
-from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded
+from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded, once
 from codegen.fusing.program import Program, evaluate, program_of, steps_evaluated
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import Step, Value
+from codegen.tracing.steps import Flat, Step, Value
 from codegen.tracing.translate import ELEMENTWISE, LAYOUT
 
 FEW = 8  # times smaller than an argument are a chain's results that are a loss of each row
@@ -49,11 +49,12 @@ def call_of_loss(
     loss: Loss, graph: StepGraph, call_of: Calling, expressing: Expressing
 ) -> Callable[..., tuple[Any, ...]] | None:
     """A loss as a function of its arrays whose derivative is computed with it; None unless one chain computes that."""
-    steps = [graph.steps[p] for p in loss.chain.places]
+    # A step that each of its users has a copy of is one again: its gradient is the sum of theirs, before it is rounded
+    steps = once(Flat(loss.inputs, (*(graph.steps[p] for p in loss.chain.places), *loss.tail), (loss.result,)))
     places = tuple(i for i, v in enumerate(loss.inputs) if DTYPES[v.dtype].kind == "float")
 
     def part(*arrays: Any) -> Any:
-        return steps_evaluated([*steps, *loss.tail], dict(zip(loss.inputs, arrays, strict=True)))[loss.result]
+        return steps_evaluated(steps.steps, dict(zip(loss.inputs, arrays, strict=True)))[steps.outputs[0]]
 
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in loss.inputs]
     both = program_of(jax.make_jaxpr(jax.value_and_grad(part, places))(*shapes), expressing)

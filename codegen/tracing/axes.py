@@ -67,6 +67,7 @@ class Axes:
 
     def __init__(self) -> None:
         self._of: dict[Value, list[Axis | None]] = {}
+        self.rows: dict[Value, Axis] = {}  # axes of one element that values have besides, before their last
 
     def raw(self, value: Atom) -> list[Axis | None]:
         if isinstance(value, Number):
@@ -81,7 +82,10 @@ class Axes:
 
     def all(self, value: Atom) -> list[Axis]:
         """The axes of a value."""
-        return [axis for own in self.dims(value) for axis in own]
+        found = [axis for own in self.dims(value) for axis in own]
+        if isinstance(value, Value) and value in self.rows:
+            found.insert(-1, self.rows[value])
+        return found
 
     def union(self, a: Axis | None, b: Axis | None) -> None:
         if a is None or b is None:

@@ -49,6 +49,8 @@ class ArrayOf:
 
 def array_of(name: str, value: Value, axes: Axes, dtype: str = "") -> ArrayOf:
     dims = [d for own in axes.dims(value) for d in _dims_of(own)]
+    if value in axes.rows:
+        dims.insert(-1, Dim(axes.rows[value]))
     return ArrayOf(name, dtype or value.dtype, tuple(dims), value)
 
 

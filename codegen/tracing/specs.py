@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from codegen.errors import SpecError, UserError
-from codegen.graph.nodes import DTYPES
+from codegen.graph.nodes import DTYPES, Leaf, Node, lost_axes, nodes_of
 from codegen.pipeline import read_op
-from codegen.plan.op import Op
+from codegen.plan.attention import Attention
+from codegen.plan.op import Op, Staged
 from codegen.tracing.axes import Axis
 from codegen.tracing.formulas import Formula, walk, with_less_work
 from codegen.tracing.layout import ArrayOf, Layout, array_of, layouts
@@ -70,7 +72,47 @@ class Made:
 
 def spec_of(request: Request) -> Made:
     """The spec of steps. Raises `NotExpressed` for a step that the language lacks, `SpecError` where no kernel can do it."""
-    translator = translated(request.steps, {**request.inputs, **{p.value: p.name for p in request.params}})
+    made = _spec_of(request, ())
+    single = _single_row(request, made.planned)
+    if single:
+        with contextlib.suppress(SpecError, UserError):
+            other = _spec_of(request, single)
+            if isinstance(other.planned.plan, Attention):
+                return other
+    return made
+
+
+def _single_row(request: Request, op: Op) -> tuple[Value, ...]:
+    """The queries and the result of attention whose queries have one row for each head, as in decoding: the language has the row as
+    an axis. Nothing for other ops."""
+    products = [n for n in nodes_of(op.statements) if n.op == "contract"]
+    if len(products) != 2 or not isinstance(op.plan, Staged):
+        return ()
+    first, second = products
+    columns = {*lost_axes(second)}
+    results = {s.name for s in op.statements if _converted(s.value) is second}
+    found = [value for name, value in request.outputs if name in results]
+    for queries, keys in (first.args, first.args[::-1]):
+        if columns <= {*keys.dims} - {*queries.dims} and {*queries.dims} < {*keys.dims}:
+            leaf = _converted(queries).attr
+            found += [value for value, name in request.inputs.items() if isinstance(leaf, Leaf) and leaf.name == name]
+    return tuple(found) if len(found) == 2 else ()
+
+
+def _converted(node: Node) -> Node:
+    """What a node converts to its type, or the node."""
+    while node.op in ("cast", "float"):
+        node = node.args[0]
+    return node
+
+
+def _spec_of(request: Request, single: Sequence[Value]) -> Made:
+    """The spec of steps, with an axis of one row more in these values."""
+    row = Axis(1)
+    translator = translated(
+        request.steps, {**request.inputs, **{p.value: p.name for p in request.params}},
+        lambda axes: axes.rows.update(dict.fromkeys(single, row)),
+    )  # fmt: skip
     formulas = translator.formulas
     for param in request.params:
         translator.values[param.value] = (formulas.make("param", (), "float", param.name),)

@@ -96,6 +96,20 @@ def test_the_gradient_of_a_fused_loss_is_computed_with_it(loss):
     np.testing.assert_allclose(scaled, 3 * jax.grad(loss)(LOGITS, LABEL), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("loss", [of_sums, of_probabilities], ids=lambda loss: loss.__name__)
+def test_the_gradient_of_logits_that_are_widened_is_computed_with_the_loss(loss):
+    """Two steps take the logits in float32: their gradients are added up before they are rounded."""
+    logits = LOGITS.astype(jnp.bfloat16)
+
+    def wide(logits):
+        return loss(logits.astype(jnp.float32), LABEL)
+
+    both = jax.value_and_grad(codegen.fuse(wide))
+    for one, other in zip(jax.jit(both)(logits), jax.value_and_grad(wide)(logits), strict=True):
+        np.testing.assert_allclose(one.astype("float32"), other.astype("float32"), rtol=1e-2, atol=2e-4)
+    assert str(jax.make_jaxpr(both)(logits)).count("codegen_op") == 1
+
+
 @pytest.mark.parametrize("form", ["rows", "two numbers", "a product"])
 def test_other_losses_have_their_ops_own_gradients(form):
     """The rows' losses are taken elsewhere too, or the gradient is more than one chain."""

@@ -14,7 +14,7 @@ import jax
 
 from codegen.fusing.chains import Chain, Expressing
 from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded, once
-from codegen.fusing.program import Program, evaluate, program_of, steps_evaluated
+from codegen.fusing.program import Program, evaluate, program_of, read, steps_evaluated
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.steps import Flat, Step, Value
 from codegen.tracing.translate import ELEMENTWISE, LAYOUT
@@ -54,7 +54,7 @@ def call_of_loss(
     places = tuple(i for i, v in enumerate(loss.inputs) if DTYPES[v.dtype].kind == "float")
 
     def part(*arrays: Any) -> Any:
-        return steps_evaluated(steps.steps, dict(zip(loss.inputs, arrays, strict=True)))[steps.outputs[0]]
+        return read(steps.outputs[0], steps_evaluated(steps.steps, dict(zip(loss.inputs, arrays, strict=True))))
 
     shapes = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in loss.inputs]
     both = program_of(jax.make_jaxpr(jax.value_and_grad(part, places))(*shapes), expressing)

@@ -214,17 +214,44 @@ def summed(walk: Walk, sums: list[cute.Tensor]) -> tuple[Step, list[Vector]]:
     tidx, _, _ = cute.arch.thread_idx()
     how, lane, found = walk.how, cute.arch.lane_idx(), sums
     if how.along > 1:
-        layout = cute.make_layout((how.vec, len(sums), WARP, how.threads // WARP))
-        shared = SmemAllocator().allocate_tensor(sums[0].element_type, layout, 16)
+        shared = _shared_sums(how, sums, how.threads // WARP)
         for k, own in enumerate(sums):
             cute.autovec_copy(own, shared[None, k, lane, tidx // WARP])
         cute.arch.sync_threads()
-        found = [reduce.accumulator(how.vec, "sum", own.element_type) for own in sums]
-        for k, total in enumerate(found):
-            for other in range(how.along):
-                total.store(total.load() + shared[None, k, lane, walk.group * how.along + other].load())
-    leads = walk.there & (walk.warp == 0)
+        found = _added(how, sums, [shared[None, None, lane, walk.group * how.along + i] for i in range(how.along)])
+    if how.cluster > 1:  # the first block adds up the sums of all
+        groups = how.threads // WARP // how.along
+        shared = _shared_sums(how, sums, groups * how.cluster)
+        _tell_first(walk.warp == 0, found, shared, lane, walk.rank * groups + walk.group)
+        cute.arch.cluster_arrive()
+        cute.arch.cluster_wait()
+        found = _added(how, sums, [shared[None, None, lane, i * groups + walk.group] for i in range(how.cluster)])
+    leads = walk.there & (walk.warp == 0) & (walk.rank == 0)
     return replace(walk.steps(Int32(0))[0], inside=leads), [reduce.result("sum", total.load()) for total in found]
+
+
+def _shared_sums(how: ScanLaunch, sums: list[cute.Tensor], sharing: int) -> cute.Tensor:
+    """Shared memory for the sums of so many that share them: (element, sum, lane, who)."""
+    layout = cute.make_layout((how.vec, len(sums), WARP, sharing))
+    return SmemAllocator().allocate_tensor(sums[0].element_type, layout, 16)
+
+
+def _added(how: ScanLaunch, sums: list[cute.Tensor], shared: list[cute.Tensor]) -> list[cute.Tensor]:
+    """The sums of all that share them, in their order."""
+    found = [reduce.accumulator(how.vec, "sum", own.element_type) for own in sums]
+    for k, total in enumerate(found):
+        for own in shared:
+            total.store(total.load() + own[None, k].load())
+    return found
+
+
+@cute.jit
+def _tell_first(tells: Boolean, sums: cutlass.Constexpr[list], shared: cute.Tensor, lane: Int32, place: Int32) -> None:
+    """Write a block's sums where the first block of the cluster reads them."""
+    if tells:
+        there = cute.make_tensor(cute.arch.map_dsmem_ptr(shared.iterator, Int32(0)), shared.layout)
+        for k in cutlass.range_constexpr(len(sums)):
+            cute.autovec_copy(sums[k], there[None, k, lane, place])
 
 
 # States

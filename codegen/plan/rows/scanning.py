@@ -9,7 +9,7 @@ States may have small axes that no output has, as `h[B, S, D, N]` with `y[B, S, 
 has all states of an element, one after the other, and reduces them in registers, so that they are never in memory.
 
 Where the axis is not the innermost one, what is computed of the states may also be summed along it: a thread adds up what it has of its
-columns, and the warps that share an axis add up these sums in the end. So gradients of what sequences share read nothing again.
+columns, and the warps and blocks that share an axis add up these sums in the end. So gradients of what sequences share read nothing again.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Scan(Elementwise):
         threads = max(THREADS, along * WARP)
         resident = 0 if self.innermost or self.states else RESIDENT // threads
         how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
-        shared = call.clusters and along == MOST_ALONG[self.innermost] and not (self.states or self.sums)
+        shared = call.clusters and along == MOST_ALONG[self.innermost] and not self.states
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
 
     def _for_states(self, vec: int, size: int | None, scans: int | None) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 """Kernels that scan and sum along the same axis: the sums, and gradients of what sequences share, which read no states again."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from codegen.autodiff.backward import backward_of
 from codegen.pipeline import read_op
+from codegen.plan.launches import Extents, PlannedCall
 from tests.making import make_op, spec_text
 
 SUMS = "h = scan(0.9, x * w, axis=S); y = h; last = sum(where(index(S) == size(S) - 1, h, 0.0), axis=S); total = sum(h * x, axis=S)"
@@ -19,8 +22,8 @@ def states(x: np.ndarray, decay: float = 0.9) -> np.ndarray:
     return found
 
 
-# Fewer elements than the warps that share an axis have; several tiles, the last not full; columns that do not fill a warp
-@pytest.mark.parametrize("shape", [(1, 5, 8), (2, 150, 33)])
+# Fewer elements than the warps that share an axis have; four blocks that share it, the last not full; columns that do not fill a warp
+@pytest.mark.parametrize("shape", [(1, 5, 8), (2, 250, 33)])
 def test_sums_along_the_axis_of_a_scan_are_its_kernels(tmp_path, shape):
     outputs = "y: float32[B, S, N]; last: float32[B, N]; total: float32[B, N]"
     text = spec_text(
@@ -28,6 +31,9 @@ def test_sums_along_the_axis_of_a_scan_are_its_kernels(tmp_path, shape):
     )
     op = make_op(tmp_path, text)
     assert op.plan.kind == "scan" and len(op.plan.sums) == 2
+    extents = Extents(shape[2], math.prod(shape), shape[1], shape[0] * shape[2])
+    launch = op.plan.launch(PlannedCall({a.name: "float32" for a in op.spec.arrays}, extents, arch="sm_90a"))
+    assert launch.cluster == (4 if shape[1] > 64 else 1)
     x, w = np.random.default_rng(0).standard_normal(shape), np.linspace(0.5, 1.5, shape[-1])
     h = states(x * w)
     for how in ("interpret", "xla"):

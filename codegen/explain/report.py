@@ -345,8 +345,7 @@ def main_loops(op: Op, binding: Binding, shape: Shape, arch: str = "sm_90a") -> 
     for run in op.plan.joint:
         plans = [stage.plan for stage in op.plan.stages[run.start : run.stop] if isinstance(stage.plan, Gemm)]
         try:
-            calls = [plan.joint_call(binding, count, arch) for plan in plans]
-            (how, *_) = joint.launches(calls, plans[0].epilogue.spec.math == "precise", arch)
+            (how, *_) = joint.launches([plan.member(binding, count, arch) for plan in plans])
         except UserError:  # there is no kernel for one of them alone
             continue
         for i in run:

@@ -98,6 +98,30 @@ class PlannedCall:
         return replace(self, extents=replace(self.extents, **extents))  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True, eq=False)
+class ProductCall:
+    """The call that the launch of a product's kernel is planned for."""
+
+    dtypes: Mapping[
+        str, str
+    ]  # of the epilogue's arrays by name, and of the factors as "a" and "b", of their scales as "scale"
+    extents: Mapping[
+        str, int
+    ]  # L, M, N and K; of the columns' innermost axis D, if they have several; "covered", see `loading`
+    precise: bool  # whether float32 factors are not rounded to TF32
+    arch: str
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """The size of the batch, those of rows and columns, and that of the contracted axis."""
+        L, M, N, K = (self.extents[name] for name in "LMNK")
+        return L, M, N, K
+
+    def with_columns(self, columns: int) -> ProductCall:
+        """The call with another number of columns."""
+        return replace(self, extents={**self.extents, "N": columns})
+
+
 VECTOR_BYTES = 16  # of the widest vector that an instruction loads or stores
 
 

@@ -15,7 +15,7 @@ from codegen.plan.attention import Attention, AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product, Tile
-from codegen.plan.launches import GemmLaunch, PlannedCall, Tuned
+from codegen.plan.launches import GemmLaunch, PlannedCall, ProductCall, Tuned
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
@@ -147,23 +147,20 @@ class Gemm:
     ) -> GemmLaunch:
         """The launch of products and epilogue as one kernel, for these dtypes and so many elements along some axes;
         `find` gives the measured launch for such sizes. Raises `UserError` if there is none."""
-        tile, precise = self.tile, self.epilogue.spec.math == "precise"
-        if isinstance(tile, UserError):
-            raise tile.without_frames()
-        dtypes, extents = self.given(types, count)
-        return tile.launch(dtypes, extents, precise, arch, find(extents))
+        if isinstance(self.tile, UserError):
+            raise self.tile.without_frames()
+        call = self.product_call(types, count, arch)
+        return self.tile.launch(call, find(call.extents))
 
-    def joint_call(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> joint.Call:
+    def member(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> joint.Member:
         """The facts that decide whether the single kernel is launched with others. Raises `UserError` where there is no single
         kernel."""
         alone = self.in_one_kernel(types, count, arch)
         assert isinstance(self.tile, Tile)
-        return joint.Call(self.tile, *self.given(types, count), alone)
+        return joint.Member(self.tile, self.product_call(types, count, arch), alone)
 
-    def given(
-        self, types: BoundTypes, count: Callable[[tuple[str, ...]], int]
-    ) -> tuple[dict[str, str], dict[str, int]]:
-        """The types and sizes that decide the launch of products and epilogue as one kernel."""
+    def product_call(self, types: BoundTypes, count: Callable[[tuple[str, ...]], int], arch: str) -> ProductCall:
+        """The call that the launch of products and epilogue as one kernel is planned for."""
         tile, (first, *_) = self.tile, self.products
         assert isinstance(tile, Tile)
         spec = self.epilogue.spec
@@ -179,7 +176,7 @@ class Gemm:
                 raise UserError(f"{extent} {' x '.join(axes[name])}: more than a kernel's coordinate holds")
         if first.loaded is not None:
             extents["covered"] = int(first.loaded.covers(extents["K"], count))
-        return dtypes, extents
+        return ProductCall(dtypes, extents, spec.math == "precise", arch)
 
     # Arrays, axes and reductions come from the epilogue's plan
 

@@ -134,9 +134,8 @@ class Kernel:
         planned, plan = self.planned, self.op.plan
         if not has_wgmma(self.arch):
             return {}
-        dtypes = {a.name: self.types.dtype(a) for a in plan.epilogue.spec.arrays}
-        dtypes |= {"a": self.types.dtype(plan.products[0].a), "b": self.types.dtype(plan.products[0].b)}
-        found = plan.tile.hopper(dtypes, {"L": 1} | sizes_of(self.op, self.axes), planned.ragged)
+        call = plan.product_call(self.types, lambda axes: math.prod(self.axes.shape(axes)), self.arch)
+        found = plan.tile.hopper(call, planned.ragged)
         made = {replace(planned, tiles=t, why=""): {name: getattr(t, name) for name in TILES} for t in found}
         return {how: changes for how, changes in made.items() if how != planned}
 

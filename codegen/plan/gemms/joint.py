@@ -6,14 +6,14 @@ cache, and only the last tiles of all leave SMs idle. All products have the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
 from codegen.plan.gemms import hopper_tiles
 from codegen.plan.gemms.tiles import Product, Tile
-from codegen.plan.launches import GemmLaunch
+from codegen.plan.launches import GemmLaunch, ProductCall
 from codegen.shared import Tiles
 
 LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
@@ -43,56 +43,55 @@ def _takes_part(product: Product, tile: Tile) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
-    """A product of a call: its launch where it is alone, with the types and sizes for which that was chosen."""
+class Member:
+    """A product that may be launched with others: its call, and its launch where it is alone."""
 
     tile: Tile
-    dtypes: Mapping[str, str]
-    extents: Mapping[str, int]
+    call: ProductCall
     alone: GemmLaunch
 
 
-def launches(calls: Sequence[Call], precise: bool, arch: str) -> tuple[GemmLaunch, ...]:
+def launches(members: Sequence[Member]) -> tuple[GemmLaunch, ...]:
     """The launches of some products, with the same tiles; `why` says why they should take more time than one after the other. Raises
     `UserError` where there are none."""
-    columns = sum(c.extents["N"] for c in calls)
-    if all(isinstance(c.alone.tiles, Tiles) for c in calls):
-        return _on_hopper(calls, columns)
-    wide = [c.tile.launch(c.dtypes, {**c.extents, "N": columns}, precise, arch) for c in calls]
+    columns = sum(c.call.extents["N"] for c in members)
+    if all(isinstance(c.alone.tiles, Tiles) for c in members):
+        return _on_hopper(members, columns)
+    wide = [c.tile.launch(c.call.with_columns(columns)) for c in members]
     tiles = max((how.tiles for how in wide), key=lambda t: t.tile_n)
-    if any(isinstance(c.alone.tiles, Tiles) for c in calls) or isinstance(tiles, Tiles):
+    if any(isinstance(c.alone.tiles, Tiles) for c in members) or isinstance(tiles, Tiles):
         raise UserError("only some of the products have the main loop for Hopper")
     if any(how.segment and tiles.tile_n % how.segment for how in wide):
         raise UserError("no tiles have whole segments of each")
-    return tuple(replace(c.alone, tiles=tiles) for c in calls)
+    return tuple(replace(c.alone, tiles=tiles) for c in members)
 
 
-def _on_hopper(calls: Sequence[Call], columns: int) -> tuple[GemmLaunch, ...]:
+def _on_hopper(members: Sequence[Member], columns: int) -> tuple[GemmLaunch, ...]:
     """The launches with the main loop for Hopper."""
-    options = [c.tile.hopper(c.dtypes, c.extents, c.alone.ragged) for c in calls]
+    options = [c.tile.hopper(c.call, c.alone.ragged) for c in members]
     common = set.intersection(*({_main_loop(tiles) for tiles in found} for found in options))
     if not common:
         raise UserError("no tiles fit each of the products")
-    L, M, K = (calls[0].extents[name] for name in "LMK")
-    size = K * DTYPES[calls[0].dtypes["a"]].size
-    work = sum(c.tile.all_work * c.extents["N"] for c in calls) // max(columns, 1)
-    own = [c.extents["N"] for c in calls]
+    L, M, _, K = members[0].call.sizes
+    size = K * DTYPES[members[0].call.dtypes["a"]].size
+    work = sum(c.tile.all_work * c.call.extents["N"] for c in members) // max(columns, 1)
+    own = [c.call.extents["N"] for c in members]
     times = {t: hopper_tiles.cycles(t, M, _whole_tiles(own, t), size, L, work) for t in common}
     best = min(times, key=lambda tiles: (times[tiles], str(tiles)))
     tiles = replace(best, rolled=any(t.rolled for found in options for t in found if _main_loop(t) == best))
-    apart = sum(LAUNCH + _alone(c, size) for c in calls)
+    apart = sum(LAUNCH + _alone(c, size) for c in members)
     once = SHARED * times[best] + LAUNCH
     us = f"{apart / hopper_tiles.CYCLES:.0f} us, and {once / hopper_tiles.CYCLES:.0f} in one launch"
     why = "" if once <= apart else f"by estimate {us}"
-    return tuple(replace(c.alone, tiles=tiles, why=why) for c in calls)
+    return tuple(replace(c.alone, tiles=tiles, why=why) for c in members)
 
 
-def _alone(call: Call, row_bytes: int) -> float:
+def _alone(product: Member, row_bytes: int) -> float:
     """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue where that should be faster. Where
     nothing follows it, the two take as long."""
-    (L, M, N), work = (call.extents[name] for name in "LMN"), call.tile.all_work
-    if isinstance(call.alone.tiles, Tiles) and (call.alone.fast or call.tile.stores_products):
-        return hopper_tiles.cycles(call.alone.tiles, M, N, row_bytes, L, work)
+    (L, M, N, _), work, alone = product.call.sizes, product.tile.all_work, product.alone
+    if isinstance(alone.tiles, Tiles) and (alone.fast or product.tile.stores_products):
+        return hopper_tiles.cycles(alone.tiles, M, N, row_bytes, L, work)
     return hopper_tiles.cycles_of_two(M, N, row_bytes, L, work)
 
 

@@ -21,7 +21,7 @@ from codegen.plan.gemms.folds import Fold, folded
 from codegen.plan.gemms.hopper_tiles import FLOAT8
 from codegen.plan.gemms.loading import Loaded
 from codegen.plan.gemms.segments import WIDTHS, Segments, of_segments
-from codegen.plan.launches import GemmLaunch, Tuned
+from codegen.plan.launches import GemmLaunch, ProductCall, Tuned
 from codegen.shared import WARP, AmpereTiles, Tiles
 from codegen.spec.spec import Array, Spec
 from codegen.targets import features, has_wgmma
@@ -97,26 +97,19 @@ class Tile:
             )
         return vectors
 
-    def launch(
-        self,
-        dtypes: Mapping[str, str],
-        extents: Mapping[str, int],
-        precise: bool,
-        arch: str,
-        tuned: Tuned | None = None,
-    ) -> GemmLaunch:
-        """The launch for arrays of these dtypes (by name, the factors' as "a" and "b") and these sizes L, M, N, K. It has the tiles
-        that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
+    def launch(self, call: ProductCall, tuned: Tuned | None = None) -> GemmLaunch:
+        """The launch of a call. It has the tiles that were measured to be fastest, if they fit. Raises `UserError` if there is none."""
+        dtypes, extents, arch = call.dtypes, call.extents, call.arch
         factor = dtypes["a"]
         if self.loaded is not None and dtypes["b"] != factor:
-            return self.loading(self.loaded, dtypes, extents, precise, arch, tuned)
+            return self.loading(self.loaded, call, tuned)
         widths = [DTYPES[dtypes[array.name]].size for array, _ in self.plan.full if array.name not in self.accs]
         vec = max(4, min(8, 16 // max(widths, default=2)))
         ragged, segment = extents["N"] % vec != 0, self.segment(extents)
-        if has_wgmma(arch) and (found := self.hopper(dtypes, extents, ragged)):
+        if has_wgmma(arch) and (found := self.hopper(call, ragged)):
             tiles = min(found, key=lambda t: found[t])
             if tuned is None:
-                return GemmLaunch(vec, ragged, tiles, segment, self.slower(tiles, dtypes, extents))
+                return GemmLaunch(vec, ragged, tiles, segment, self.slower(tiles, call))
             wanted = dict(tuned.launch).items() if tuned.take == "launch" else ()
             tiles = next((t for t in found if wanted and wanted <= asdict(t).items()), tiles)
             return GemmLaunch(vec, ragged, tiles, segment, tuned.why if tuned.take == "xla" else "")
@@ -128,24 +121,16 @@ class Tile:
             own = replace(own, warps_n=4, blocks=1)
         own = replace(own, tile_k=(64 if few else 128) // DTYPES[factor].size)
         if factor == "float32":
-            own = replace(own, tile_n=min(64, own.tile_n), precise=precise)
+            own = replace(own, tile_n=min(64, own.tile_n), precise=call.precise)
         if segment:
             own = _with_whole(own, segment * (2 if self.paired else 1))
-        return GemmLaunch(vec, ragged, own, segment, self.refused(dtypes, extents, arch))
+        return GemmLaunch(vec, ragged, own, segment, self.refused(call))
 
-    def loading(
-        self,
-        loaded: Loaded,
-        dtypes: Mapping[str, str],
-        extents: Mapping[str, int],
-        precise: bool,
-        arch: str,
-        tuned: Tuned | None,
-    ) -> GemmLaunch:
+    def loading(self, loaded: Loaded, call: ProductCall, tuned: Tuned | None) -> GemmLaunch:
         """The launch that converts b in registers, or the launch for a copy of b in the type of a, if this should take less time. Scales
         have the type of "scale"."""
-        copied = self.launch({**dtypes, "b": dtypes["a"]}, extents, precise, arch, tuned)
-        L, M, N, K = (extents[name] for name in "LMNK")
+        dtypes, (L, M, N, K) = call.dtypes, call.sizes
+        copied = self.launch(replace(call, dtypes={**dtypes, "b": dtypes["a"]}), tuned)
         parts, bits, group = 2 if self.paired else 1, loaded.how.bits, loaded.how.group
         tiles = narrow_tiles.tiles_for(M, N, L, parts, bits, group)
         if dtypes["a"] not in hopper_tiles.HALVES:
@@ -154,7 +139,7 @@ class Tile:
             return replace(copied, copied=f"a tile is {tiles.tile_k} wide along K, and a scale is of {group}")
         if group and N * DTYPES[dtypes["scale"]].size % 4:
             return replace(copied, copied=f"a row of {N} scales is not a multiple of four bytes")
-        if not extents.get("covered", 1):
+        if not call.extents.get("covered", 1):
             return replace(copied, copied="the last elements are taken several times")
         why = narrow_tiles.loses(M, bits, group)
         one = narrow_tiles.cycles_converting(tiles, M, parts * N, K, L, bits)
@@ -202,10 +187,9 @@ class Tile:
         """Small tiles, for outputs for which large tiles would leave SMs idle."""
         return AmpereTiles(32, 64 if self.paired else 32, 32, warps_m=2, warps_n=1, stages=2)
 
-    def hopper(self, dtypes: Mapping[str, str], extents: Mapping[str, int], ragged: bool) -> dict[Tiles, float]:
+    def hopper(self, call: ProductCall, ragged: bool) -> dict[Tiles, float]:
         """The tiles of the main loop for Hopper and the cycles that each should take, if it takes these operands."""
-        factor = dtypes["a"]
-        L, M, N, K = (extents[name] for name in "LMNK")
+        dtypes, (L, M, N, K) = call.dtypes, call.sizes
         paired = "halves" if self.paired == "two" else self.paired
         tiled = [a for a in self.plan.loads if self.tiled(a)]
         # One vector of each part; parts that are neighbours are loaded together
@@ -221,10 +205,10 @@ class Tile:
             and all(N * width % 16 == 0 for width in widths)
         )
         return hopper_tiles.options(
-            M, N, K, L, a=factor, b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
+            M, N, K, L, a=dtypes["a"], b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
             work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
             folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
-            over_rows=sum(not f.along for f in self.folds), segment=self.segment(extents) * (2 if self.paired else 1),
+            over_rows=sum(not f.along for f in self.folds), segment=self.segment(call.extents) * (2 if self.paired else 1),
         )  # fmt: skip
 
     @property
@@ -239,25 +223,25 @@ class Tile:
         stored = [s.value for s in self.statements if s.name in outputs]
         return not self.folds and all(isinstance(v.attr, Leaf) and v.attr.name in self.accs for v in stored)
 
-    def slower(self, tiles: Tiles, dtypes: Mapping[str, str], extents: Mapping[str, int]) -> str:
+    def slower(self, tiles: Tiles, call: ProductCall) -> str:
         """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; "" if they should not."""
-        L, M, N, K = (extents[name] for name in "LMNK")
+        dtypes, (L, M, N, K) = call.dtypes, call.sizes
         if self.stores_products and self.loaded is None and {dtypes["a"], dtypes["b"]} <= hopper_tiles.HALVES:
             return "nothing follows the product, for which the library chooses among its kernels"
         if self.folds_costly(dtypes):
             return "what is folded is so costly that another pass over the product takes less"
         return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
 
-    def refused(self, dtypes: Mapping[str, str], extents: Mapping[str, int], arch: str) -> str:
+    def refused(self, call: ProductCall) -> str:
         """Why the main loop for Hopper cannot be used."""
-        if not has_wgmma(arch):
-            return f"no main loop of {arch}'s own"
+        if not has_wgmma(call.arch):
+            return f"no main loop of {call.arch}'s own"
         paired = "halves" if self.paired == "two" else self.paired
-        N = extents["N"] * (2 if paired in ("interleaved", "segments") else 1)
-        factor = dtypes["a"]
+        N = call.extents["N"] * (2 if paired in ("interleaved", "segments") else 1)
+        factor = call.dtypes["a"]
         tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
         found = hopper_tiles.refusal(
-            tiles, factor, dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=extents["K"], N=N
+            tiles, factor, call.dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=call.extents["K"], N=N
         )  # fmt: skip
         return found or "no tiles leave room for what the epilogue folds"
 

@@ -230,47 +230,57 @@ class Reduction(Reads):
 
     def _walk(self, vec: int, ragged: bool, crossing: bool, call: PlannedCall) -> WalkLaunch:
         """The launch of an op that reduces columns, or everything."""
-        extents, width = call.extents, vec * self.column_bytes(call)
-        written = vec * sum(4 for a in self.stores if a.mode == "flat")
         if self.collapsed:
-            return tiling.everything(vec, ragged, width, written, self.costly, call)
-        columns, rows, apart = extents.columns, extents.rows, extents.apart or 1
-        inner = extents.inner
-        if self.by_place and columns is not None and rows is not None and inner is not None:
-            narrow = self.whole_vector(vec, inner, call)
-            # Fewer elements a thread, where places are too few for all threads of the SMs
-            while narrow > 4 and apart * columns < narrow * call.processors * THREADS_OF_SM:
-                narrow //= 2
-            needs = self.walking_needs(narrow, 1, call)
-            split, whole, meets = columns % narrow != 0, bool(self.rows), self.meets and not ragged
-            found = walking.by_place(narrow, split, needs, whole, meets, call)
-            if found is not None:
-                crossing = inner % narrow != 0 and not split
-                return replace(found, first=IDLE if self.rows else None, crossing=crossing)
+            return tiling.everything(vec, ragged, self.walking_needs(vec, 1, call), call)
         each = (1 if ragged or crossing else vec) if self.shares else None
-        first: RowLaunch | WalkLaunch | None = None
-        if self.rows:
-            if columns is not None:
-                if (runs := self._walk_in_runs(vec, ragged, call)) is not None:
-                    return replace(self._holding(runs, call), each=1 if self.shares else None, first=IDLE)
-                if ragged and (runs := self._walk_in_long_runs(vec, call)) is not None:
-                    return replace(self._holding(runs, call), each=1 if self.shares else None, first=IDLE)
-                needs = self.walking_needs(vec, each or 1, call)
-                found = walking.whole(vec, ragged, needs, self.lanes(vec), call)
-                if found is not None:
-                    return replace(self._holding(found, call), each=each, first=IDLE, crossing=crossing)
-            assert self.first is not None
-            first = self.first.launch(replace(call, schedule={}))
-        assert not isinstance(first, WalkLaunch)
+        found = self._at_places(vec, ragged, call) or self._in_shared_memory(vec, ragged, call)
+        if found is not None:
+            return found
+        if (found := self._with_whole_rows(vec, ragged, each or 1, call)) is None:
+            found = self._tiles(vec, ragged, each or 1, call)
+        return replace(found, each=each, crossing=crossing)
+
+    def _at_places(self, vec: int, ragged: bool, call: PlannedCall) -> WalkLaunch | None:
+        """The launch whose threads reduce all rows of a place; None if there is no such kernel, or if other kernels are faster."""
+        columns, rows, inner, places = (getattr(call.extents, name) for name in ("columns", "rows", "inner", "apart"))
+        if not self.by_place or columns is None or rows is None or inner is None:
+            return None
+        narrow = self.whole_vector(vec, inner, call)
+        # Fewer elements a thread, where places are too few for all threads of the SMs
+        while narrow > 4 and (places or 1) * columns < narrow * call.processors * THREADS_OF_SM:
+            narrow //= 2
+        split, meets, needs = columns % narrow != 0, self.meets and not ragged, self.walking_needs(narrow, 1, call)
+        found = walking.by_place(narrow, split, needs, bool(self.rows), meets, call)
+        if found is None:
+            return None
+        return replace(found, first=IDLE if self.rows else None, crossing=inner % narrow != 0 and not split)
+
+    def _in_shared_memory(self, vec: int, ragged: bool, call: PlannedCall) -> WalkLaunch | None:
+        """The launch of blocks that hold whole rows, which come by way of shared memory; None if there is no such kernel, or no room."""
+        if not self.rows or call.extents.columns is None:
+            return None
+        found = self._walk_in_runs(vec, ragged, call) or (self._walk_in_long_runs(vec, call) if ragged else None)
+        return found and replace(self._holding(found, call), each=1 if self.shares else None, first=IDLE)
+
+    def _with_whole_rows(self, vec: int, ragged: bool, each: int, call: PlannedCall) -> WalkLaunch | None:
+        """The launch of blocks, or clusters of them, that hold whole rows; None if no row has statistics, or if there is no room."""
+        if not self.rows or call.extents.columns is None:
+            return None
+        found = walking.whole(vec, ragged, self.walking_needs(vec, each, call), self.lanes(vec), call)
+        return found and replace(self._holding(found, call), first=IDLE)
+
+    def _tiles(self, vec: int, ragged: bool, each: int, call: PlannedCall) -> WalkLaunch:
+        """The launch of blocks that have some columns of the rows, after a kernel that writes the statistics of rows."""
+        first = None if self.first is None else self.first.launch(replace(call, schedule={}))
+        assert not isinstance(first, WalkLaunch)  # it reduces along rows alone
         waves = 4 if self.inner else 1  # they compute more than they read: a block that has finished makes room
         if ragged and (runs := self._tiles_in_runs(waves, call)) is not None:
-            return replace(runs, each=1 if self.shares else None, first=first)
-        values = first is not None or any(a.mode == "row" and a.tokens for a in self.loads)
+            return replace(runs, first=first)
+        columns, rows = call.extents.columns, call.extents.rows
         lanes, threads = self.lanes(vec), call.schedule.get("threads", walking.THREADS)
         if rows and columns:  # few rows: for all threads of a block
             lanes = max(lanes, min(threads >> (rows - 1).bit_length(), 1 << (-(-columns // vec) - 1).bit_length()))
-        how = tiling.tiles(vec, ragged, width, written, lanes, values, self.costly, waves, self.alive, call)
-        how = replace(how, each=each, first=first, crossing=crossing)
+        how = replace(tiling.tiles(vec, ragged, self.walking_needs(vec, each, call), lanes, waves, call), first=first)
         if not (self.meets and rows and columns):
             return how
         row, narrowest = columns * self.moved_bytes(call), min(self.vector_bytes(call), default=4)
@@ -383,6 +393,8 @@ class Reduction(Reads):
             folds=len(self.stages),
             stageable=bool(sent) and all(sent_for(a, n) for a, n in sent.items()),
             gathered=vec * sum(n for a, n in of_row.items() if a.mode == "gather"),
+            written=vec * sum(4 for a in self.stores if a.mode == "flat"),
+            values=bool(self.rows) or any(a.mode == "row" and a.tokens for a in self.loads),
         )
 
     def _read_again(self, vec: int, ragged: bool, width: int, call: PlannedCall, cluster: int = 1) -> RowLaunch:

@@ -40,37 +40,28 @@ ROOMY = 110
 FEW_AT_ONCE = 2  # where values crowd registers; and at least where they do not, so that enough bytes are in flight: an H200 took 0.92
 MOST_MEETING = 4  # if rows meet at places, and more blocks are resident instead: gradients of a bias took 25 us for 34
 MOST_IDLE = 0.125  # part of a thread's rows, held together, that may be beyond the last one
-# Where ragged rows come by way of shared memory: a thread's vectors and rows in flight, at most, and bytes in flight of an SM
 # Blocks of a cluster that have some of all rows each, and bytes that each reads at most: with more, other blocks would be missed longer
 # than the launch takes of a kernel that finishes their partial results
 MEETING, MET_BYTES = (1, 2, 4, 8), 48 * 1024
 PIECES = tuple(WARP >> n for n in range(5))  # threads of a row in such a block
 MET_PIECE = 64  # neighbouring bytes of an array that such a block reads, at least
+# Where ragged rows come by way of shared memory: a thread's vectors and rows in flight, at most, and bytes in flight of an SM
 MOST_IN_TILE, MOST_IN_FLIGHT, IN_FLIGHT = 4, 8, 48 * 1024
 
 
 def tiles(
-    vec: int,
-    ragged: bool,
-    width: int,
-    written: int,
-    lanes: int,
-    values: bool,
-    costly: bool,
-    waves: int,
-    alive: int,
-    call: PlannedCall,
-    spread: bool = False,
+    vec: int, ragged: bool, needs: Needs, lanes: int, waves: int, call: PlannedCall, spread: bool = False
 ) -> WalkLaunch:
-    """The launch if each thread has its own columns, and no row is whole in a block. `written` are the bytes of a vector's results.
-    `values`: whether each row also has values of its own. `costly`: whether an expensive value is computed. `waves`: how often all
-    SMs are filled, at least. `alive`: the most values of a column that are alive at once. `spread`: whether not all blocks run at a time."""
+    """The launch if each thread has its own columns, and no row is whole in a block. `lanes` is the number of
+    neighbouring threads that hold a group of columns. `waves`: how often all SMs are filled, at least. `spread`: whether not all blocks
+    run at a time."""
     columns, rows, apart = call.extents.columns, call.extents.rows, call.extents.apart or 1
+    alive, costly = needs.alive, needs.costly
     spread = spread or apart > 1
     many = rows or 2**31
     roomy = alive <= COSTLY_VALUES or cost.registers(FEW_AT_ONCE * vec, alive) <= ROOMY
     least = min(FEW_AT_ONCE if roomy else 1, most_rows())
-    at_once = 1 if ragged else max(least, rows_at_once(width, written, values, costly, call.clusters))
+    at_once = 1 if ragged else max(least, rows_at_once(needs, call.clusters))
     few = alive * vec >= CROWDED_VALUES or (costly and alive >= COSTLY_VALUES)
     at_once = min(at_once, FEW_AT_ONCE if few else MOST_MEETING if apart > 1 else at_once)
     crowded = cost.registers(vec * at_once, alive) > MOST_OF_MANY
@@ -87,7 +78,7 @@ def tiles(
     full = shares(pieces, resident * call.processors, waves)
     all_at_a_time = full * pieces <= resident * call.processors
     if not all_at_a_time and crowded and not spread:
-        return tiles(vec, ragged, width, written, lanes, values, costly, waves, alive, call, True)
+        return tiles(vec, ragged, needs, lanes, waves, call, True)
     if not all_at_a_time:
         resident = max(1, most // threads)
         full = shares(pieces, resident * call.processors, waves)
@@ -175,10 +166,10 @@ def tiles_in_runs(
     )  # fmt: skip
 
 
-def everything(vec: int, ragged: bool, width: int, written: int, costly: bool, call: PlannedCall) -> WalkLaunch:
+def everything(vec: int, ragged: bool, needs: Needs, call: PlannedCall) -> WalkLaunch:
     """The launch if all arrays are one long row."""
     threads, total = call.schedule.get("threads", THREADS), call.extents.total
-    at_once, wide = rows_at_once(width, written, False, costly, call.clusters and not ragged), threads * vec
+    at_once, wide = rows_at_once(needs, call.clusters and not ragged), threads * vec
     rows, resident = -(-(2**40 if total is None else total) // wide), max(1, RESIDENT // threads)
     parts = max(1, min(resident * call.processors, -(-rows // at_once), most_parts()))
     return WalkLaunch(
@@ -186,11 +177,13 @@ def everything(vec: int, ragged: bool, width: int, written: int, costly: bool, c
     )
 
 
-def rows_at_once(width: int, written: int, values: bool, costly: bool, clusters: bool) -> int:
-    """The number of rows, of `width` bytes each, that a thread holds in a block without whole rows. `clusters`: whether the GPU has these."""
-    most = (COSTLY_BYTES if clusters else LEAST_BYTES) if costly else BYTES
-    less = 2 if values else 1
-    return max(1, min(MOST_ROWS_HELD // less, most // less // width, ALL // (width + written), most_rows()))
+def rows_at_once(needs: Needs, clusters: bool) -> int:
+    """The number of rows that a thread holds in a block without whole rows. `clusters`: whether the GPU has these."""
+    most = (COSTLY_BYTES if clusters else LEAST_BYTES) if needs.costly else BYTES
+    less = 2 if needs.values else 1
+    return max(
+        1, min(MOST_ROWS_HELD // less, most // less // needs.width, ALL // (needs.width + needs.written), most_rows())
+    )
 
 
 def idle(rows: int, step: int) -> float:

@@ -99,6 +99,8 @@ class Needs:
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
     gathered: int = 0  # of the inputs of a row that are gathered: those of prefetched rows are in registers
+    written: int = 0  # of the results along a row
+    values: bool = False  # whether each row also has values of its own, read or from an earlier kernel
 
 
 ANY = 2**31

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement
 from codegen.language import sizes
-from codegen.plan.gemms.joint import Call as JointCall
+from codegen.plan.gemms.joint import Member
 from codegen.plan.gemms.tiles import Product, Tile
 from codegen.plan.launches import AnyLaunch, GemmLaunch, Tuned
 from codegen.plan.op import Gemm, contracted_axes
@@ -175,10 +175,10 @@ class GemmOp(Op[P, R]):
         known = all(isinstance(n, int) for n in (*axes.rows, *axes.extents.values()))
         return self.plan.in_one_kernel(types, _counter(axes), own, *([find] if known else []))
 
-    def joint_call(self, types: Types, axes: Axes, arch: str) -> JointCall:
+    def member(self, types: Types, axes: Axes, arch: str) -> Member:
         """The facts that decide whether the single kernel is launched with others. Raises `UserError` where there is no single
         kernel."""
-        return self.plan.joint_call(types, _counter(axes), arch)
+        return self.plan.member(types, _counter(axes), arch)
 
     def default_launch(self, types: Types, axes: Axes) -> AnyLaunch:
         """The launch of the single kernel where it is faster; else the epilogue's."""

@@ -271,10 +271,10 @@ class Joint(InStages[..., Any], DerivedOp):
         arch, found = arch or interpreted.architecture(), []
         for stage, (own, values) in zip(self.products, self.calls(key, operands), strict=True):
             axes = arguments.bind_axes(stage.spec, stage.arrays(own, values))
-            found.append(stage.joint_call(own.types, axes, arch))
+            found.append(stage.member(own.types, axes, arch))
         if {t.kernel for t in self.tuning} & {stage.spec.op for stage in self.products}:
             raise UserError("a product's own launch is measured")
-        return joint.launches(found, self.spec.math == "precise", arch)
+        return joint.launches(found)
 
     def _fuses(self, key: Key, operands: Sequence[Any]) -> bool:
         """Whether a call is one launch: that is possible, and it was requested by name or should be faster."""

@@ -5,6 +5,7 @@ import pytest
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
 from codegen.pipeline import read_op
+from codegen.plan.launches import ProductCall
 from codegen.plan.op import Gemm
 
 
@@ -60,7 +61,7 @@ def test_a_product_that_nothing_follows_is_the_librarys(chain, dtype, fast):
     """A library has more kernels to choose from. Products of float8 it has in bfloat16 alone."""
     found = plan("x: T[..., K]; w: T[N, K]", chain, "y: bfloat16[..., N]", types=f"T: [{dtype}]")
     sizes = {"L": 1, "M": 32768, "N": 1280, "K": 5120}
-    how = found.tile.launch({"a": dtype, "b": dtype, "y": "bfloat16"}, sizes, False, "sm_90a")
+    how = found.tile.launch(ProductCall({"a": dtype, "b": dtype, "y": "bfloat16"}, sizes, False, "sm_90a"))
     assert how.fast == fast
 
 
@@ -146,11 +147,12 @@ def test_a_tile_has_whole_segments():
     dtypes = {"a": "bfloat16", "b": "bfloat16", "y": "bfloat16"}
     for D, message in ((96, "192 columns of a product along D"), (20, "are not whole vectors")):
         with pytest.raises(UserError, match=message):
-            tile.launch(dtypes, {"L": 1, "M": 64, "N": 2 * D, "K": 64, "D": D}, False, "sm_90a")
+            tile.launch(ProductCall(dtypes, {"L": 1, "M": 64, "N": 2 * D, "K": 64, "D": D}, False, "sm_90a"))
     sizes = {"L": 1, "M": 4096, "N": 16 * 128, "K": 4096, "D": 128}
-    how = tile.launch(dtypes, sizes, False, "sm_90a")
+    call = ProductCall(dtypes, sizes, False, "sm_90a")
+    how = tile.launch(call)
     assert how.segment == 128 and how.tiles.tile_n == 256
-    assert all(t.tile_n // t.splits == 256 for t in tile.hopper(dtypes, sizes, False))
+    assert all(t.tile_n // t.splits == 256 for t in tile.hopper(call, False))
 
 
 def test_what_is_folded_may_be_all_that_there_is():
@@ -200,7 +202,7 @@ def test_products_of_float8_alone_are_kept_in_float32():
 def test_a_type_without_a_main_loop_is_refused_by_name(dtype):
     tile = plan("x: T[..., K]; w: T[K, N]", "y = cast(x @ w, int32)", "y: int32[..., N]", types=f"T: [{dtype}]").tile
     with pytest.raises(UserError, match=f"no main loop for {dtype} on sm_80"):
-        tile.launch({"y": "int32", "a": dtype, "b": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80")
+        tile.launch(ProductCall({"y": "int32", "a": dtype, "b": dtype}, dict.fromkeys("LMNK", 8), False, "sm_80"))
 
 
 @pytest.mark.parametrize(

@@ -288,18 +288,11 @@ reference: |
 @pytest.mark.parametrize(("vec", "alive", "rows"), [(8, 6, 2), (8, 8, 2), (8, 10, 1), (4, 13, 2)])
 def test_threads_hold_two_rows_of_expensive_values_if_registers_allow(vec, alive, rows):
     """They would hold one: its bytes take most of the room."""
-    how = tiling.tiles(
-        vec,
-        False,
-        7 * vec,
-        2 * vec,
-        1,
-        False,
-        True,
-        1,
-        alive,
-        PlannedCall({}, Extents(columns=4096, rows=2**14), arch="sm_90a"),
+    needs = walking.Needs(
+        width=7 * vec, fixed=0, sums=4 * vec, stageable=True, costly=True, alive=alive, folds=0, written=2 * vec
     )
+    call = PlannedCall({}, Extents(columns=4096, rows=2**14), arch="sm_90a")
+    how = tiling.tiles(vec, False, needs, 1, 1, call)
     assert how.at_once == rows
 
 

@@ -6,7 +6,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError
 from codegen.pipeline import read_op
 from codegen.plan.gemms.tiles import Tile
-from codegen.plan.launches import GemmLaunch
+from codegen.plan.launches import GemmLaunch, ProductCall
 from codegen.plan.op import Gemm, Op, Staged
 from codegen.shared import AmpereTiles, Loading, Tiles
 
@@ -259,7 +259,7 @@ def test_a_factor_of_bytes_is_converted_in_the_product_of_few_rows():
 
     def launch(rows: int, arch: str) -> GemmLaunch:
         assert isinstance(stage.plan, Gemm) and isinstance(stage.plan.tile, Tile)
-        return stage.plan.tile.launch(dtypes, {"L": 1, "M": rows, "N": 14336, "K": 4096}, False, arch)
+        return stage.plan.tile.launch(ProductCall(dtypes, {"L": 1, "M": rows, "N": 14336, "K": 4096}, False, arch))
 
     for arch in ("sm_80", "sm_90a"):
         few = launch(16, arch)

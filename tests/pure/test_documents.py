@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,11 +97,30 @@ def test_the_graph_of_the_walk_through_is_what_is_read():
 
 
 def test_the_modules_to_begin_with_exist():
-    names = re.findall(
-        r"`([\w/.]+)`", "".join(re.findall(r"^\| `.*?\|", section(ARCHITECTURE, "## One op, step by step"), re.M))
-    )
+    table = section(ARCHITECTURE, "## One op, step by step").partition("| module |")[2]
+    names = re.findall(r"`([\w/.]+)`", "".join(re.findall(r"^\| `.*?\|", table, re.M)))
     assert len(names) >= 10
     assert [name for name in names if not any((ROOT / folder / name).is_file() for folder in ("", "codegen"))] == []
+
+
+def test_the_functions_of_the_walk_through_are_called_in_this_order(monkeypatch):
+    """The table of functions, against those that its script calls."""
+    shown = re.findall(r"^\| `([\w.]+)` in `([\w/.]+)` \|", section(ARCHITECTURE, "## One op, step by step"), re.M)
+    monkeypatch.chdir(ROOT)
+    (script,) = blocks(ARCHITECTURE, "python run")
+    called: dict[tuple[str, str], None] = {}
+
+    def note(frame, event, _):
+        if event == "call" and "/codegen/" in frame.f_code.co_filename:
+            called.setdefault((frame.f_code.co_qualname, frame.f_code.co_filename.rpartition("/codegen/")[2]))
+
+    code = compile(script, str(ARCHITECTURE), "exec")
+    sys.setprofile(note)
+    try:
+        exec(code, {})
+    finally:
+        sys.setprofile(None)
+    assert len(shown) >= 20 and [pair for pair in called if pair in shown] == shown
 
 
 def message(spec: str) -> str:

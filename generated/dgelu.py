@@ -79,7 +79,7 @@ def dgelu_backward_chain(ddx, dy, x, approx):
     """The chain, on one vector of each operand."""
     ddy = ddx * device.dgelu(x, approx, False)
     t0 = x * x
-    dx2 = ddx * dy * (2.0 - t0) * device.exp(-(t0 * 0.5), approx) * 0.3989422804014327
+    dx2 = ddx * dy * (2.0 - device.minimum(t0, 2000.0)) * device.exp(-(t0 * 0.5), approx) * 0.3989422804014327
     return ddy, dx2
 
 
@@ -113,7 +113,7 @@ def dgelu_backward_xla(ddx, dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ddy = ddx * runtime.dgelu(x)
     t0 = x * x
-    dx2 = ddx * dy * (2.0 - t0) * jnp.exp(-(t0 * 0.5)) * 0.3989422804014327
+    dx2 = ddx * dy * (2.0 - jnp.minimum(t0, 2000.0)) * jnp.exp(-(t0 * 0.5)) * 0.3989422804014327
     return ddy, dx2
 
 

@@ -134,7 +134,7 @@ OPS: dict[str, Operation] = {
         _unary("erf", f"g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erf({0})", cute="device.erf({0}, {approx})"),
         _unary("erfc", f"-g * {_TWO_OVER_SQRT_PI} * exp(-(a * a))", jnp="jax.lax.erfc({0})", cute="device.erfc({0}, {approx}, {exact})"),
         _unary("gelu", "g * dgelu(a)", jnp="jax.nn.gelu({0}, approximate=False)", cute="device.gelu({0}, {approx}, {exact})"),
-        _unary("dgelu", "g * (2 - a * a) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
+        _unary("dgelu", "g * (2 - minimum(a * a, 2000)) * exp(-0.5 * (a * a)) * 0.3989422804014327", jnp="runtime.dgelu({0})",
                cute="device.dgelu({0}, {approx}, {exact})"),
         # random bits of a key's two words, at a place: a chain calls it `bits(key)`
         Operation("_bits", 3, "whole", "device.random_bits({0}, {1}, {2})", "runtime.random_bits({0}, {1}, {2})", ("0", "0", "0")),

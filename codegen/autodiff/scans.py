@@ -5,7 +5,8 @@ m_t = a_t l_t it is l_t = g_t + m_(t+1), and m_t = a_t m_(t+1) + a_t g_t is itse
 Then b_t has the gradient l_t, a_t has l_t h_(t-1), and the initial state has m of the first element. The other scans behave
 like such a recurrence for small changes of their elements. Then a_t is x_t for cumprod. For cumlogsumexp it is
 exp(y_(t-1) - y_t), which is sigmoid(y_(t-1) - x_t) and does not need y_t. For cummax it is 1 where the element is below the
-state before it, 1/2 where they are equal, and else 0.
+state before it, 1/2 where they are equal, and else 0. Where a scan gives the state before each element, g_t is the cotangent of that
+state, and l_t = g_(t+1) + a_(t+1) l_(t+1).
 
 A backward that needs the states before and after each element of a recurrence, a product or a maximum stores only those before: it
 computes h_t again from h_(t-1).
@@ -18,7 +19,6 @@ import functools
 from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
-from codegen.errors import UserError
 from codegen.graph.nodes import Along, Graph, Node, Statement, along_of, topological
 from codegen.parsing import parse_expression
 
@@ -38,8 +38,7 @@ AGAIN = {"scan": ("mul", "add"), "cumprod": ("mul",), "cummax": ("maximum",)}
 
 
 def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list[tuple[Node, Node]]:
-    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`. Raises `UserError` if it has
-    none."""
+    """The contributions of a scan to its arguments' adjoints, from its own adjoint `g`."""
     along = along_of(node)
 
     def scan(a: Node, b: Node) -> Node:
@@ -57,12 +56,10 @@ def pulled_scan(node: Node, g: Node, graph: Graph, evaluated: Evaluated) -> list
         return [(x, back)]
     if node.op != "scan":
         (x,) = node.args
-        if along.before:
-            raise UserError(f"no kernel for the gradient of {node.op!r} before each element yet")
         known = {"x": x, "p": _scan(graph, node.op, node.args, Along(along.axis, along.reverse, True))}
         kept, own = STEPS[node.op]
         a = value(kept, **known)
-        adjoint = value("g + m", g=g, m=scan(a, value("a * g", a=a, g=g)))
+        adjoint = scan(a, g) if along.before else value("g + m", g=g, m=scan(a, value("a * g", a=a, g=g)))
         return [(x, value(own, l=adjoint, **known))]
     a, b, initial = node.args
     if along.before:

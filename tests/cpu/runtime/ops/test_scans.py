@@ -108,6 +108,35 @@ def test_a_running_product_has_its_gradient_where_an_element_is_zero(tmp_path):
         np.testing.assert_allclose(got, [1, 10 * 3 + 100 * 15, 0])
 
 
+@pytest.mark.parametrize("reverse", some([False, True], 1))
+def test_gradients_of_states_before_each_element(tmp_path, reverse):
+    """Against those of the states after each element, moved by one place. Some elements are 0, some are equal."""
+    ways = {"cumprod": 1.0, "cummax": -jnp.inf, "cumlogsumexp": -jnp.inf}
+    way = f"axis=S, before=true, reverse={str(reverse).lower()}"
+    text = spec_text(
+        "; ".join(f"x{i}: float32[R, S]" for i in range(3)),
+        "; ".join(f"y{i}: float32[R, S]" for i in range(3)),
+        "; ".join(f"y{i} = {word}(x{i}, {way})" for i, word in enumerate(ways)),
+    )
+    made = make_op(tmp_path, text)
+    assert made.backward.op.plan.kind == "staged"
+
+    def moved(*xs):
+        for x, (word, first) in zip(xs, ways.items(), strict=True):
+            y = getattr(jax.lax, word)(x, axis=1, reverse=reverse)
+            edge = jnp.full_like(y[:, :1], first)
+            yield jnp.concatenate([y[:, 1:], edge] if reverse else [edge, y[:, :-1]], 1)
+
+    given = [jnp.asarray(np.round(values(3, 45, seed=i), 1), jnp.float32).at[:, 9].set(0.0) for i in range(3)]
+    given[1] += jnp.arange(45) * (-1 if reverse else 1)  # so that a running maximum equals one element at most
+    expected, pull = jax.vjp(lambda *xs: tuple(moved(*xs)), *given)
+    cotangents = tuple(jnp.cos(y.at[jnp.isinf(y)].set(0)) for y in expected)
+    for implementation in ("interpret", "xla"):
+        got, own = jax.vjp(lambda *xs, i=implementation: tuple(made(*xs, implementation=i)), *given)
+        for found, wanted in zip((*got, *own(cotangents)), (*expected, *pull(cotangents)), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_of_running_maxima_store_those_before_each_element(tmp_path):
     """The one with an element is computed from the one before it, with the same bits: equal elements share the gradient."""
     text = spec_text(

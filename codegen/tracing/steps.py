@@ -253,7 +253,9 @@ def _captured(variable: Any, constant: Any) -> Atom:
 
 
 def _is_plain(dtype: Any) -> bool:
-    return dtype != jax.dtypes.float0 and not jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    """Whether elements are numbers that the language may have: not complex ones, nor keys of random numbers."""
+    others = (jax.dtypes.extended, np.complexfloating)
+    return dtype != jax.dtypes.float0 and not any(jax.dtypes.issubdtype(dtype, other) for other in others)
 
 
 def _number(literal: Any) -> Atom:

@@ -106,6 +106,15 @@ def test_a_function_may_take_keys_of_random_numbers():
     assert len(fused.report) == 1
 
 
+def test_a_function_may_have_complex_numbers():
+    def function(x, w):
+        return norm((x * (0.3 + 1j) / 2j).real, w), norm(x + w, w)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, W), jax.jit(function)(X, W))
+    assert len(fused.report) >= 1
+
+
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_a_function_may_be_fused_under_a_mesh_first(kind):
     """There, JAX inserts reshards in its own functions too. Functions of the language are recognised all the same."""

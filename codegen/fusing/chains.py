@@ -4,6 +4,7 @@ computes them and they save more than their parts. Products come last: a chain t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -230,6 +231,8 @@ class _Growing:
         for place, makers in self.before.items():
             for maker in makers:
                 self.after.setdefault(maker, []).append(place)
+        for place, following in itertools.pairwise(graph.ordered):
+            self.after.setdefault(place, []).append(following)
         self._costs: dict[frozenset[int], Cost] = {}
         self._least: dict[frozenset[int], int] = {}
         self._again: dict[frozenset[int], int] = {}  # what the kernels of a group's op move besides its arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -65,6 +66,10 @@ class Fused(Generic[P, R]):
         )
         made: R = jax.tree.unflatten(jax.tree.structure(shape), results)
         return made
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """The function of an object, where it is a method of a class."""
+        return self if instance is None else types.MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self._function, '__name__', 'function')}>"

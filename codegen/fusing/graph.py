@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.axes import added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
-from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME
+from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, wraps
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "transpose"})
@@ -73,6 +73,11 @@ def is_recomputed(step: Step) -> bool:
     )
 
 
+def has_effects(step: Step) -> bool:
+    """Whether a step does more than to compute results, as one that prints, or that reads or writes a mutable array."""
+    return not step.outputs or bool(getattr(step.equation, "effects", None))
+
+
 def is_renaming(step: Step) -> bool:
     """Whether a reshape only splits and joins neighbouring dimensions, of which none is sharded."""
     given, (result,) = step.inputs[0].shape, step.outputs
@@ -99,7 +104,7 @@ def _needed(flat: Flat) -> Flat:
     needed = {v for v in flat.outputs if isinstance(v, Value)}
     steps = []
     for step in reversed(flat.steps):
-        if needed.intersection(step.outputs) or not step.outputs or getattr(step.equation, "effects", None):
+        if needed.intersection(step.outputs) or has_effects(step):
             steps.append(step)
             needed.update(v for v in step.inputs if isinstance(v, Value))
     return Flat(flat.inputs, tuple(reversed(steps)), flat.outputs)
@@ -113,7 +118,7 @@ def once(flat: Flat) -> Flat:
     for step in flat.steps:
         inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
         own = replace(step, inputs=inputs)
-        if step.inner or step.name in BODIES or not step.outputs or getattr(step.equation, "effects", None):
+        if step.inner or step.name in BODIES or has_effects(step):
             steps.append(own)
             continue
         key = (step.name, inputs, tuple(sorted((k, str(v)) for k, v in step.params.items())))
@@ -233,6 +238,7 @@ class StepGraph:
     maker: dict[Value, int] = field(default_factory=dict)
     users: dict[Value, list[int]] = field(default_factory=dict)
     constants: set[int] = field(default_factory=set)  # the places of steps that are computed of numbers alone
+    ordered: list[int] = field(default_factory=list)  # the places of steps with effects: each is done before the next
 
     def __post_init__(self) -> None:
         for place, step in enumerate(self.flat.steps):
@@ -241,6 +247,7 @@ class StepGraph:
             for value in {v: None for v in step.inputs if isinstance(v, Value)}:
                 self.users.setdefault(value, []).append(place)
         self.results = {v for v in self.flat.outputs if isinstance(v, Value)}
+        self.ordered += [p for p, step in enumerate(self.flat.steps) if has_effects(step)]
         for place, step in enumerate(self.flat.steps):
             made = [isinstance(v, Number) or self.maker.get(v) in self.constants for v in step.inputs]
             if all(made) and (step.name in LAYOUT or step.name in SAME or step.name in COMPUTED):
@@ -289,6 +296,8 @@ class StepGraph:
         if step.name in APART or step.saved or not step.outputs:
             return False
         if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self.is_free(place)):
+            return False
+        if any(map(wraps, step.inner or (step,))):
             return False
         values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
         large = place in self.constants or max(elements(v.shape) for v in values) > 1

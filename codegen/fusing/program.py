@@ -270,22 +270,21 @@ def _rewritten(old: Any, program: Program, wanted: Wanted) -> Any:
 
 
 def _order(graph: StepGraph, replaced: Sequence[Chain]) -> list[Step | Chain]:
-    """Chains and the steps that others need, each after what it uses."""
+    """Chains and the steps that others need, each after what it uses, and steps with effects in their order."""
     maker: dict[Value, Step | Chain] = {v: s for s in graph.steps for v in s.outputs}
     for chain in replaced:
         maker |= dict.fromkeys(chain.outputs, chain)
     found: list[Step | Chain] = []
     done: set[Step | Chain] = set()
-    stack: list[tuple[Step | Chain, bool]] = []
+    effects = [graph.steps[p] for p in graph.ordered]
+    before = dict(zip(effects[1:], effects, strict=False))
+    stack: list[tuple[Step | Chain, bool]] = [(step, False) for step in effects[-1:]]
 
     def push(atoms: Sequence[Atom]) -> None:
         for atom in reversed(atoms):
             if isinstance(atom, Value) and atom in maker and maker[atom] not in done:
                 stack.append((maker[atom], False))
 
-    for step in reversed(graph.steps):
-        if not step.outputs or getattr(step.equation, "effects", None):
-            stack.append((step, False))
     push(graph.flat.outputs)
     while stack:
         item, ready = stack.pop()
@@ -297,4 +296,6 @@ def _order(graph: StepGraph, replaced: Sequence[Chain]) -> list[Step | Chain]:
             continue
         stack.append((item, True))
         push(item.inputs)
+        if isinstance(item, Step) and item in before and before[item] not in done:
+            stack.append((before[item], False))
     return found

@@ -40,6 +40,10 @@ KNOWN = ELEMENTWISE | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
     "iota", "argmax", "argmin", "reshape", "slice", "split", "concatenate", "stack", "unstack", "gather", "dot_general", "own",
     "scatter-add",
 })  # fmt: skip
+# Steps whose result may leave the range of its type, where that is narrower than what the language computes in
+LEAVING = frozenset({"add", "add_any", "add_jaxvals", "sub", "mul", "neg", "abs", "square", "pow", "integer_pow", "polynomial",
+                     "one_minus_square", "not", "shift_left", "reduce_sum", "reduce_prod", "cumsum", "cumprod", "dot_general",
+                     "scatter-add"})  # fmt: skip
 HELP = {
     "scan": "the language has no loops: fuse the function that the loop calls",
     "while": "the language has no loops: fuse the function that the loop calls",
@@ -116,6 +120,11 @@ class Translator:
                     raise UserError(f"{step.name} of {value.dtype}", "the language has no such type")
             for result in step.outputs:
                 self._check_axes(result)
+            if wraps(step):
+                raise UserError(
+                    f"{step.name} in {step.outputs[0].dtype}, which wraps",
+                    "the language computes in more bits, and saturates: convert the arguments to a wider type first",
+                )
             made = self._step(step)
         except NotExpressed:
             raise
@@ -360,6 +369,14 @@ class Translator:
         here = make("eq", (make("index", (), "int", axis), unwrapped(index[0], axis.size)), "bool")
         added_up = make("where", (here, value[0], self.formulas.number(0, kind)), kind)
         return [tuple(added_up if t.is_number and t.attr == 0 else make("add", (t, added_up), kind) for t in table)]
+
+
+def wraps(step: Step) -> bool:
+    """Whether a step's result may leave the range of its type, and then wraps, where the language would saturate."""
+    kinds = (DTYPES.get(v.dtype) for v in step.outputs)
+    return step.name in LEAVING and any(
+        d is not None and d.kind == "int" and (d.bits < 32 or d.name == "uint32") for d in kinds
+    )
 
 
 def unwrapped(index: Formula, size: int) -> Formula:

@@ -115,6 +115,42 @@ def test_a_function_may_have_complex_numbers():
     assert len(fused.report) >= 1
 
 
+def test_a_mutable_array_is_read_and_written_in_order():
+    def function(x, w):
+        held = jax.new_ref(jnp.zeros_like(x))
+        held[...] = norm(x, w)
+        y = jax.nn.softmax(held[...], -1)
+        held[...] += norm(y, w)
+        return held[...]
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(X, W), jax.jit(function)(X, W))
+    assert len(fused.report) >= 2
+
+
+def test_a_method_may_be_fused():
+    class Norm:
+        weight = W
+
+        @codegen.fuse
+        def __call__(self, x):
+            return norm(x, self.weight)
+
+    close(Norm()(X), norm(X, W))
+    assert len(Norm.__call__.report) == 1
+
+
+def test_narrow_integers_wrap():
+    a, b = (jax.random.bits(next(KEYS), (4, 16), jnp.uint8) for _ in range(2))
+
+    def function(a, b):
+        return a - jnp.min(b, -1, keepdims=True) * 3, norm(a.astype(jnp.float32), 1)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(a, b), jax.jit(function)(a, b))
+    assert [r.chain for r in fused.report if "rsqrt" in r.chain]
+
+
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_a_function_may_be_fused_under_a_mesh_first(kind):
     """There, JAX inserts reshards in its own functions too. Functions of the language are recognised all the same."""

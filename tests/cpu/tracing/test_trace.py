@@ -174,6 +174,14 @@ def test_what_the_language_lacks_is_an_error_at_its_own_line():
     assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
 
 
+def test_narrow_integers_that_wrap_are_refused():
+    """In the language, 3 - 5 of uint8 is 0. What stays within the type is traced."""
+    a, b = like(4, 8, dtype="uint8"), like(4, 8, dtype="uint8")
+    with pytest.raises(SpecError, match="sub in uint8, which wraps"):
+        codegen.trace(lambda a, b: jnp.maximum(a - b, 3), a, b, op="difference")
+    assert "y = maximum(a, b) & 15" in codegen.trace(lambda a, b: jnp.maximum(a, b) & 15, a, b, op="largest")
+
+
 @pytest.mark.parametrize("form", ["differences", "product"])
 def test_an_array_has_an_axis_once(form):
     """Steps between would have an axis twice, whatever the arguments and the result have."""

@@ -113,16 +113,21 @@ NARROW_INTS = {("int4",): 3, ("uint4",): 2, ("int8",): 1, ("int4", "int8"): 1}
 NO_GRADIENT = {"float4_e2m1fn", "float8_e8m0fnu"}  # which have no gradient
 QUERIES = {("bfloat16",): 4, ("float16",): 3, ("float16", "bfloat16"): 2, ("float32",): 2, ("float8_e4m3fn",): 1}
 
-UNARY = [name for name, row in OPS.items() if row.takes in ("f", "n") and row.gives in ("f", "n") and name != "pow"]
+OF_INTEGERS = ("invert", "popcount")
+UNARY = [
+    name for name, row in OPS.items()
+    if row.takes in ("f", "n") and row.gives in ("f", "n") and name != "pow" and name not in OF_INTEGERS
+]  # fmt: skip
 PREDICATES = ["isnan", "isinf", "isfinite"]
 COMPARISONS = ["lt", "le", "gt", "ge", "eq", "ne"]
 # Forms of a float, of an integer and of a bool, with how often each is drawn
 FORMS = {
     "float": {"add": 6, "sub": 4, "mul": 8, "unary": 12, "div": 2, "minimum": 1, "maximum": 1, "where": 3, "gate": 1, "clip": 1,
-              "pow": 1, "rem": 1, "atan2": 1, "cast": 1, "square": 1, "leaf": 3, "of_bool": 1},
+              "pow": 1, "rem": 1, "floordiv": 1, "mod": 1, "ldexp": 1, "logaddexp": 1, "atan2": 1, "cast": 1, "square": 1, "leaf": 3, "of_bool": 1},
     "int": {"add": 3, "sub": 2, "mul": 2, "minimum": 1, "maximum": 1, "where": 1, "abs": 1, "square": 1, "neg": 1, "rem": 1,
+            "floordiv": 1, "mod": 1, "bits_and": 1, "bits_or": 1, "bits_xor": 1, "shl": 1, "shr": 1, "invert": 1, "popcount": 1,
             "clip": 1, "cast": 1, "leaf": 4, "of_bool": 1, "of_float": 1},
-    "bool": {"compare": 6, "predicate": 1, "both": 2, "either": 2, "not": 1, "leaf": 2},
+    "bool": {"compare": 6, "predicate": 1, "both": 2, "either": 2, "differ": 1, "not": 1, "leaf": 2},
 }  # fmt: skip
 EXPONENTS = [2, 3, 4, 0.5, -1, -2, 1.5, -0.5]
 CONSTANTS = {
@@ -132,7 +137,7 @@ CONSTANTS = {
 }
 SPECIAL = ["inf", "-inf", "nan", 0.0, -0.0, 1e-40, 3e38]
 CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float32"]
-FLOAT_FOLDS = {"sum": 5, "mean": 5, "max": 4, "min": 3, "prod": 1, "var": 2, "norm": 2, "logsumexp": 2}
-TWICE = {"var", "logsumexp"}  # reductions of what needs one itself
+FLOAT_FOLDS = {"sum": 5, "mean": 5, "max": 4, "min": 3, "prod": 1, "var": 2, "std": 1, "norm": 2, "logsumexp": 2}
+TWICE = {"var", "std", "logsumexp"}  # reductions of what needs one itself
 EXTREMES = {"max", "min", "logsumexp"}
 NAMES = "abcdefghijklmnopqrstuvwxyz"

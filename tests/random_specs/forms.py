@@ -63,6 +63,7 @@ def states(m: Any, whole: Dims) -> Node:
     """A scan whose states have one more axis, of a fixed size, along which they are reduced."""
     *lead, axis, last = m.family.axes
     width, arrays = m.random.choice([2, 4, 16]), []
+    width = next((d.width for a in m.inputs for d in a.dims if d.axis == "H"), width)  # the same in two calls
     for axes in ((last, "H"), (*lead, axis, "H"), (*lead, axis, "H")):
         dims = (*map(Dim, axes[:-1]), Dim("H", width=width))
         m.inputs.append(Array(m.fresh("h"), m.dtype(m.floats), dims))

@@ -421,5 +421,5 @@ class _Maker(Values):
             own = self.outputs and self.chance(0.4)
             value = self.covering(self.expression("float", whole, 1), whole) if own else body
             name = self.weighted(self.folds(axes))
-            made = call("sum" if name in ("var", "prod") else name, value, attr=axes)
+            made = call("sum" if name in ("var", "std", "prod") else name, value, attr=axes)
             self.add_output(tuple(a for a in family.axes if a not in axes), made)

@@ -108,7 +108,18 @@ def _signs(takes: str, gives: str, **signs: str) -> dict[str, Row]:
 OPS: dict[str, Row] = {
     **_signs("nn", "n", add="+", sub="-", mul="*"),
     **_signs("nn", "b", lt="<", le="<=", gt=">", ge=">=", eq="==", ne="!="),
-    **_signs("bb", "b", both="&", either="|"),
+    **_signs("bb", "b", both="&", either="|", differ="^"),
+    **_signs("nn", "n", bits_and="&", bits_or="|", bits_xor="^", shl="<<", shr=">>"),
+    "invert": Row("n", "n", "(~{0})", "(~{0})"),
+    "popcount": Row("n", "n", "jax.lax.population_count({0})", "popcount({0})"),
+    "floordiv": Row("nn", "n", "jnp.floor_divide({0}, {1})", "({0} // {1})"),
+    "mod": Row("nn", "n", "jnp.remainder({0}, {1})", "({0} % {1})"),
+    "ldexp": Row("fn", "f", "jnp.ldexp({0}, {1})", "ldexp({0}, {1})"),
+    "stop_gradient": Row("n", "n", "jax.lax.stop_gradient({0})", "stop_gradient({0})"),
+    "logaddexp": Row(  # the slope of jnp's own is wrong where an argument is infinite
+        "ff", "f", "jnp.where(jnp.isnan({0} - {1}), {0} + {1}, "
+        "jnp.maximum({0}, {1}) + jnp.log1p(jnp.exp(jnp.minimum({0}, {1}) - jnp.maximum({0}, {1}))))", "logaddexp({0}, {1})",
+    ),
     "not": Row("b", "b", "(~{0})", "(~{0})"),
     "neg": Row("n", "n", "(-{0})", "(-{0})"),
     "minimum": Row("nn", "n", "jnp.minimum({0}, {1})", "minimum({0}, {1})"),
@@ -143,6 +154,7 @@ OPS: dict[str, Row] = {
     "gelu_tanh": Row("f", "f", "jax.nn.gelu({0}, approximate=True)", "gelu_tanh({0})"),
     "quick_gelu": Row("f", "f", "({0} * jax.nn.sigmoid(1.702 * {0}))", "quick_gelu({0})"),
     "squared_relu": Row("f", "f", "jnp.square(jax.nn.relu({0}))", "squared_relu({0})"),
+    "hard_tanh": Row("f", "f", "jax.nn.hard_tanh({0})", "hard_tanh({0})"),
     "leaky_relu": Row("f", "f", "jax.nn.leaky_relu({0}, 0.2)", "leaky_relu({0}, 0.2)"),
     "softsign": Row("f", "f", "jax.nn.soft_sign({0})", "softsign({0})"),
 }  # fmt: skip
@@ -155,6 +167,7 @@ FOLDS: dict[str, Row] = {
     "min": Row("n", "n", "jnp.min({0}, axis={1}, keepdims=True)"),
     "mean": Row("f", "f", "jnp.mean({0}, axis={1}, keepdims=True)"),
     "var": Row("f", "f", "jnp.var({0}, axis={1}, keepdims=True)"),
+    "std": Row("f", "f", "jnp.std({0}, axis={1}, keepdims=True)"),
     "norm": Row("f", "f", "jnp.sqrt(jnp.sum(jnp.square({0}), axis={1}, keepdims=True))"),
     "logsumexp": Row("f", "f", "jax.nn.logsumexp({0}, axis={1}, keepdims=True)"),
     "any": Row("b", "b", "jnp.any({0}, axis={1}, keepdims=True)"),

@@ -127,8 +127,12 @@ class Values:
             return call("gate", one("float"), one("bool"))
         if form == "clip":
             return call("clip", one(kind), *map(const, (-1, 3) if kind == "int" else (-1.0, 1.25)))
-        if form == "rem":
-            return call("rem", one(kind), const(3 if kind == "int" else 1.75))
+        if form in ("rem", "floordiv", "mod"):
+            return call(form, one(kind), const(self.random.choice([3, -4] if kind == "int" else [1.75, -0.5])))
+        if form == "ldexp":
+            return call(form, one("float"), call("clip", one("int"), const(-4), const(3)))
+        if form in ("shl", "shr") and self.chance(0.8):
+            return call(form, one(kind), const(self.random.choice([1, 3])))
         if form in ("div", "atan2"):
             return call(form, one("float"), self.confined("positive", one("float")))
         row = OPS[form]

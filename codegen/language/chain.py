@@ -185,8 +185,10 @@ def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: 
 
 
 def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
-    """An error for each name, input and parameter that is never used."""
+    """An error for each name, input and parameter that is never used. A parameter may be for gradients alone."""
     source = spec.source
+    formulas = [] if isinstance(spec.grad, str) else [text.value for _, text in spec.grad]
+    in_formulas = {word for text in formulas for word in re.findall(r"\w+", text)}
     for (name, _), line in assigned.items():
         if name not in scope.outputs | scope.used:
             target = line.tree.targets[0]  # type: ignore[union-attr]
@@ -197,7 +199,7 @@ def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line
             assert array.span
             yield source.diagnostic(array.span, f"the input {array.name!r} is never used", hint)
     for param in spec.params:
-        if param.name not in scope.used:
+        if param.name not in scope.used | in_formulas:
             hint = "use it in the chain, or delete it"
             yield source.diagnostic(
                 spec.place("params", param.name), f"the parameter {param.name!r} is never used", hint

@@ -37,6 +37,16 @@ def test_a_formula_overrides_one_gradient(implementation, tmp_path):
     assert ds.tolist() == [[1.0, 0.0, 0.0]]  # computed as without `grad`
 
 
+@pytest.mark.parametrize("implementation", ["xla", "interpret"])
+def test_a_parameter_of_a_formula_alone(implementation, tmp_path):
+    """The width of a pseudo-derivative: the kernel of the values does not have it, each call may give it."""
+    text = SPEC.replace("chain:", "params:\n  width: 0.1\nchain:").replace("7 * dy *", "dy / width *")
+    op = make_op(tmp_path, text)
+    x, s = jnp.asarray([[1.0, -2.0, 3.0]]), jnp.asarray([[2.0, 5.0, -1.0]])
+    slope = jax.grad(lambda x: op(x, s, width=0.25, implementation=implementation).sum())(x)
+    assert slope.tolist() == [[8.0, 0.0, 0.0]]
+
+
 def test_an_output_is_saved_where_the_spec_says_so(tmp_path):
     text = SPEC[: SPEC.index("grad:")].replace("y = maximum(z, 0)", "y = tanh(z)")
     computed, saved = make_op(tmp_path, text).backward, make_op(tmp_path, text + "save: [y]\n").backward

@@ -35,31 +35,32 @@ y = softmax((x + noise) / temperature, axis=N)
 }
 
 
-def gumbel_softmax_held_value(x, key0, key1, index_rows, size_n, index_n, temperature, row_max, approx):
+def gumbel_softmax_held_value(x, key0, key1, index_rows, size_n, index_n, temperature, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
-    t1 = device.settled(device.log(device.maximum(t0 * 1.1920928955078125e-07, 1.1754943508222875e-38), approx))
-    noise = -device.settled(device.log(-t1, approx))
-    t2 = device.subtract(device.settled(device.divide_by_row(device.add(x, noise), temperature, approx)), row_max)
-    return device.exp(t2, approx)
-
-
-def gumbel_softmax_row_max(x, key0, key1, index_rows, size_n, index_n, temperature, approx):
-    """The values to reduce into row_max (max), from one vector of each operand."""
     t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
     t1 = device.settled(device.log(device.maximum(t0 * 1.1920928955078125e-07, 1.1754943508222875e-38), approx))
     noise = -device.settled(device.log(-t1, approx))
     return device.settled(device.divide_by_row(device.add(x, noise), temperature, approx))
 
 
-def gumbel_softmax_row_sum(value):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+def gumbel_softmax_held_value2(value, row_max, approx):
+    """value2, on one vector of each operand: several passes need it."""
+    return device.exp(device.subtract(value, row_max), approx)
+
+
+def gumbel_softmax_row_max(value):
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return value
 
 
-def gumbel_softmax_chain(value, row_sum, approx):
+def gumbel_softmax_row_sum(value2):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return value2
+
+
+def gumbel_softmax_chain(value2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide_by_row(value, row_sum, approx)
+    y = device.divide_by_row(value2, row_sum, approx)
     return y
 
 
@@ -80,6 +81,8 @@ def gumbel_softmax_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
+        rValue2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
@@ -108,30 +111,37 @@ def gumbel_softmax_kernel(
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    values = gumbel_softmax_row_max(
+                    value = gumbel_softmax_held_value(
                         device.floats(rX[None, v, u]), device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
                         device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
                         device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
                         reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValueHeld[None, v].store(value)
+                    values = gumbel_softmax_row_max(value)
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     at = part.vector(v)
-                    value = gumbel_softmax_held_value(
-                        device.floats(rX[None, v, u]), device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
-                        device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
-                        device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
-                        reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature),
-                        device.full(vec, row_max), approx,
-                    )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueHeld[None, v].store(value)
-                    values = gumbel_softmax_row_sum(value)
+                        value = rValueHeld[None, v].load()
+                    else:
+                        value = gumbel_softmax_held_value(
+                            device.floats(rX[None, v, u]),
+                            device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
+                            device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
+                            device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
+                            reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature), approx,
+                        )
+                    value2 = gumbel_softmax_held_value2(value, device.full(vec, row_max), approx)
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValue2Held[None, v].store(value2)
+                    values = gumbel_softmax_row_sum(value2)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValue2Held, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -146,10 +156,13 @@ def gumbel_softmax_kernel(
                         device.floats(rX[None, v, u]), device.full(vec, rKey0[0], rKey0.element_type).to(cutlass.Int64),
                         device.full(vec, rKey1[0], rKey1.element_type).to(cutlass.Int64),
                         device.full(vec, index, cutlass.Int64), device.full(vec, N, cutlass.Int64),
-                        reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature),
-                        device.full(vec, row_max), approx,
+                        reduce.count_up(at.c, vec).to(cutlass.Int64), device.full(vec, temperature), approx,
                     )
-                y = gumbel_softmax_chain(value, device.full(vec, row_sum), approx)
+                if cutlass.const_expr(how.holds_expensive):
+                    value2 = rValue2Held[None, v].load()
+                else:
+                    value2 = gumbel_softmax_held_value2(value, device.full(vec, row_max), approx)
+                y = gumbel_softmax_chain(value2, device.full(vec, row_sum), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.send(how, (sYRun, mY))

@@ -33,25 +33,29 @@ y = softmax(cap * tanh(x / cap), axis=N)
 }
 
 
-def softcap_softmax_held_value(x, cap, row_max, approx):
+def softcap_softmax_held_value(x, cap, approx):
     """value, on one vector of each operand: several passes need it."""
-    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx)) - row_max
-    return device.exp(t0, approx)
-
-
-def softcap_softmax_row_max(x, cap, approx):
-    """The values to reduce into row_max (max), from one vector of each operand."""
     return device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
 
 
-def softcap_softmax_row_sum(value):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
+def softcap_softmax_held_value2(value, row_max, approx):
+    """value2, on one vector of each operand: several passes need it."""
+    return device.exp(value - row_max, approx)
+
+
+def softcap_softmax_row_max(value):
+    """The values to reduce into row_max (max), from one vector of each operand."""
     return value
 
 
-def softcap_softmax_chain(value, row_sum, approx):
+def softcap_softmax_row_sum(value2):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    return value2
+
+
+def softcap_softmax_chain(value2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    y = device.divide_by_row(value, row_sum, approx)
+    y = device.divide_by_row(value2, row_sum, approx)
     return y
 
 
@@ -69,6 +73,8 @@ def softcap_softmax_kernel(
     rY = access.registers(mY, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
+        rValue2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
     sXRun = rowwise.fetch(how, mX, rows, N)
@@ -94,20 +100,27 @@ def softcap_softmax_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = softcap_softmax_row_max(device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx)
+                    value = softcap_softmax_held_value(device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx)
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValueHeld[None, v].store(value)
+                    values = softcap_softmax_row_max(value)
                     reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
                 row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = softcap_softmax_held_value(
-                        device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
-                    )
                     if cutlass.const_expr(how.holds_expensive):
-                        rValueHeld[None, v].store(value)
-                    values = softcap_softmax_row_sum(value)
+                        value = rValueHeld[None, v].load()
+                    else:
+                        value = softcap_softmax_held_value(
+                            device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,
+                        )
+                    value2 = softcap_softmax_held_value2(value, device.full(vec, row_max), approx)
+                    if cutlass.const_expr(how.holds_expensive):
+                        rValue2Held[None, v].store(value2)
+                    values = softcap_softmax_row_sum(value2)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
         row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
         if cutlass.const_expr(how.holds_expensive):
-            reduce.rescale_held(rValueHeld, rRowMaxSeen, row_max, "exp", 1.0)
+            reduce.rescale_held(rValue2Held, rRowMaxSeen, row_max, "exp", 1.0)
 
         row = row.forget((mX, rX))
         for p in cutlass.range(row.passes):
@@ -118,10 +131,12 @@ def softcap_softmax_kernel(
                 if cutlass.const_expr(how.holds_expensive):
                     value = rValueHeld[None, v].load()
                 else:
-                    value = softcap_softmax_held_value(
-                        device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max), approx,
-                    )
-                y = softcap_softmax_chain(value, device.full(vec, row_sum), approx)
+                    value = softcap_softmax_held_value(device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx)
+                if cutlass.const_expr(how.holds_expensive):
+                    value2 = rValue2Held[None, v].load()
+                else:
+                    value2 = softcap_softmax_held_value2(value, device.full(vec, row_max), approx)
+                y = softcap_softmax_chain(value2, device.full(vec, row_sum), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
     rowwise.store_together(rY, mY, first_row, place)
     rowwise.send(how, (sYRun, mY))
@@ -148,16 +163,20 @@ def softcap_softmax_reference(x, cap):
     return jax.nn.softmax(cap * jnp.tanh(x / cap), axis=-1)
 
 
-def softcap_softmax_forward_held_value(x, cap, row_max_, approx):
-    """value, on one vector of each operand: several passes need it."""
+def softcap_softmax_forward_held_t0(x, cap, approx):
+    """t0, on one vector of each operand: several passes need it."""
     t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
+    return t0
+
+
+def softcap_softmax_forward_held_value(t0, row_max_, approx):
+    """value, on one vector of each operand: several passes need it."""
     row_max = row_max_
     return device.exp(t0 - row_max, approx)
 
 
-def softcap_softmax_forward_row_max_(x, cap, approx):
+def softcap_softmax_forward_row_max_(t0):
     """The values to reduce into row_max_ (max), from one vector of each operand."""
-    t0 = device.multiply(cap, device.tanh(device.settled(device.divide_by_row(x, cap, approx)), approx))
     return t0
 
 
@@ -196,6 +215,8 @@ def softcap_softmax_forward_kernel(
     rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
+        rT0Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
         rValueHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     sRowMax_ = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sYRun = rowwise.run_of(how, mY, rows, N)
@@ -222,17 +243,24 @@ def softcap_softmax_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = softcap_softmax_forward_row_max_(
+                    t0 = softcap_softmax_forward_held_t0(
                         device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT0Held[None, v].store(t0)
+                    values = softcap_softmax_forward_row_max_(t0)
                     reduce.accumulate([rRowMax_], ("max",), values, part.vector(v).inside())
                 row_max_ = reduce.risen(
                     rRowMax_, rRowMax_Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0,
                 )
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    value = softcap_softmax_forward_held_value(
-                        device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
-                    )
+                    if cutlass.const_expr(how.holds_expensive):
+                        t0 = rT0Held[None, v].load()
+                    else:
+                        t0 = softcap_softmax_forward_held_t0(
+                            device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,
+                        )
+                    value = softcap_softmax_forward_held_value(t0, device.full(vec, row_max_), approx)
                     if cutlass.const_expr(how.holds_expensive):
                         rValueHeld[None, v].store(value)
                     values = softcap_softmax_forward_row_sum_(value)
@@ -248,11 +276,15 @@ def softcap_softmax_forward_kernel(
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
                 if cutlass.const_expr(how.holds_expensive):
+                    t0 = rT0Held[None, v].load()
+                else:
+                    t0 = softcap_softmax_forward_held_t0(
+                        device.floats(rX[None, v, u]), device.full(vec, mCap[0]), approx,
+                    )
+                if cutlass.const_expr(how.holds_expensive):
                     value = rValueHeld[None, v].load()
                 else:
-                    value = softcap_softmax_forward_held_value(
-                        device.floats(rX[None, v, u]), device.full(vec, mCap[0]), device.full(vec, row_max_), approx,
-                    )
+                    value = softcap_softmax_forward_held_value(t0, device.full(vec, row_max_), approx)
                 y = softcap_softmax_forward_chain(value, device.full(vec, row_sum_), approx)
                 at.store(y.to(mY.element_type), mY, (index, 0), rY[None, v, u], run=sYRun)
 

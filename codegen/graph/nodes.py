@@ -402,10 +402,10 @@ def _attr_text(attr: object) -> str:
     return str(attr)
 
 
-def most_alive(values: Sequence[Node], axes: AbstractSet[str]) -> int:
+def most_alive(values: Sequence[Node], axes: AbstractSet[str], within: bool = False) -> int:
     """How many values along some axes are alive at once at most, each from where it is computed, in the graph's order, until its
-    last use. Parameters and constants do not count."""
-    nodes = list(topological(values))
+    last use. Parameters and constants do not count. `within`: nor does what only values without these axes need."""
+    nodes = list(topological(values, lambda n: within and not axes & set(n.dims)))
     last = {id(arg): place for place, node in enumerate(nodes) for arg in node.args}
     alive: set[int] = set()
     most = 0

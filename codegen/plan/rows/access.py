@@ -72,6 +72,17 @@ class Expensive:
 
 
 @dataclass(frozen=True)
+class Demand:
+    """What a sweep needs of a thread's registers, for each column: the most values that are alive at once, and what later sweeps take from
+    it and those before it."""
+
+    alive: int
+    kept: int  # computed values
+    expensive: int  # those of them that the kernel holds
+    inputs: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
 class Reads:
     """The arrays and reductions of an op. The first `leading` groups are a row's position, the others its columns."""
 
@@ -94,6 +105,7 @@ class Reads:
     costly: bool = False  # over rows: an expensive value is computed for each column
     draws: bool = False  # whether random numbers are drawn for each column
     alive: int = 1  # the most values of a column that are alive at once
+    demands: tuple[Demand, ...] = ()  # of each sweep over a row
     mixes: bool = False  # whether an output needs reductions over rows that keep different axes
     joins: bool = False  # whether the last sweep over a row writes the outputs along it, too
     uniform: ClassVar[bool] = True  # whether the main loop has the same instructions for each element
@@ -106,6 +118,11 @@ class Reads:
     def counted(self) -> tuple[tuple[int, ...], ...]:
         rows = (i for i in range(self.leading) if i not in self.apart)
         return tuple(range(self.leading, len(self.groups))), tuple(rows), self.apart
+
+    @property
+    def most_expensive(self) -> int:
+        """The most expensive values of a column that threads hold at once from one sweep to the next."""
+        return max((d.expensive for d in self.demands), default=0) if self.expensive else 0
 
     @functools.cached_property
     def stages(self) -> tuple[tuple[Statistic, ...], ...]:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from codegen.graph.emit import PAIR
-from codegen.graph.nodes import Node, topological
+from codegen.graph.nodes import Leaf, Node, most_alive, topological
 from codegen.graph.online import rescaled
 from codegen.graph.ops import COSTLY
+from codegen.plan.rows.access import Demand, Statistic
+
+
+def roots_of_sweeps(rows: Sequence[Statistic], written: Sequence[Node], joins: bool) -> list[list[Node]]:
+    """The values that each sweep computes: the operands of each stage's statistics, and what is `written`, by the last of them if it
+    `joins` them, else by one more."""
+    sweeps = [[s.operand for s in rows if s.stage == i] for i in range(rows[-1].stage + 1 if rows else 1)]
+    last = sweeps.pop() if joins else []
+    return [*sweeps, [*last, *written]]
+
+
+def demands(roots: Sequence[Sequence[Node]], along: set[str], rows: set[str], each: bool) -> tuple[Demand, ...]:
+    """What each of the sweeps with these roots needs. `rows`: the axes of a row's position. Cheap values that all rows share are computed
+    again."""
+    sweeps, found = Sweeps(roots, along, each), []
+    held = sweeps.held()
+    for number, values in enumerate(sweeps.roots):
+        kept = [n for n in sweeps.kept(number) if not rows or rows & set(n.dims) or id(n) in sweeps.costly]
+        inputs = tuple(n.attr for n in kept if n.op == "input" and isinstance(n.attr, Leaf))
+        alive, expensive = most_alive(values, along, within=True), sum(id(n) in held for n in kept)
+        found.append(Demand(alive, len(kept) - len(inputs), expensive, inputs))
+    return tuple(found)
 
 
 def held_values(
     roots: Sequence[Sequence[Node]], along: set[str], nodes: Sequence[Node], each: bool, ordered: bool = False
 ) -> Iterator[tuple[Node, int]]:
-    """The values that sweeps with these roots hold, in the order of `nodes`, and the first sweep that computes each. `each`: every sweep
-    holds the last ones of those before it; else the last one of each chain is held. `ordered`: elements are put in order later, so that
-    equal ones have equal bits. Exponentials that follow a thread's own maximum until the row's is known have other bits in another
-    thread, so they are not held."""
+    """The values that sweeps with these roots hold, in the order of `nodes`, and the first sweep that computes each. `each`: all expensive
+    ones that a sweep takes from those before it; else those of them that no other one is computed from. `ordered`: elements are put in
+    order later, so that equal ones have equal bits. Exponentials that follow a thread's own maximum until the row's is known have other
+    bits in another thread, so they are not held."""
     sweeps = Sweeps(roots, along, each)
-    last = (sweeps.last_of_sweeps if each else sweeps.last_of_chains)(nodes)
+    last = sweeps.held()
     last -= {id(n.args[0]) for n in nodes if ordered and rescaled(n) is not None}
     return ((node, sweeps.first(node)) for node in nodes if id(node) in last and node.kind == "float")
 
@@ -31,18 +53,20 @@ def is_costly(node: Node, along: set[str]) -> bool:
 
 
 class Sweeps:
-    """The roots of the values that each sweep computes, along the axes of a row's columns. `each`: each sweep holds
-    values of those before it."""
+    """The roots of the values that each sweep computes, along the axes of a row's columns. `each`: whether all expensive values are held
+    that a sweep needs of those before it."""
 
     def __init__(self, roots: Sequence[Sequence[Node]], along: set[str], each: bool):
-        self.along = along
+        self.along, self.each = along, each
         self.roots = [[v for v in values if not self.of_row(v)] for values in roots]
         self.passes: dict[int, set[int]] = {}  # the sweeps that compute a node
         self.costly: set[int] = set()
+        self.floats: set[int] = set()
         pairs: dict[int, set[int]] = {}  # sines and cosines of one argument, which are computed together
         for number in range(len(self.roots)):
             for node in self.computed(number):
                 self.passes.setdefault(id(node), set()).add(number)
+                self.floats |= {id(node)} if node.kind == "float" else set()
                 if is_costly(node, along) or (any(id(a) in self.costly for a in node.args) and not self.of_row(node)):
                     self.costly.add(id(node))
                 if node.op in PAIR:
@@ -59,18 +83,20 @@ class Sweeps:
         """The nodes that a sweep reaches, where some are known."""
         return topological(self.roots[number], lambda node: id(node) in known or self.of_row(node))
 
-    def last_of_chains(self, nodes: Sequence[Node]) -> set[int]:
-        """The last expensive value of each chain of them that more than one sweep needs."""
-        shared = {i for i, found in self.passes.items() if len(found) > 1}
-        return shared & self.costly - {id(a) for n in nodes if id(n) in shared and n.kind == "float" for a in n.args}
+    def kept(self, number: int) -> Iterable[Node]:
+        """The values that sweeps after this one take from it and those before it."""
+        before = frozenset(i for i, found in self.passes.items() if min(found) <= number)
+        later = (n for i in range(number + 1, len(self.roots)) for n in self.computed(i, before))
+        return {id(n): n for n in later if id(n) in before and not self.of_row(n)}.values()
 
-    def last_of_sweeps(self, nodes: Sequence[Node]) -> set[int]:
+    def held(self) -> set[int]:
         """The last expensive values that each sweep needs of those before it."""
-        floats = {id(n) for n in nodes if n.kind == "float"}
         found: set[int] = set()
         for number in range(len(self.roots)):
-            before = {i for i in self.costly & floats if min(self.passes[i]) < number}
-            found |= before & {id(n) for n in self.computed(number, frozenset(before))}
+            before = frozenset(i for i in self.costly & self.floats if min(self.passes[i]) < number)
+            needed = [n for n in self.computed(number, before) if id(n) in before]
+            behind = () if self.each else topological(a for n in needed for a in n.args)
+            found |= {id(n) for n in needed} - {id(n) for n in behind}
         return found
 
     def first(self, node: Node) -> int:

@@ -172,7 +172,7 @@ class Middle(Reduction):
             needed = self._needed(vec, vectors, vectors * (width + 4 * len(self.columns)))
             values = part * cost.registers(vec * vectors, self.alive)
             if vectors * width <= HEAVY and needed <= room and values <= REGISTERS_OF_SM // max(threads, CROWDED):
-                expensive = 0 < vectors * vec * len(self.expensive) <= room - needed
+                expensive = 0 < vectors * vec * self.most_expensive <= room - needed
                 exact = columns == vectors * per_row
                 return MiddleLaunch(
                     vec, False, threads, per_row, vectors, 1, True, exact, expensive, only_row=True

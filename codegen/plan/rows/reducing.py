@@ -16,7 +16,7 @@ from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.plan.rows.access import Expensive, Statistic
-from codegen.plan.rows.holding import held_values, is_costly
+from codegen.plan.rows.holding import demands, held_values, is_costly, roots_of_sweeps
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
 from codegen.spec.spec import Array, Axis, Spec
@@ -368,6 +368,8 @@ class Reductions(Planner):
         rows, columns, inner = self.statistics(names, groups)
         along = {*self.axes[self.place :]}
         kept = self.kept_apart(self.place)
+        walked = [] if self.holds_rows else [s.value for s in columns]
+        sweeps = roots_of_sweeps(rows, [*(s.value for s in self.written()), *walked], self.joins(rows, columns))
         return plan(
             kind="row+column" if rows and columns else "row" if rows else "column",
             groups=groups,
@@ -378,7 +380,7 @@ class Reductions(Planner):
             rows=rows,
             columns=columns,
             inner=inner,
-            expensive=self.expensive(rows, columns, {axis for g in groups[leading:] for axis in g.axes}, names),
+            expensive=self.expensive(sweeps, bool(walked), {axis for g in groups[leading:] for axis in g.axes}, names),
             joins=self.joins(rows, columns),
             apart=tuple(i for i, g in enumerate(groups[:leading]) if g.axes and set(g.axes) <= kept),
             late=tuple(dict.fromkeys(s.name for s in self.written() if id(s.value) in late)),
@@ -387,6 +389,7 @@ class Reductions(Planner):
             draws=any(n.op == "_bits" and along & set(n.dims) for n in self.nodes),
             costly=any(is_costly(n, along) and id(n) not in late for n in self.nodes),
             alive=most_alive([s.value for s in self.statements], along),
+            demands=demands(sweeps, along, {*self.axes[: self.place]}, bool(walked)),
             mixes=any(len({n.dims for n in topological([s.value]) if n in self.over}) > 1 for s in self.written()),
         )
 
@@ -430,17 +433,13 @@ class Reductions(Planner):
         return bool(written) and not any(id(value) in late for value in written)
 
     def expensive(
-        self, rows: tuple[Statistic, ...], columns: tuple[Statistic, ...], axes: set[str], names: Names
+        self, sweeps: list[list[Node]], each: bool, axes: set[str], names: Names
     ) -> tuple[Expensive, ...]:  # fmt: skip
         """Values of each column that need an expensive operation and that more than one sweep along these axes needs."""
-        walks = bool(columns) and not self.holds_rows
-        sweeps = [[s.operand for s in rows if s.stage == i] for i in range(rows[-1].stage + 1 if rows else 1)]
-        last_sweep = sweeps.pop() if self.joins(rows, columns) else []
-        sweeps.append([*last_sweep, *(s.value for s in self.written()), *(s.value for s in columns if walks)])
         chain = {id(s.value): s.name for s in self.statements}
         return tuple(
             Expensive(names.beside(chain.get(id(n)) or names.statistic("value", id(n)), REDUCING_NAMES), n, first)
-            for n, first in held_values(sweeps, axes, self.nodes, walks, ordered=bool(self.spec.ordered))
+            for n, first in held_values(sweeps, axes, self.nodes, each, ordered=bool(self.spec.ordered))
         )
 
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:

@@ -123,7 +123,7 @@ class Reduction(Reads):
         # A thread's bytes, without those of the additional vector of a ragged row
         own = (-(-(columns // vec) // (per_row * cluster)) or 1) * vec * self.column_bytes(call)
         exact = columns > 0 and not ragged and columns == vec * vectors * per_row * cluster
-        costly = 4 * vec * vectors * len(self.expensive)
+        costly = 4 * vec * vectors * self.most_expensive
         held = vec * vectors * self.column_bytes(call)
         holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, cost.REGISTER_BYTES // threads) - held
         deep = cluster > 1 and self.alone and own > cost.THREAD_BYTES and not holds_expensive
@@ -154,7 +154,7 @@ class Reduction(Reads):
         if not self._wants_runs(vec, ragged, columns, call):
             return None
         read = sum(a.mode in ("flat", "gather") and self.of_row(a) for a in self.loads if a.array is not None)
-        most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + len(self.expensive))))
+        most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + self.most_expensive)))
         per_row = call.schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
         least = self.least_threads(columns, per_row, call)
@@ -196,7 +196,7 @@ class Reduction(Reads):
             narrowest=max(2, min(self.vector_bytes(call), default=4)),
             alive=self.alive,
             costly=self.costly,
-            expensive=len(self.expensive),
+            expensive=self.most_expensive,
             statistics=len(self.rows),
             meetings=len(self.stages),
             rows=call.extents.rows,
@@ -298,7 +298,7 @@ class Reduction(Reads):
         if how.staged and not how.by_runs:
             return replace(how, holds_expensive=bool(self.expensive))
         needs = self.walking_needs(how.vec, 1, call)
-        row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * len(self.expensive)
+        row = needs.width + needs.fixed + (0 if how.shared_sums else needs.sums) + 4 * how.vec * self.most_expensive
         room = min(MOST_HELD, REGISTERS_OF_SM // (max(1, how.resident) * how.threads))
         fits = walking.registers(needs.alive * how.vec, how.vectors * row) <= room
         return replace(how, holds_expensive=bool(self.expensive) and fits)

@@ -158,7 +158,7 @@ class Steps(Selection):
         own = {axis for group in plan.column_groups for axis in group.axes}
         size, vec = (columns, found.vec) if own & {*self.selected.axes} else (found.count, 1)
         vectors = -(-size // (found.per_row * vec)) or 1
-        held = 4 * vec * vectors * (len(plan.expensive) + plan.own_arrays)
+        held = 4 * vec * vectors * (plan.most_expensive + plan.own_arrays)
         return RowLaunch(
             vec, False, found.threads, found.per_row, vectors, 1, True, size == vec * vectors * found.per_row,
             bool(plan.expensive) and held <= HELD_BYTES,

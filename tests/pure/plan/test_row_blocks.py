@@ -175,6 +175,13 @@ def test_values_that_are_alive_at_once_leave_a_thread_fewer_columns():
     assert how.vec * how.vectors < few.vec * few.vectors
 
 
+def test_what_a_sweep_leaves_to_later_ones():
+    """Of a softmax of an expensive value, first that value and then its exponential: neither is computed twice, nor are both kept."""
+    plan = read("bfloat16[..., N]", "softmax(tanh(x) * u, axis=N)", X + ', u: "bfloat16[..., N]"').plan
+    assert [c.stage for c in plan.expensive] == [0, 1] and plan.most_expensive == 1
+    assert [(d.kept, d.expensive, d.inputs) for d in plan.demands] == [(1, 1, ()), (1, 1, ()), (0, 0, ())]
+
+
 def test_a_cluster_holds_a_long_row_of_several_arrays():
     """Where no block of 256 threads has room, larger blocks have: else the row would be read twice."""
     more = ', u: "bfloat16[..., N]"'

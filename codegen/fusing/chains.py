@@ -13,7 +13,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
 from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
-from codegen.fusing.staged import read_again
+from codegen.fusing.staged import has_kernel, read_again
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
 from codegen.plan.op import Gemm, Staged
@@ -97,6 +97,8 @@ def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Valu
         return made
     if isinstance(plan, Gemm):  # with sums of a row's tiles the backward would multiply once more
         return made if not isinstance(plan.tile, UserError) and not any(f.along for f in plan.tile.folds) else None
+    if not has_kernel(made):
+        return None
     if plan.kernels > 1 and any(elements(v.shape) == 1 for v in outputs):
         return None  # the sum of all rows, as a loss has it: what it is a sum of would need a second kernel too
     return made
@@ -111,8 +113,8 @@ def is_sequence(made: Made) -> bool:
 def is_sum(made: Made) -> bool:
     """Whether an op only reduces over rows, in several kernels as XLA does too."""
     most = max((elements(a.value.shape) for a in made.inputs), default=0)
-    plan = made.planned.plan
-    return plan.kernels > 1 and all(elements(a.value.shape) * 2 < most for a in made.outputs)
+    several = made.planned.plan.kernels > 1 and not is_sequence(made)
+    return several and all(elements(a.value.shape) * 2 < most for a in made.outputs)
 
 
 def place_of_input(name: str) -> int:

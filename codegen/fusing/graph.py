@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.axes import added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
-from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, wraps
+from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, is_exact, wraps
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "transpose"})
@@ -297,7 +297,7 @@ class StepGraph:
             return False
         if not (step.inner or step.name in KNOWN) or (step.name == "reshape" and not self.is_free(place)):
             return False
-        if any(map(wraps, step.inner or (step,))):
+        if any(wraps(s) or is_exact(s) for s in step.inner or (step,)):
             return False
         values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
         large = place in self.constants or max(elements(v.shape) for v in values) > 1

@@ -1,14 +1,30 @@
-"""What ops of several kernels read again, as a norm along axes that no row has together: nothing where a block has room for them."""
+"""How ops run for a chain's sizes: whether attention has a kernel, and what ops of several kernels read again. Such is a norm along
+axes that no row has together; it reads nothing again where a block has room for them.
+"""
 
 from __future__ import annotations
 
 import math
 
-from codegen.explain.launching import as_called, bindings, spacing_of
+from codegen.errors import UserError
+from codegen.explain.launching import as_called, bindings, launch_of, spacing_of
+from codegen.plan.attention import Attention, fits_heads
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Staged
 from codegen.plan.rows.reductions import Reduction
 from codegen.tracing.specs import Made
+
+
+def has_kernel(made: Made) -> bool:
+    """Whether an op of these types and sizes has a kernel. Attention in float32, or with heads of odd sizes, is XLA's."""
+    op, shape = made.planned, _shape(made)
+    if not isinstance(op.plan, Attention):
+        return True
+    try:
+        launch_of(op, next(bindings(op.spec)), shape)
+    except UserError:
+        return False
+    return all(fits_heads(shape[axis]) for axis in (op.plan.contracted, op.plan.value))
 
 
 def read_again(made: Made) -> int | None:

@@ -20,7 +20,7 @@ from codegen.tracing.naming import assigned_names
 from codegen.tracing.patterns import recognised
 from codegen.tracing.reference import Printer
 from codegen.tracing.steps import Step, Value, plain
-from codegen.tracing.translate import Translator, translated
+from codegen.tracing.translate import Translator, is_exact, translated
 from codegen.tracing.write import Writer, used_names
 
 EXACT, ROUNDED = 1e-6, 2.0**-8  # how far constants may be from a pattern's: those of bfloat16 are rounded
@@ -233,6 +233,8 @@ class _Writing:
             written += ["params:", *(f"  {p.name}: {{type: float, default: {p.default!r}}}" for p in self.params)]
         written += ["chain: |", *(f"  {line}" for line in lines)]
         written += ["reference: |", *(f"  {line}" for line in reference)]
+        if any(map(is_exact, plain(request.steps))):
+            written.append("math: precise")
         domain = {f.attr[0]: layout.names[axis] for f, axis in _indices(self.chain.outputs) if f.op == "input"}
         if domain:
             written += ["domain:", *(f"  {name}: index({axis})" for name, axis in domain.items())]

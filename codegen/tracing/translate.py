@@ -379,6 +379,15 @@ def wraps(step: Step) -> bool:
     )
 
 
+def is_exact(step: Step) -> bool:
+    """Whether a product's float32 factors may not be rounded to TF32, as the caller's precision says."""
+    if step.name != "dot_general" or all(v.dtype != "float32" for v in step.inputs):
+        return False
+    given = step.params["precision"]
+    names = [str(getattr(p, "name", p)) for p in (given if isinstance(given, tuple) else (given,))]
+    return any(name == "HIGHEST" or name.startswith("F32") or "_X" in name for name in names)
+
+
 def unwrapped(index: Formula, size: int) -> Formula:
     """An index without `where(i < 0, i + size, i)`, which JAX puts around it."""
     match index:

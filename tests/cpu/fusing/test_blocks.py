@@ -25,7 +25,7 @@ def diffusion(x, c, qkv, up):
     shift, scale, gate, shift2, scale2 = jnp.split(c, 5, -1)
     h = (layer_norm(x) * (1 + scale[:, None]) + shift[:, None]).astype(x.dtype)
     q, k, v = (h @ w for w in qkv)
-    o = jax.nn.dot_product_attention(*(a.reshape(2, 6, 4, 4) for a in (q, k, v)))
+    o = jax.nn.dot_product_attention(*(a.reshape(2, 6, 2, 8) for a in (q, k, v)))
     x = x + gate[:, None] * o.reshape(x.shape)
     h = (layer_norm(x) * (1 + scale2[:, None]) + shift2[:, None]).astype(x.dtype)
     return x, jax.nn.gelu(h @ up)
@@ -59,7 +59,7 @@ MODULATED = ["mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-6) * (1 + x2) + x3"]
 CASES = {
     "diffusion": (
         diffusion, (X, C, (like(16, 16),) * 3, like(16, 32)),
-        [*MODULATED, "x_out = x + x2 * o", "rsqrt(var(x_out, axis=N) + 1e-6)", "gelu_tanh(h @ up)", "softmax(dot(x2, x, axis=N) * 0.5, axis=K), axis=K)"],
+        [*MODULATED, "x_out = x + x2 * o", "rsqrt(var(x_out, axis=N) + 1e-6)", "gelu_tanh(h @ up)", "softmax(dot(x2, x, axis=N) * 0.35355338, axis=K), axis=K)"],
     ),
     "muon": (orthogonal, (F,), ["n = -4.775 * m + x @ m2", "x_out = 3.4445 * x3 + n @ x2", "x_out = 3.4445 * x + n @ x2"]),
     "adamw": (adamw, (TREE,) * 4, []),

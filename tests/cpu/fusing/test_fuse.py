@@ -266,6 +266,24 @@ def test_the_layers_of_an_mlp_are_one_chain(function):
     assert chain.chain.count("@") == (2 if function is mlp else 3)
 
 
+def test_few_rows_of_an_mlp_are_one_chain():
+    """The result is small next to the weights, as a sum over rows is."""
+    fused = codegen.fuse(mlp)
+    jax.eval_shape(fused, X[0, :2], UP, UP.T)
+    assert [r.chain.count("@") for r in fused.report] == [2]
+
+
+def test_a_product_of_the_highest_precision_stays():
+    """An op rounds float32 factors to TF32."""
+
+    def function(precision):
+        fused = codegen.fuse(lambda x, up: jax.nn.relu(jnp.dot(x, up, precision=precision)))
+        jax.eval_shape(fused, X, UP)
+        return fused.report
+
+    assert [len(function(p)) for p in (None, "tensorfloat32", "highest", "F32_F32_F32")] == [1, 1, 0, 0]
+
+
 def test_the_bytes_between_two_products_are_counted():
     fused = codegen.fuse(mlp)
     jax.eval_shape(fused, X, UP, UP.T)
@@ -342,6 +360,13 @@ def test_attention_is_one_chain(heads):
     np.testing.assert_allclose(np.float32(got), np.float32(wanted), atol=2e-2)
     (chain,) = (r.chain for r in fused.report)
     assert chain.count("dot(") == 2 and "softmax(" in chain
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 8), ("bfloat16", 12)])
+def test_attention_without_a_kernel_stays(dtype, size):
+    fused = codegen.fuse(lambda q, k, v: jax.nn.dot_product_attention(q, k, v))
+    jax.eval_shape(fused, *(jax.ShapeDtypeStruct((2, 6, 3, size), dtype) for _ in range(3)))
+    assert all("dot(" not in r.chain for r in fused.report)
 
 
 def test_a_group_norm_of_channels_last_is_one_chain():

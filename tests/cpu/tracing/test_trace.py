@@ -182,6 +182,12 @@ def test_narrow_integers_that_wrap_are_refused():
     assert "y = maximum(a, b) & 15" in codegen.trace(lambda a, b: jnp.maximum(a, b) & 15, a, b, op="largest")
 
 
+def test_a_product_of_the_highest_precision_is_precise():
+    x, w = like(4, 8, dtype=F32), like(8, 16, dtype=F32)
+    texts = [codegen.trace(lambda x, w: jnp.dot(x, w, precision=p), x, w, op="product") for p in ("highest", None)]
+    assert ["math: precise" in text for text in texts] == [True, False]
+
+
 @pytest.mark.parametrize("form", ["differences", "product"])
 def test_an_array_has_an_axis_once(form):
     """Steps between would have an axis twice, whatever the arguments and the result have."""

@@ -27,9 +27,8 @@ class Launch:
     backwards: bool = False  # whether the first blocks have the last elements, which an earlier kernel read last
     rows: int = 1  # neighbouring rows of a block, which read each other's elements
     lanes: int = 0  # neighbouring threads along one of two axes, where the other one is read element by element; else 0
-    tables: tuple[
-        int, ...
-    ] = ()  # elements of the tables that a block holds in shared memory; none if it reads them from memory
+    # Elements of the tables that a block holds in shared memory; none if it reads them from memory
+    tables: tuple[int, ...] = ()
 
     @property
     def constants(self) -> dict[str, Launch]:
@@ -84,6 +83,7 @@ class RowLaunch:
     at_once: int = 1  # neighbouring rows of a thread, which are read and written together
     crossing: bool = False  # whether a vector may hold columns of two groups, in a row of whole vectors
     by_runs: bool = False  # whether rows are loaded and stored through shared memory (`device/runs.py`)
+    neighbours: bool = False  # whether a thread's columns are neighbours, of two groups at most
 
     @property
     def constants(self) -> dict[str, RowLaunch]:

@@ -8,7 +8,7 @@ In reading order:
   turned      the same, with arrays in different orders of axes
   rowwise     a thread's view of its row, for kernels that reduce
   access      how it loads and stores its pieces of the row
-  places      coordinates of a row's columns
+  places      coordinates of a row's columns, and what is read there one by one
   runs        rows that go through shared memory, if N is not a multiple of the vector width
   reduce      reductions over threads, blocks and clusters
   partials    partial results of reductions over rows, and their reduction in a second kernel

@@ -13,11 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric
 
-from codegen.device import access, reduce, runs
+from codegen.device import access, places, reduce, runs
 from codegen.device.functions import Vector
 from codegen.device.math.division import divide_by_count
 from codegen.device.math.narrow import bytes_of
 from codegen.device.math.opaque import unseen
+from codegen.device.places import start_of
 from codegen.device.runs import Run, Slots, arrive, fetch, first_column, half_of, halves, run_of, send, slots, step_of  # noqa: F401  for kernels
 from codegen.shared import WARP, RowLaunch, Walk
 
@@ -99,11 +100,6 @@ def shared(how: RowLaunch, *dtypes: type[Numeric]) -> list[cute.Tensor]:
     return reduce.shared(how.threads, how.per_row, how.cluster, dtypes)
 
 
-def start_of(tensor: cute.Tensor, place: cute.Coord | Int64) -> Int64:
-    """The position of a row's first column, from its coordinates; for an array that is one long row it is known."""
-    return cute.crd2idx(place, tensor.layout) if isinstance(place, tuple) else place
-
-
 @dataclass(frozen=True)
 class Row:
     """A thread's view of a row: its vectors lie `step` columns apart, from column `first` on."""
@@ -165,6 +161,13 @@ class Row:
         """Whether this vector has neither the first nor the last column of a row that exists."""
         return self.holds and reduce.within(self.v, self.how.vectors, self.how.ragged and not self.in_one_run)
 
+    def is_own(self) -> Boolean | bool:
+        """Whether this single column is inside the row, and no thread before this one has it too; True where it certainly is."""
+        apart = runs.neighbouring(self.how)
+        if self.how.exact or (self.v < self.how.vectors - 1 and not apart):
+            return True
+        return runs.own_first(self.how) - self.column <= self.v if apart else self.c < self.length
+
     @property
     def in_one_run(self) -> bool:
         """Whether it comes and goes through shared memory, and vectors begin with it."""
@@ -199,8 +202,7 @@ class Row:
         """Load, from an array that all rows share, this vector, or all vectors of this thread."""
         by_column = isinstance(self.how, RowLaunch) and self.how.by_runs and not self.in_one_run
         if src is not None and self.c is not None and by_column:
-            certain = self.how.exact or self.v < self.how.vectors - 1
-            runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, certain)
+            runs.load_column(src, start_of(src, place), self.c, self.length, dst, parts, self.is_own() is True)
             return
         aligned = src is not None and self.in_one_run and isinstance(start_of(src, place), int)
         self._load(src, place, self.column if self.c is None else self.c, dst, parts, aligned, False)
@@ -287,7 +289,7 @@ class Row:
             column = self.column if self.c is None else self.c
             where, how = (column, self.step, self.columns, dst), self.how
             if how.vec == 1 and isinstance(how, RowLaunch) and how.holds_row and not back:
-                runs.gather(src, place, modes, extents, *where)
+                places.gather(src, place, modes, extents, *where, how.neighbours)
             else:
                 access.gather_row(src, place, modes, extents, *where, self.apart, back)
 
@@ -319,12 +321,12 @@ class Row:
         thread's rows are written together, its values stay in `registers` until then."""
         src = _held(values, dst, registers)
         if run is not None:
-            start, last = start_of(dst, place), self.v == self.how.vectors - 1
+            start = start_of(dst, place)
             run = run.of(0, start, self.length * parts) if isinstance(run, Slots) else run
             if self.in_one_run:
                 runs.put_vector(run, src, self.own + self.v * self.step, self.how.vec)
                 return
-            runs.put(run, start, src, self.c, self.length, self.how.exact or not last)
+            runs.put(run, start, src, self.c, self.is_own())
         elif not self.together:
             start, offset, how = start_of(dst, place), self.v * self.step, self.how
             access.store_row(
@@ -370,6 +372,8 @@ class Row:
         how = self.how
         if isinstance(how, Walk) and how.whole and self.v < how.vectors - 1 and not (how.by_runs and how.cluster > 1):
             return None if self.alone else cute.full((how.vec,), self.there, Boolean)  # the last one may cross the end
+        if runs.neighbouring(how) and not how.exact:
+            return cute.full((how.vec,), self.is_own(), Boolean)
         return reduce.inside(self.c, self.columns, how.vec, how.ragged, how.exact or self.certain)
 
     def inside_columns(self) -> reduce.Inside:
@@ -398,12 +402,8 @@ class Row:
         """The row's statistics, from all its threads' running values (`reduce.over_row`)."""
         how = self.how
         found = reduce.over_row(running, ops, buffers, how.per_row, how.cluster, turn, rescaled=rescaled)
-        return [self._mean(x) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
-
-    def _mean(self, total: Numeric) -> Numeric:
-        """The mean of the row's values, of their sum."""
-        count = self.how.vec * self.how.vectors if self.together else self.length
-        return divide_by_count(total, type(total)(count))
+        count = how.vec * how.vectors if self.together else self.length
+        return [divide_by_count(x, type(x)(count)) if op == "mean" else x for op, x in zip(ops, found, strict=True)]
 
 
 def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: bool) -> Row:
@@ -414,7 +414,7 @@ def row(how: RowLaunch, index: Int32, there: Boolean, length: Int32, shifts: boo
     columns = cutlass.select_(there, length, 0)
     if how.at_once > 1:  # all rows of a thread are read together; what is read of one alone is what they share
         columns = how.vec * how.vectors
-    first = first_column(how, bidx % how.cluster)
+    first = runs.first_neighbour(how, length) if how.neighbours else first_column(how, bidx % how.cluster)
     shifts = shifts and how.ragged and not how.by_runs
     if shifts:
         first -= Int32(Int64(index) * length % how.vec)

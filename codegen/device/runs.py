@@ -19,7 +19,6 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import access
 from codegen.device import functions as device
-from codegen.device.places import Places, places_of
 from codegen.shared import WARP, RowLaunch, Walk, slot_bytes
 
 
@@ -30,8 +29,28 @@ def first_column(how: RowLaunch | Walk, piece: Int32) -> Int32:
     return Int32((piece * (how.per_row * vectors) + tidx % how.per_row) * how.vec)
 
 
+def neighbouring(how: RowLaunch | Walk) -> bool:
+    """Whether a thread's columns are neighbours."""
+    return isinstance(how, RowLaunch) and how.neighbours
+
+
+def first_neighbour(how: RowLaunch, columns: Int32) -> Int32:
+    """The first of this thread's neighbouring columns. All are inside the row: those of the last threads are the last ones, of which
+    other threads have some, too."""
+    first, last = own_first(how), columns - how.vectors
+    return cutlass.select_(first < last, first, last)
+
+
+def own_first(how: RowLaunch | Walk) -> Int32:
+    """The first of the neighbouring columns that no thread before this one has."""
+    tidx, _, _ = cute.arch.thread_idx()
+    return Int32(tidx % how.per_row * how.vectors)
+
+
 def step_of(how: RowLaunch | Walk) -> int:
     """The distance from one of a thread's vectors to the next. A block that copies runs has neighbouring columns."""
+    if neighbouring(how):
+        return 1
     return how.per_row * how.vec * (1 if how.by_runs else how.cluster)
 
 
@@ -325,7 +344,7 @@ def take(
     own = base + first * parts
     for v in range(vectors):
         at = own + v * step * parts
-        if v == vectors - 1:
+        if v == vectors - 1 and step > 1:  # neighbouring columns are all inside
             last = base + (length - 1) * parts
             at = cutlass.select_(first + v * step < length, at, last)
         for part in range(parts):
@@ -437,46 +456,10 @@ def load_column(
         to[part] = (src.iterator + (start + Int64(at) * parts + part)).load()
 
 
-@cute.jit
-def gather(
-    src: cute.Tensor,
-    place: cute.Coord,
-    modes: cutlass.Constexpr[tuple[int | None, ...]],
-    extents: tuple[cutlass.Int32, ...],
-    first: cutlass.Int32,
-    step: cutlass.Constexpr[int],
-    columns: cutlass.Int32,
-    dst: cute.Tensor,
-) -> None:
-    """As `access.gather_row`, for single columns (1, vectors) of a row; only the last vector may be outside. There is one branch for all
-    of them, so that the row's position is computed once."""
-    dst.fill(0)
-    vectors = cute.size(dst)
-    places = places_of(first, step, vectors, 1, 1, extents)
-    if first < columns:
-        start = Int64(cute.crd2idx(place, src.layout))
-        for v in cutlass.range_constexpr(vectors):
-            at = _offset(src, modes, places[v][0])
-            if cutlass.const_expr(v > 0 and v == vectors - 1):
-                at = cutlass.select_(first + v * step < columns, at, 0)
-            dst[0, v] = (src.iterator + (start + at)).load()
-
-
-def _offset(tensor: cute.Tensor, modes: tuple[int | None, ...], column: Places) -> Int32:
-    """How far a column is from a row's first one, in a tensor that has some of the axes. It is less than 2**31 elements, so no
-    column needs products of 64 bits."""
-    found = Int32(0)
-    for mode, m in enumerate(modes):
-        if m is not None:
-            stride = tensor.stride[mode]
-            found = found + column[m] * (stride if isinstance(stride, int) else Int32(stride))
-    return found
-
-
-def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, length: Int32, certain: bool) -> None:
-    """One column of a row that begins at element `start` of the array, if it is `certain` to be there, or is."""
+def put(run: Run, start: Int64, src: cute.Tensor, column: Int32, there: Boolean | bool) -> None:
+    """One column of a row that begins at element `start` of the array, if it is `there`."""
     count = cute.size(src)
-    _put(run.memory, run.place(start) + column * count, src, column, length, certain)
+    _put(run.memory, run.place(start) + column * count, src, Boolean(there), there is True)
 
 
 def put_vector(run: Run, src: cute.Tensor, column: Int32, vec: int) -> None:
@@ -491,10 +474,9 @@ def _put(
     memory: cute.Tensor,
     at: cutlass.Int32,
     src: cute.Tensor,
-    column: cutlass.Int32,
-    length: cutlass.Int32,
+    there: cutlass.Boolean,
     certain: cutlass.Constexpr[bool],
 ) -> None:
-    if cutlass.const_expr(certain) or column < length:
+    if cutlass.const_expr(certain) or there:
         for part in cutlass.range_constexpr(cute.size(src)):
             memory[at + part] = src[part]

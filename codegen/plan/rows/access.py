@@ -273,6 +273,16 @@ class Reads:
         """Whether each vector of an array is read when it is needed: all rows share it, or columns do."""
         return self.is_shared_by_columns(access) or (access.mode == "flat" and not self.varies(access))
 
+    def shares_neighbours(self, vectors: int, inner: int | None) -> bool:
+        """Whether so many neighbouring columns share elements of an array, two at most, which are loaded once for each thread. What all
+        rows share along a row is not: neighbouring threads would read elements that are far apart."""
+        if inner is None or inner < vectors or any(a.mode == "flat" and not self.varies(a) for a in self.loads):
+            return False
+        if any(a.mode == "gather" for a in self.stores):  # one thread writes a value of a group
+            return False
+        arrays = [a for a in self.loads if a.array is not None and a.mode == "gather" and not self.read_when_needed(a)]
+        return any(len(self.groups) - 1 not in a.tokens and not a.back and a.index_of is None for a in arrays)
+
     def taken_mode(self, access: Access) -> int | None:
         """The mode of a table that is read at an index; None for an array that is read at its own position."""
         if access.index_of is None:

@@ -93,8 +93,9 @@ class Reduction(Reads):
             return replace(how, settles=self._settles(how, extents))
         return replace(self._along(vec, ragged, call, crossing), crossing=crossing)
 
-    def _along(self, vec: int, ragged: bool, call: PlannedCall, fixed: bool = False) -> RowLaunch:
-        """The launch of an op that reduces no columns. `fixed`: vectors are no narrower, and a row of many vectors has several warps."""
+    def _along(self, vec: int, ragged: bool, call: PlannedCall, fixed: bool = False, streams: bool = True) -> RowLaunch:
+        """The launch of an op that reduces no columns. `fixed`: vectors are no narrower, and a row of many vectors has several warps.
+        Without `streams` a row that has room is held."""
         if walking.most_parts() < walking.ANY:  # tests of small arrays need the kernels of many rows
             call = call.of(rows=None)
         columns, rows = call.extents.columns, call.extents.rows
@@ -114,7 +115,7 @@ class Reduction(Reads):
                 return found
         how = self._cheapest(vec, ragged, fixed, columns, call)
         row = columns // vec * width
-        if (found := self._unheld(vec, ragged, width, row, how is None, call)) is not None:
+        if (found := self._unheld(vec, ragged, width, row, how is None, streams, call)) is not None:
             return found
         assert how is not None
         vec, ragged, vectors, threads, per_row, cluster = (
@@ -157,6 +158,8 @@ class Reduction(Reads):
         most = max(LEAST_IN_RUN, min(MOST_IN_RUN, RUN_VALUES // (read + self.most_expensive)))
         per_row = call.schedule.get("threads_per_row", _fewest_threads(columns, most))
         vectors = -(-columns // per_row)
+        neighbours = per_row > 1 and self.shares_neighbours(vectors | 1, call.extents.inner)
+        vectors |= neighbours  # an odd number: threads begin in different banks
         least = self.least_threads(columns, per_row, call)
         own = cost.threads_of_few(least, per_row, call.extents.rows, call.processors)
         threads = max(call.schedule.get("threads", own) // per_row, 1) * per_row
@@ -166,7 +169,19 @@ class Reduction(Reads):
         if threads // per_row * self.slot_bytes(call, vectors * per_row, 1, single=True, apart=True) > LONG_RUN_BYTES:
             return None
         exact = columns == vectors * per_row and threads == per_row
-        return RowLaunch(1, False, threads, per_row, vectors, 1, True, exact, bool(self.expensive), by_runs=True)
+        return RowLaunch(
+            1,
+            False,
+            threads,
+            per_row,
+            vectors,
+            1,
+            True,
+            exact,
+            bool(self.expensive),
+            by_runs=True,
+            neighbours=neighbours,
+        )
 
     def _in_one_run(self, vec: int, columns: int, call: PlannedCall) -> RowLaunch | None:
         """The launch of blocks that copy one long row each, if there is room, and if some vectors would be shifted apart else, or
@@ -178,9 +193,9 @@ class Reduction(Reads):
         if not self._wants_runs(vec, True, columns, call) or not self.in_whole_runs:
             return None
         rounded = call.of(columns=-(-columns // vec) * vec)
-        found = self._along(vec, False, rounded, fixed=True)
+        found = self._along(vec, False, rounded, fixed=True, streams=False)
         if found.threads != found.per_row >= cost.LEAST_THREADS // 2:
-            found = self._along(vec, False, rounded.fixing(threads=found.per_row), fixed=True)
+            found = self._along(vec, False, rounded.fixing(threads=found.per_row), fixed=True, streams=False)
         room = -(-columns // found.cluster) * self._run_bytes(call)
         if found.threads != found.per_row or not found.holds_row or room > LONG_RUN_BYTES:
             return None
@@ -404,12 +419,12 @@ class Reduction(Reads):
         return RowLaunch(vec, ragged, threads, threads, vectors, cluster, False, False, False)
 
     def _unheld(
-        self, vec: int, ragged: bool, width: int, row: int, too_long: bool, call: PlannedCall
+        self, vec: int, ragged: bool, width: int, row: int, too_long: bool, streams: bool, call: PlannedCall
     ) -> RowLaunch | None:
-        """The launch for rows of so many bytes that registers do not hold: those that have no room, and those of many arrays that are read
-        in one pass. None for others."""
+        """The launch for rows of so many bytes that registers do not hold: those that have no room and, if it `streams`, those of many
+        arrays that are read in one pass. None for others."""
         most, filled, rows = _most_blocks(call), STREAMS * call.processors, call.extents.rows or 0
-        many = self.own_arrays >= MANY_ARRAYS and row > cost.ALONE_ROW and rows >= filled
+        many = streams and self.own_arrays >= MANY_ARRAYS and row > cost.ALONE_ROW and rows >= filled
         if self.passes == 1 and not call.schedule and (many or (too_long and rows * most >= filled)):
             return self._in_one_pass(vec, ragged, width, row // width * vec, rows, call)
         if not too_long:

@@ -60,6 +60,28 @@ reference: |
 )
 
 
+CHANNELS = (
+    HEAD.format(name="channels_by_runs")
+    + """\
+inputs:
+  x: T[B, H, C, S]
+  bias: T[B, H, C]
+  weight: T[B, H, C]
+outputs:
+  y: T[B, H, C, S]
+  total: float32[B, H]
+chain: |
+  moved = (x + bias) * weight
+  total = sum(moved, axis=(C, S))
+  y = moved - max(moved, axis=(C, S))
+reference: |
+  moved = (x + bias[..., None]) * weight[..., None]
+  total = moved.astype("float32").sum((-2, -1))
+  y = moved - moved.max((-2, -1), keepdims=True)
+"""
+)
+
+
 def drawn(seed, *shapes, dtype):
     """Arrays of halves, which products and short sums of them do not round."""
     rng = np.random.default_rng(seed)
@@ -90,6 +112,22 @@ def test_groups_of_columns(tmp_path, dtype, shape):
     y = moved / np.sqrt(np.mean(moved * moved, axis=(2, 3), keepdims=True) + 1e-6) * scale
     np.testing.assert_allclose(np.asarray(found.y, np.float64), y, rtol=2e-6 if dtype == "float32" else 2**-8)
     assert np.array_equal(found.positive, moved > 0)
+
+
+# The last threads' columns end a row, so others have them too; a group ends within a thread's columns, or with them
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    some([("bfloat16", (3, 5, 6, 49)), ("float32", (2, 1, 5, 27)), ("bfloat16", (5, 1, 2, 99)), ("float32", (3, 3, 13, 21))], 2),
+)  # fmt: skip
+def test_neighbouring_columns_share_elements(tmp_path, dtype, shape):
+    op = make_op(tmp_path, CHANNELS)
+    x, bias, weight = drawn(7, shape, shape[:3], shape[:3], dtype=dtype)
+    assert launch_of(op, dtype, x=x, bias=bias, weight=weight).neighbours
+    found = op(x, bias, weight, implementation="interpret")
+    x, bias, weight = (np.asarray(a, np.float64) for a in (x, bias, weight))
+    moved = (x + bias[..., None]) * weight[..., None]
+    assert np.array_equal(found.total, moved.sum((-2, -1)))
+    assert np.array_equal(found.y, jnp.asarray(moved - moved.max((-2, -1), keepdims=True), dtype))
 
 
 def test_an_input_that_is_left_out(tmp_path):

@@ -199,6 +199,14 @@ def test_a_long_row_of_runs_ends_in_the_last_vector_of_its_threads(columns):
         assert columns > how.vec * how.per_row * (how.vectors * how.cluster - 1)
 
 
+def test_ragged_rows_of_many_arrays_come_through_shared_memory():
+    """Rows of whole vectors are streamed: registers hold no more than is in flight."""
+    inputs = ", ".join(f'{name}: "bfloat16[..., N]"' for name in "xuvw")
+    even, odd = (launch(inputs, "float32[...]", "sum(tanh(x) * u * v * w, axis=N)", 2**13, n) for n in (8192, 8191))
+    assert not even.holds_row and not even.by_runs
+    assert odd.by_runs and odd.holds_row and odd.vec > 1
+
+
 def test_some_long_rows_of_runs_are_shared_by_a_cluster():
     inputs = 'x: "float32[..., N]", a: "float32[N]"'
     found = [

@@ -8,6 +8,7 @@ In reading order:
   losses   a loss that is computed to be differentiated
   known    the library's op for a chain
   program  a function with ops for its chains
+  sums     a loss that a loop adds up, computed to be differentiated
   fuse     `codegen.fuse`
   suggest  `codegen suggest`
 """

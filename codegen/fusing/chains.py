@@ -264,6 +264,11 @@ class _Growing:
             for maker in makers:
                 self.try_joined(self.group[maker], self.group[place])
             if self.group[place] is not alone:  # with one of them, the step may be worth joining to another
+                for early in sorted({p for m in makers if self.group[m] is self.group[place] for p in self.before[m]}):
+                    if early in self.group and self.waits(
+                        early
+                    ):  # its user alone had no axes, as zeros with one element set
+                        self.try_joined(self.group[early], self.group[place])
                 for maker in makers:
                     self.try_joined(self.group[maker], self.group[place])
 

@@ -12,11 +12,12 @@ import jax
 
 from codegen.fusing.chains import Chain, Expressing, place_of_input
 from codegen.fusing.losses import call_of_loss, losses
-from codegen.fusing.program import Program, evaluate, of_arrays, program_of
+from codegen.fusing.program import Program, Wanted, done, evaluate, of_arrays, program_of
+from codegen.fusing.sums import call_of_sum, sums
 from codegen.pipeline import read_op
 from codegen.tracing.agreement import as_tuple
 from codegen.tracing.ops import op_of
-from codegen.tracing.steps import Place
+from codegen.tracing.steps import Place, Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,16 +61,32 @@ class Fused(Generic[P, R]):
         self.report = report_of(program, self._wanted)
         if not self.report:
             return self._function(*args, **kwargs)
-        program, calls = _with_losses(program)
-        results = evaluate(
-            program, arrays, lambda chain: calls.get(chain) or (call_of(chain) if self._wanted(chain) else None)
-        )
+        program, calls = self._with_losses(program)
+        results = evaluate(program, arrays, lambda chain: calls.get(chain) or self._call(chain))
         made: R = jax.tree.unflatten(jax.tree.structure(shape), results)
         return made
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """The function of an object, where it is a method of a class."""
         return self if instance is None else types.MethodType(self, instance)
+
+    def _with_losses(self, program: Program) -> tuple[Program, dict[Chain, Callable[..., tuple[Any, ...]]]]:
+        """The program, in which a loss of rows and the number made of it are one chain, as is a loop that adds up losses; and the calls
+        of such chains."""
+        chains, calls = dict.fromkeys(program.chains), {}
+        for loss in losses(program):
+            call = call_of_loss(loss, program.graph, call_of, EXPRESSING)
+            if call is not None and loss.chain in chains:
+                whole = loss.whole
+                chains = dict.fromkeys(whole if c is loss.chain else c for c in chains)
+                calls[whole] = call
+        for found in sums(program):
+            loop = functools.partial(_looped, found.step, program, self._call)
+            calls[found.chain] = call_of_sum(found, loop, lambda terms: Fused(terms, self._wanted))
+        return replace(program, chains=(*chains, *(c for c in calls if c not in chains))), calls
+
+    def _call(self, chain: Chain) -> Callable[..., tuple[Any, ...]] | None:
+        return call_of(chain) if self._wanted(chain) else None
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self._function, '__name__', 'function')}>"
@@ -88,16 +105,9 @@ def fuse(function: Callable[P, R]) -> Fused[P, R]:
     return Fused(function, lambda chain: True)
 
 
-def _with_losses(program: Program) -> tuple[Program, dict[Chain, Callable[..., tuple[Any, ...]]]]:
-    """The program, in which a loss of rows and the number made of it are one chain, and the calls of such chains."""
-    chains, calls = dict.fromkeys(program.chains), {}
-    for loss in losses(program):
-        call = call_of_loss(loss, program.graph, call_of, EXPRESSING)
-        if call is not None and loss.chain in chains:
-            whole = loss.whole
-            chains = dict.fromkeys(whole if c is loss.chain else c for c in chains)
-            calls[whole] = call
-    return replace(program, chains=tuple(chains)), calls
+def _looped(step: Step, program: Program, wanted: Wanted, *arrays: Any) -> tuple[Any, ...]:
+    """The results of a loop, with ops for the chains of its body."""
+    return tuple(done(step, arrays, program, wanted))
 
 
 def report_of(program: Program, wanted: Callable[[Chain], bool]) -> tuple[Replaced, ...]:

@@ -110,7 +110,7 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
             values |= zip(item.outputs, results, strict=True)
         else:
             values |= zip(
-                item.outputs, _done(item, [read(a, values) for a in item.inputs], program, wanted), strict=True
+                item.outputs, done(item, [read(a, values) for a in item.inputs], program, wanted), strict=True
             )
     return [read(a, values) for a in graph.flat.outputs]
 
@@ -166,7 +166,7 @@ def _no_source() -> Any:
     return jax.make_jaxpr(lambda: ())().jaxpr.debug_info
 
 
-def _done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:
+def done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:
     """The results of a step, with chains replaced within its bodies."""
     if step.name == FACTOR:
         return arguments

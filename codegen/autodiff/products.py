@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.reverse import Backward, Reverse
@@ -66,6 +67,7 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     how = min(found, key=_reads)
     if dtype != "float32" and _compares_tiles(how.spec, axes):
         return _pull(spec, products, epilogue, "float32")  # rounding would make different elements tie
+    how = functools.reduce(_sized_by_factors, products, how)
     inner = {dacc for acc, dacc in how.gradients if acc in accs}
     if inner:
         type_of = gradient_dtype(spec, products)
@@ -94,6 +96,23 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     )  # fmt: skip
     forward = extended_spec(forward, epilogue, lines, graph, taken)
     return Pulled(how, forward, (*shared, *names.items()))
+
+
+def _sized_by_factors(how: Backward, product: Product) -> Backward:
+    """The backward, with factors in place of a product that it takes only for the sizes of axes: nothing then saves the product."""
+    spec, acc = how.spec, product.acc
+    if acc.name not in how.inputs or any(
+        n.attr == Leaf(acc.name, p) for n in spec.read.nodes for p in output_parts(acc)
+    ):
+        return how
+    others = [a for a in spec.inputs if a.name != acc.name]
+    missing = {*acc.axes} - spec.sized(others)
+    factors = [a for a in (product.a, product.b) if spec.sized([a]) & missing and a not in others]
+    if missing - spec.sized(factors):
+        return how
+    names = tuple(name for name in how.inputs if name != acc.name)
+    names += tuple(a.name for a in factors)
+    return replace(how, spec=replace(spec, inputs=(*others, *factors)), inputs=names)
 
 
 def _compares_tiles(spec: Spec, axes: tuple[str, ...]) -> bool:

@@ -192,12 +192,27 @@ class _Around(Cutting):
 
     def joins(self, item: Item, own: frozenset[int], group: list[Item]) -> bool:
         theirs = frozenset[int]().union(*map(self.unknown_products, group))
-        if not (own <= theirs or theirs <= own) or not self.attempt([*group, item]):
+        if not (own <= theirs or theirs <= own):
             return False
+        if not self.attempt([*group, item]):
+            return own == theirs and self.joins_after(own, group, item)
         op = self.made_of([*group, item])
         if not own and not theirs:
             return not isinstance(op.plan, Staged)
         return own == theirs or whole(op)
+
+    def joins_after(self, own: frozenset[int], group: list[Item], item: Item) -> bool:
+        """Whether a kernel computes a group and an item after their products, with which none computes them: selections."""
+        products, before = [n for n in self.products if id(n) in own], dict(self.known)
+        if not products or self.attempt([item]) or self.attempt(group):
+            return False
+        for node in products:
+            self.hold(node)
+        self.know(products)
+        items = [*group, item]
+        found = self.attempt(items) and not isinstance(self.made_of(items).plan, Staged)
+        self.known = before
+        return found
 
     def write(self, group: list[Item], left: Sequence[Item]) -> None:
         """Write a stage for a group. It also computes values of the group's products that the items `left` need."""

@@ -347,7 +347,7 @@ class _Placements(Planner):
         """Why no kernel can compute the op, which places values."""
         node = next(n for n in self.nodes if n.op in (PLACED, UNSORT))
         value, places = node.args[:2]
-        if len(self.statements) > 1 or self.statements[0].value is not node or self.statements[0].at:
+        if len(self.statements) > 1 or self.placed() is not node or self.statements[0].at:
             return self.error_in_chain(
                 node, "a kernel that places values computes nothing else", "make it an op of its own"
             )
@@ -359,8 +359,9 @@ class _Placements(Planner):
         output = self.spec.outputs[0]
         along = self.how(node).axes
         written = (*self.read_axes(node)[:-1], *along)
-        for array in self.spec.arrays:
-            if array.parts is not None or array.axes not in (written, self.read_axes(node), along):
+        taken = {a.attr.name for a in (value, places) if isinstance(a.attr, Leaf)}  # others give sizes of axes
+        for array in (a for a in self.spec.arrays if a in self.spec.outputs or a.name in taken):
+            if array.parts is not None or array.axes not in (written, self.read_axes(node)):
                 message = "a kernel places values along the last axes of arrays without parts"
                 return self.error(message, f"{array.name!r} is {array}", array)
         read = self.spec.array(value.attr.name) if isinstance(value.attr, Leaf) else output
@@ -369,6 +370,11 @@ class _Placements(Planner):
                 "a kernel places 32-bit values along the last axes", f"{output.name!r} is {output}", output
             )
         return None
+
+    def placed(self) -> Node:
+        """What the kernel writes, without a rounding to the output's type."""
+        value = self.statements[0].value
+        return value.args[0] if value.op == "cast" and value.attr == self.spec.outputs[0].dtype else value
 
     def how(self, node: Node) -> Selected:
         assert isinstance(node.attr, Selected)
@@ -380,7 +386,7 @@ class _Placements(Planner):
         return (*(a for a in self.spec.outputs[0].axes if a not in how.axes), how.into)
 
     def plan(self) -> Placement:
-        spec, node = self.spec, self.statements[0].value
+        spec, node = self.spec, self.placed()
         how, names = self.how(node), Names(spec, self.statements)
         value, places = (spec.array(a.attr.name) for a in node.args[:2] if isinstance(a.attr, Leaf))
         groups = groups_of(value, how)

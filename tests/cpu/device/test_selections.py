@@ -386,3 +386,24 @@ def test_equal_elements_need_no_pieces(tmp_path, monkeypatch, kind, size):
     expected = jax.lax.top_k(x, 41)
     np.testing.assert_array_equal(place, expected[1])
     np.testing.assert_array_equal(np.asarray(y, "float32"), np.asarray(expected[0], "float32"))
+
+
+def test_gradients_of_a_router(tmp_path):
+    """Its logits are a product, and what is selected of them is multiplied again."""
+    chain = "best = softmax(top_k(x @ w, J, axis=E), axis=J); y = cast(best, float32) @ v"
+    inputs = "x: float32[M, K]; w: float32[K, E]; v: float32[J=3, D]"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[M, D]", chain, "y = x"))
+    generator = np.random.default_rng(0)
+    x, w, v = (generator.standard_normal(s).astype("float32") for s in ((5, 8), (8, 12), (3, 4)))
+
+    def loss(run):
+        return lambda x, w, v: (run(x, w, v) * np.cos(np.arange(20.0, dtype="float32").reshape(5, 4))).sum()
+
+    def plain(x, w, v):
+        return jax.nn.softmax(jax.lax.top_k(x @ w, 3)[0], axis=-1) @ v
+
+    expected = jax.grad(loss(plain), (0, 1, 2))(x, w, v)
+    for how in ("interpret", "xla"):
+        found = jax.grad(loss(lambda *given, how=how: op(*given, implementation=how)), (0, 1, 2))(x, w, v)
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)  # products of float32 round factors to tf32

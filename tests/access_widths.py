@@ -61,6 +61,7 @@ class Planned:
 
     def __init__(self, op: Op, variant: Variant, arch: str):
         self.plan, self.ragged = op.plan, variant.ragged
+        self.reads_rows = not any(s.value.op.startswith("unsort") for s in op.statements)
         self.together = {array.name: count for array, count in op.plan.full}
         self.sizes = {a.name: DTYPES[variant.types.dtype(a)].bits / 8 for a in op.spec.arrays}
         columns = {id(s.node) for s in op.plan.columns}
@@ -79,6 +80,9 @@ class Planned:
         scans = op.plan.kind == "scan"
         if variant.ragged and op.plan.kind != "elementwise" and not op.plan.columns and (widest >= 4 or scans):
             self.vec = 1  # elements of at least 4 bytes in whole rows, and elements that are scanned: none is shifted
+        # Rows in shared memory are whole vectors there; the places of a middle axis and the lanes that scan say how many are neighbours
+        if (self.by_runs and self.vectors) or op.plan.kind in ("middle", "selection") or getattr(how, "apart", False):
+            self.vec = how.vec
 
     def whole(self, name: str) -> float:
         """The bytes of an array's whole vector."""
@@ -93,23 +97,27 @@ class Planned:
             # with the row, in whole vectors and the row's end
             shared = self.vectors and widths == tuple(dict.fromkeys((self.whole(name), size)))
             return widths[:1] == (16,) if plan.of_row(access) else widths == (size,) or shared
-        if plan.columns and loads and not plan.of_row(access) and widths == (size,):
-            return True  # read by the finishing kernel alone, one column a thread
+        if plan.columns and loads and not plan.of_row(access) and widths in ((size,), (self.whole(name), size)):
+            return True  # read by the finishing kernel, one column a thread, and perhaps by the first one in vectors
         if name in self.folded:
             # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
             return widths == (size,) or access.array.parts is not None
         if access.mode == "gather":
             return True  # one element at a time, or several where the compiler finds that they are neighbours
         if plan.kind == "selection" and access.mode == "flat":
-            # a row in whole vectors, and elements that are read again; what is selected one element a thread
-            return widths[:1] == (self.whole(name),) if loads else widths == (size,)
+            # a row in whole vectors, and elements that are read again; what is selected one element a thread, and a row of it
+            # where it has another order
+            row = set(plan.groups[-1].axes) <= set(access.array.axes)
+            return (row and widths[:1] == (self.whole(name),)) or (
+                widths == (size,) and not (row and loads and self.reads_rows)
+            )
         modes = {a.mode for a in plan.loads if a.array == access.array}
         if plan.kind != "elementwise" and len(modes) > 1 and loads:
             # along the row in vectors, or one element at its own place
             return widths == tuple(dict.fromkeys((self.whole(name), size)))
         if self.ragged:
             return self.has_where_ragged(access, widths)
-        if access.mode in ("flat", "tile"):
+        if access.mode in ("flat", "tile", "turned"):
             return widths == (self.whole(name),)
         return access.array.parts is not None or widths == (size,)
 

@@ -67,7 +67,9 @@ class Sweeps:
             for node in self.computed(number):
                 self.passes.setdefault(id(node), set()).add(number)
                 self.floats |= {id(node)} if node.kind == "float" else set()
-                if is_costly(node, along) or (any(id(a) in self.costly for a in node.args) and not self.of_row(node)):
+                # What needs only the expensive values of earlier sweeps is computed again from these, which are held
+                behind = any(id(a) in self.costly and self.first(a) == self.first(node) for a in node.args)
+                if is_costly(node, along) or (behind and not self.of_row(node)):
                     self.costly.add(id(node))
                 if node.op in PAIR:
                     pairs.setdefault(id(node.args[0]), set()).add(id(node))

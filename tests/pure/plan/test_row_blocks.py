@@ -182,6 +182,12 @@ def test_what_a_sweep_leaves_to_later_ones():
     assert [(d.kept, d.expensive, d.inputs) for d in plan.demands] == [(1, 1, ()), (1, 1, ()), (0, 0, ())]
 
 
+def test_what_is_cheap_to_compute_of_a_held_value_is_not_held():
+    chain = "(v - mean(v, axis=N)) * mean(square(v - mean(v, axis=N)), axis=N)".replace("v", "tanh(x)")
+    plan = read("bfloat16[..., N]", chain, X).plan
+    assert [c.node.op for c in plan.expensive] == ["tanh"]
+
+
 def test_a_cluster_holds_a_long_row_of_several_arrays():
     """Where no block of 256 threads has room, larger blocks have: else the row would be read twice."""
     more = ', u: "bfloat16[..., N]"'

@@ -116,17 +116,22 @@ def once(flat: Flat) -> Flat:
     seen: dict[object, Step] = {}
     steps = []
     for step in flat.steps:
-        inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
-        own = replace(step, inputs=inputs)
+        own = _on(step, same)
         if step.inner or step.name in BODIES or has_effects(step):
             steps.append(own)
             continue
-        key = (step.name, inputs, tuple(sorted((k, str(v)) for k, v in step.params.items())))
+        key = (step.name, own.inputs, tuple(sorted((k, str(v)) for k, v in step.params.items())))
         first = seen.setdefault(key, own)
         if first is own:
             steps.append(own)
         same |= zip(step.outputs, first.outputs, strict=True)
     return Flat(flat.inputs, tuple(steps), tuple(same.get(v, v) if isinstance(v, Value) else v for v in flat.outputs))
+
+
+def _on(step: Step, same: Mapping[Value, Value]) -> Step:
+    """A step on other values, as are the steps within it."""
+    inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
+    return replace(step, inputs=inputs, inner=tuple(_on(s, same) for s in step.inner))
 
 
 def _factors_apart(flat: Flat) -> Flat:

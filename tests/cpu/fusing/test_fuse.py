@@ -317,6 +317,19 @@ def test_log_probabilities_of_labels_are_one_chain():
     assert "log_softmax(x1, axis=N)" in chain.chain and chain.fused < logits.nbytes + 4 * label.nbytes
 
 
+def test_a_function_with_a_derivative_of_its_own_takes_what_was_computed_before():
+    """Both take -x, which is computed once."""
+
+    def norm(x):
+        y = jnp.tanh(-x) + jax.nn.softplus(-x) * -x
+        return y * jax.lax.rsqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + 1e-6)
+
+    x = jnp.linspace(-2, 2, 64 * 128).reshape(64, 128)
+    fused = codegen.fuse(norm)
+    np.testing.assert_allclose(fused(x), norm(x), rtol=1e-5, atol=1e-6)
+    assert len(fused.report) == 1
+
+
 def test_what_xla_computes_where_it_is_used_is_no_saving():
     """The norm is written for the op alone: the sort is the caller's, the cosine is within the kernel of its sum."""
 

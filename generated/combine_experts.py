@@ -40,38 +40,35 @@ def combine_experts_reference(residual, y, weight, token):
     return out
 
 
-def combine_experts_stage1_chain(y, weight):
+def combine_experts_stage1_chain(weight):
     """The chain, on one vector of each operand."""
-    out_added = y * weight
+    out_added = weight
     return out_added
 
 
 @cute.kernel
 def combine_experts_stage1_kernel(
-    mY: cute.Tensor,  # (E, D) T
-    mWeight: cute.Tensor,  # (E) float32
-    mOutAdded: cute.Tensor,  # (E, D) float32
+    mWeight: cute.Tensor,  # (rows, cols) float32
+    mOutAdded: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
 ):
     at = flat.vector(how, mOutAdded.shape)  # this thread's elements, which lie next to each other in the outputs
-    iE, _ = at.axes
     if at.valid > 0:
-        rY, rWeight = at.load(mY, flat.read(mWeight, (iE,)))
-        out_added = combine_experts_stage1_chain(device.floats(rY), device.floats(rWeight))
+        rWeight, = at.load(mWeight)
+        out_added = combine_experts_stage1_chain(device.floats(rWeight))
         at.store(out_added.to(mOutAdded.element_type), mOutAdded)
 
 
 @cute.jit
 def combine_experts_stage1_launch(
-    stream: cuda.CUstream, mY: cute.Tensor, mWeight: cute.Tensor, mOutAdded: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mWeight: cute.Tensor, mOutAdded: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    combine_experts_stage1_kernel(mY, mWeight, mOutAdded, how).launch(**flat.grid(how, mOutAdded.shape, stream))
+    combine_experts_stage1_kernel(mWeight, mOutAdded, how).launch(**flat.grid(how, mOutAdded.shape, stream))
 
 
-def combine_experts_stage1_xla(y, weight):
+def combine_experts_stage1_xla(weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    out_added = y * weight
+    out_added = weight
     return out_added
 
 

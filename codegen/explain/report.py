@@ -294,7 +294,9 @@ def moved_bytes(op: Op, binding: Binding, shape: Shape) -> int:
     moved = sum(n // spacing_of(op, i, shape) for i, n in enumerate(found))
     for sums in op.plan.summed if isinstance(op.plan, Staged) else ():  # values, indices, and the table twice
         table = op.spec.array(sums.at.table)
-        own = [(sums.values, sums.values.dtype), (op.spec.array(sums.at.index), ""), (table, ""), (table, "")]
+        given = sums.values in op.spec.inputs
+        own = [(sums.values, "" if given else sums.values.dtype), (op.spec.array(sums.at.index), "")]
+        own += [(table, ""), (table, ""), *([(sums.factors, sums.factors.dtype)] if sums.factors else [])]
         moved += sum(array_bytes(a, shape, dtype or binding.dtype(a)) for a, dtype in own)
     return moved
 

@@ -339,7 +339,7 @@ class StagedWords:
         made = {a.name for stage in self.plan.stages for a in stage.spec.outputs}
         waits = dict.fromkeys(a.name for stage in self.plan.stages for a in stage.spec.inputs if a.name in made)
         sums = "".join(
-            f"; then {s.values.name} is summed by {s.at.index} into {s.output}, in a fixed order"
+            f"; then {s.values.name}{f' * {s.factors.name}' if s.factors else ''} is summed by {s.at.index} into {s.output}, in a fixed order"
             if s.at.how == "add"
             else f"; then XLA's scatter writes the {s.at.how} of {s.values.name} by {s.at.index} into {s.output}"
             for s in self.plan.summed

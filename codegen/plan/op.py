@@ -44,12 +44,14 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Summed:
-    """An output of `put` that is a table with which floats are combined by index, mostly added to it: the array of floats that stages
-    write, and where they are combined."""
+    """An output of `put` that is a table with which floats are combined by index, mostly added to it: an input or the array of floats
+    that stages write, and where they are combined. Floats that are added may be multiplied by factors, which stages write for each
+    index."""
 
     output: str
     values: Array
     at: Put
+    factors: Array | None = None
 
 
 @dataclass(frozen=True)

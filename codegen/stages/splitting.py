@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Call, Leaf, Statement, put_inputs, topological
+from codegen.graph.nodes import Call, Leaf, Node, Put, Statement, put_inputs, topological
 from codegen.language.chain import written_axes
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.op import Summed
@@ -60,13 +60,19 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
     summed = list[Summed]()
     for statement in spec.read.statements:
         if statement.at is not None and statement.at.apart:
-            axes = written_axes(spec, outputs[statement.name], statement.at)
+            axes, value = written_axes(spec, outputs[statement.name], statement.at), statement.value
+            array, factor = _scaled_input(spec, value, axes, statement.at)
+            if factor is not None:
+                axes, value = tuple(a for a in axes if a in spec.array(statement.at.index).axes), factor
             dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
-            dtype = str(statement.value.attr) if statement.value.op == "cast" else spec.compute
-            values = Array(fresh(taken, f"{statement.name}_added"), dtype, dims)
-            outputs[statement.name] = values
-            summed.append(Summed(statement.name, values, statement.at))
-            statement = replace(statement, name=values.name, at=None)
+            dtype = str(value.attr) if value.op == "cast" else spec.compute
+            written = Array(fresh(taken, f"{statement.name}_added"), dtype, dims)
+            outputs[statement.name] = written
+            if array is None:
+                summed.append(Summed(statement.name, written, statement.at))
+            else:
+                summed.append(Summed(statement.name, array, statement.at, written))
+            statement = replace(statement, name=written.name, value=value, at=None)
         statements.append(statement)
     names = {a.name for a in outputs.values()}
     assigned = [s for s in statements if s.name in names]
@@ -74,6 +80,20 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
     own = replace(spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
     made = restricted(own, spec.source.path, assigned, [*outputs.values()], [], called, {}, spec.read.graph.calls)
     return made, tuple(summed)
+
+
+def _scaled_input(spec: Spec, value: Node, axes: tuple[str, ...], at: Put) -> tuple[Array | None, Node | None]:
+    """The input whose rows are added to a table's, and the factor of each row; None where what is added is no such product."""
+    if value.op != "mul" or at.how != "add":
+        return None, None
+    index = spec.array(at.index).axes
+    for own, factor in (value.args, value.args[::-1]):
+        if not isinstance(own.attr, Leaf) or own.op != "input" or own.kind != "float" or own.attr.part is not None:
+            continue
+        array = spec.array(own.attr.name)
+        if array.default is None and {*array.axes} == {*axes} and {*factor.dims} <= {*index} < {*axes}:
+            return array, factor
+    return None, None
 
 
 def only(spec: Spec, names: Collection[str]) -> Spec:

@@ -36,11 +36,15 @@ class Rows:
     tensor: cute.Tensor
     begin: Int64  # the place of the first row's columns
     order: Any  # the number of each row (a cute.Tensor), or None where they are in order
+    factors: Any  # of each row, by its number (a cute.Tensor), or None
 
-    def place(self, row: Int32) -> Int64:
+    def number(self, row: Int32) -> Int32:
+        """The number of a row."""
+        return row if self.order is None else self.order[row]
+
+    def place(self, number: Int32) -> Int64:
         """Where the columns of a row are."""
-        found = row if self.order is None else self.order[row]
-        return self.begin + Int64(found) * self.tensor.shape[2]
+        return self.begin + Int64(number) * self.tensor.shape[2]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Levels:
     """All rows that a sum may read."""
 
     values: cute.Tensor
+    factors: Any
     order: Any
     parts: Any
     count: Int32  # how many rows there are in order
@@ -67,7 +72,8 @@ class Levels:
         """The rows of a level."""
         tensor = self.values if level == 0 else self.parts
         first = Int64(own.outer) * tensor.shape[1] + (self.first(level, how) if level else 0)
-        return Rows(tensor, first * tensor.shape[2] + own.column, self.order if level == 0 else None)
+        begin = first * tensor.shape[2] + own.column
+        return Rows(tensor, begin, None, None) if level else Rows(tensor, begin, self.order, self.factors)
 
 
 def _tiles(extent: Int32, size: int) -> Int32:
@@ -101,7 +107,7 @@ def sum_of(values: cute.Tensor, how: SumLaunch) -> cute.Tensor:
     return found
 
 
-def _loaded(src: cute.Tensor, place: Int64, there: Boolean, how: SumLaunch) -> cute.Tensor:
+def loaded(src: cute.Tensor, place: Int64, there: Boolean, how: SumLaunch) -> cute.Tensor:
     """Registers with a vector, or zeros."""
     if how.vec * src.element_type.width % 32 == 0:
         return vectors.load(src, place, cutlass.select_(there, Int32(how.vec), Int32(0)), how.vec, False)
@@ -119,12 +125,16 @@ def _load_if(there: Boolean, src: cute.Tensor, place: Int64, dst: cute.Tensor) -
 
 def _add(sums: cute.Tensor, rows: Rows, first: Int32, end: Int32, how: SumLaunch) -> None:
     """Add the next `how.at_once` rows, or those before the end. All are loaded before the first is added."""
-    numbers = [first + i for i in range(how.at_once)]
-    places = [rows.place(cutlass.select_(n < end, n, first)) for n in numbers]
-    loaded = [_loaded(rows.tensor, at, n < end, how) for at, n in zip(places, numbers, strict=True)]
+    at = [first + i for i in range(how.at_once)]
+    numbers = [rows.number(cutlass.select_(i < end, i, first)) for i in at]
+    factors = [None if rows.factors is None else rows.factors[number] for number in numbers]
+    values = [loaded(rows.tensor, rows.place(number), i < end, how) for i, number in zip(at, numbers, strict=True)]
     total = sums.load()
-    for x in loaded:
-        total = total + x.load().to(sums.element_type)
+    for i, x, factor in zip(at, values, factors, strict=True):
+        term = x.load().to(sums.element_type)
+        if factor is not None:  # a row past the end has zeros, and the first row's factor, which may be infinite
+            term = term * cutlass.select_(i < end, sums.element_type(factor), sums.element_type(0))
+        total = total + term
     sums.store(total)
 
 

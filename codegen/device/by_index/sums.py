@@ -9,6 +9,7 @@ chunks, its rows after the last whole chunk. The order of the sum depends on the
 
 Values are (outer, row, column). Where there are fewer of them than keys, neighbouring keys have the same values. The result is (outer,
 key, column). Sums of chunks are (outer, chunk, column), those of all levels one after the other. A thread sums `how.vec` columns of a key or a chunk.
+Where rows have factors, each row is multiplied by its own before it is added. Where sums are added to an array, its elements come last.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ from cutlass import Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from codegen.device import access, vectors
-from codegen.device.by_index.rows import Levels, Vectors, add_levels, add_range, grid, sum_of, vectors_of
+from codegen.device.by_index.rows import Levels, Vectors, add_levels, add_range, grid, loaded, sum_of, vectors_of
 from codegen.shared import WARP, SumLaunch
 
 XLA_SORTED = SumLaunch(1, False, 32)
 WARPS = 32  # of a block that sorts: it has a row for each lane
 
 
-def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vectors, how: SumLaunch) -> None:
+def _store(sums: cute.Tensor, dst: cute.Tensor, row: Int32, own: Vectors, how: SumLaunch, mInto: Any = None) -> None:
+    """Write a sum, with the elements of `mInto` at its place."""
     place = (Int64(own.outer) * dst.shape[1] + row) * dst.shape[2] + own.column
+    if mInto is not None:
+        sums.store(sums.load() + loaded(mInto, place, cutlass.Boolean(True), how).load().to(sums.element_type))
     values = access.registers_of(sums.load().to(dst.element_type), dst, how.vec)
     vectors.store(values, dst, place, Int32(how.vec), False)
 
@@ -152,13 +156,13 @@ def _sum_of_chunk(
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr,
 ) -> None:
-    """Sum a chunk of a level; zeros if its rows have several keys."""
+    """Sum a chunk of a level, if its rows have one key: no key takes another chunk."""
     chunk = own.first
     if chunk < own.rows:
         sums, each = sum_of(levels.values, how), how.chunk**level
         if keys[chunk * each] == keys[chunk * each + (each - 1)]:
             add_range(sums, levels.rows(level - 1, own, how), chunk * how.chunk, (chunk + 1) * how.chunk, how)
-        _store(sums, levels.parts, levels.first(level, how) + chunk, own, how)
+            _store(sums, levels.parts, levels.first(level, how) + chunk, own, how)
 
 
 @cute.kernel
@@ -167,26 +171,32 @@ def chunks_kernel(
     mKeys: cute.Tensor,  # (N,)
     mWork: cute.Tensor,
     mValues: cute.Tensor,  # (outer, N, C)
+    mFactors: cute.Tensor | None,  # (N,)
     mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor,  # (outer, chunks of all levels, C)
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr[SumLaunch],
 ) -> None:
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels = Levels(mValues, rows.numbers, mParts, rows.rows)
+    levels = Levels(mValues, mFactors, rows.numbers, mParts, rows.rows)
     own = vectors_of(mParts, levels.chunks(level, how), 1, how)
     _sum_of_chunk(own, rows.own_keys, levels, level, how)
 
 
 @cute.jit
 def _zeros(
-    own: cutlass.Constexpr, step: cutlass.Constexpr[int], starts: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr
+    own: cutlass.Constexpr,
+    step: cutlass.Constexpr[int],
+    starts: cute.Tensor,
+    mY: cute.Tensor,
+    mInto: cute.Tensor | None,
+    how: cutlass.Constexpr,
 ) -> None:
-    """Write zeros where a key has no rows."""
+    """Write the sum of no rows where a key has none."""
     row = own.row(step)
     if row < own.rows:
         if starts[row] == starts[row + 1]:
-            _store(sum_of(mY, how), mY, row, own, how)
+            _store(sum_of(mY, how), mY, row, own, how, mInto)
 
 
 @cute.jit
@@ -195,6 +205,7 @@ def _sum_of_key(
     own: cutlass.Constexpr,
     starts: cute.Tensor,
     mY: cute.Tensor,
+    mInto: cute.Tensor | None,
     levels: cutlass.Constexpr,
     how: cutlass.Constexpr,
 ) -> None:
@@ -203,7 +214,7 @@ def _sum_of_key(
         if first < end:
             sums = sum_of(levels.values, how)
             add_levels(sums, levels, 0, own, first, end, how)
-            _store(sums, mY, row, own, how)
+            _store(sums, mY, row, own, how, mInto)
 
 
 @cute.kernel
@@ -212,17 +223,19 @@ def keys_kernel(
     mKeys: cute.Tensor,  # (N,)
     mWork: cute.Tensor,
     mValues: cute.Tensor,  # (outer, N, C)
+    mFactors: cute.Tensor | None,  # (N,)
+    mInto: cute.Tensor | None,  # (outer, K, C)
     mY: cute.Tensor,  # (outer, K, C)
     mParts: cute.Tensor | None,  # (outer, chunks of all levels, C)
     how: cutlass.Constexpr[SumLaunch],
 ) -> None:
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
-    levels, starts = Levels(mValues, rows.numbers, mParts, rows.rows), rows.starts
+    levels, starts = Levels(mValues, mFactors, rows.numbers, mParts, rows.rows), rows.starts
     own = vectors_of(mY, rows.keys, how.steps, how)
     for step in cutlass.range_constexpr(how.steps):  # of many keys most have none: these wait for nothing
-        _zeros(own, step, starts, mY, how)
+        _zeros(own, step, starts, mY, mInto, how)
     for step in cutlass.range(how.steps):
-        _sum_of_key(own.row(step), own, starts, mY, levels, how)
+        _sum_of_key(own.row(step), own, starts, mY, mInto, levels, how)
 
 
 @cute.jit
@@ -231,6 +244,8 @@ def sum_by_index_launch(
     mOrder: cute.Tensor | None,  # where XLA has sorted the rows
     mKeys: cute.Tensor,
     mValues: cute.Tensor,
+    mFactors: cute.Tensor | None,  # of the rows, by their numbers
+    mInto: cute.Tensor | None,  # what the sums are added to
     mY: cute.Tensor,
     mWork: cute.Tensor,
     mParts: cute.Tensor | None = None,  # where there are levels
@@ -247,10 +262,10 @@ def sum_by_index_launch(
     starts_kernel(mOrder, mKeys, mWork, mValues, mY, how).launch(grid=(blocks, 1, 1), **block)
     of_chunks = how.of_chunks
     for level in cutlass.range_constexpr(1, how.levels + 1):
-        chunks = Levels(mValues, None, mParts, rows).chunks(level, how)
-        chunks_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, level, of_chunks).launch(
+        chunks = Levels(mValues, None, None, mParts, rows).chunks(level, how)
+        chunks_kernel(mOrder, mKeys, mWork, mValues, mFactors, mY, mParts, level, of_chunks).launch(
             **grid(mParts, chunks, 1, of_chunks, stream)
         )
-    keys_kernel(mOrder, mKeys, mWork, mValues, mY, mParts, how).launch(
+    keys_kernel(mOrder, mKeys, mWork, mValues, mFactors, mInto, mY, mParts, how).launch(
         **grid(mY, Int32(mY.shape[1]), how.steps, how, stream)
     )

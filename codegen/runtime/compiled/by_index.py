@@ -16,7 +16,7 @@ from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import current_arch
 from codegen.shared import SumLaunch, TallyLaunch
 
-NAMES = ["order", "keys", "values", "sums", "the order of keys", "sums of chunks"]
+NAMES = ["order", "keys", "values", "factors", "into", "sums", "the order of keys", "sums of chunks"]
 FOUR = 4  # of a vector of keys
 
 
@@ -25,17 +25,26 @@ def sizes(keys: jax.Array, values: jax.Array, rows: int, result: str) -> Sums:
     return Sums.of(keys.shape[0], values.shape, values.dtype.name, rows, result)
 
 
-def kernel_call(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> LauncherCall:
+def kernel_call(
+    keys: jax.Array,
+    values: jax.Array,
+    rows: int,
+    result: str,
+    clamp: bool = False,
+    factors: jax.Array | None = None,
+    into: jax.Array | None = None,
+) -> LauncherCall:
     """The call of the kernels: `values` (outer, M, columns) summed by their `keys` (N,), to (outer, rows, columns) in the dtype `result`.
     N is a multiple of M: N / M neighbouring keys share one row of values. A key of `rows` or more adds to no row, unless a kernel with
-    tables is to `clamp` it."""
+    tables is to `clamp` it. Kernels without tables take `factors` (N,) of the rows, if each key has its own, and add the sums to `into`."""
     own = sizes(keys, values, rows, result)
     how = own.launch()
     assert how is not None
     if isinstance(how, TallyLaunch):
+        assert factors is None and into is None
         return _tallied(keys, values, own, replace(how, clamp=clamp))
-    assert not clamp
-    return _in_order(keys, values, rows, own, how)
+    assert not clamp and (factors is None or keys.shape[0] == values.shape[1])
+    return _in_order(keys, values, factors, into, rows, own, how)
 
 
 def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) -> LauncherCall:
@@ -54,7 +63,15 @@ def _tallied(keys: jax.Array, values: jax.Array, own: Sums, how: TallyLaunch) ->
     return LauncherCall(launch, (keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants))
 
 
-def _in_order(keys: jax.Array, values: jax.Array, rows: int, own: Sums, how: SumLaunch) -> LauncherCall:
+def _in_order(
+    keys: jax.Array,
+    values: jax.Array,
+    factors: jax.Array | None,
+    into: jax.Array | None,
+    rows: int,
+    own: Sums,
+    how: SumLaunch,
+) -> LauncherCall:
     """The call of kernels that read rows in the order of their keys."""
     from codegen.device.by_index.sums import sum_by_index_launch
 
@@ -70,31 +87,40 @@ def _in_order(keys: jax.Array, values: jax.Array, rows: int, own: Sums, how: Sum
     def wide(shape: tuple[int, ...], dtype: str) -> Tensor:
         return Tensor(shape, dtype, (1, 1, math.lcm(vec, how.chunk_vec)), min(WIDEST, vec * DTYPES[dtype].size))
 
-    def numbers(size: int, vec: int = 1) -> Tensor:
-        return Tensor((size,), "int32", (vec,), 4 * vec)
+    def numbers(size: int, vec: int = 1, dtype: str = "int32") -> Tensor:
+        return Tensor((size,), dtype, (vec,), DTYPES[dtype].size * vec)
 
-    outputs = [wide((values.shape[0], rows, values.shape[2]), result), numbers(words)]
+    written = (values.shape[0], rows, values.shape[2])
+    outputs = [wide(written, result), numbers(words)]
     if how.levels:
         outputs.append(wide((values.shape[0], _chunks(count, how), values.shape[2]), own.compute))
-    inputs = numbers(count), numbers(keys.shape[0], FOUR if how.ranks else 1), wide(values.shape, own.dtype)
-    shapes = tuple(t.shape for t in outputs)
-    return LauncherCall(
-        sum_by_index_launch, (order, keys, values), inputs, tuple(outputs), shapes, how, dict(how.constants)
+    inputs = (
+        numbers(count),
+        numbers(keys.shape[0], FOUR if how.ranks else 1),
+        wide(values.shape, own.dtype),
+        numbers(count, dtype="float32" if factors is None else factors.dtype.name),
+        wide(written, result if into is None else into.dtype.name),
     )
+    shapes, operands = tuple(t.shape for t in outputs), (order, keys, values, factors, into)
+    return LauncherCall(sum_by_index_launch, operands, inputs, tuple(outputs), shapes, how, dict(how.constants))
 
 
-def launched(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> jax.Array:
+def launched(
+    keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False, **more: jax.Array
+) -> jax.Array:
     """The sums, by the kernels on a GPU. Raises ValueError where no architecture is known."""
     arch = current_arch()
     if arch is None:
         raise ValueError("sums by index: CUTE_DSL_ARCH must say which GPU to compile for, as in sm_90a")
-    return kernel_call(keys, values, rows, result, clamp).launched(arch, {})[0]
+    return kernel_call(keys, values, rows, result, clamp, **more).launched(arch, {})[0]
 
 
-def interpreted_sums(keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False) -> jax.Array:
+def interpreted_sums(
+    keys: jax.Array, values: jax.Array, rows: int, result: str, clamp: bool = False, **more: jax.Array
+) -> jax.Array:
     """The same, interpreted on the CPU."""
-    call = kernel_call(keys, values, rows, result, clamp)
-    names = NAMES[1:4] + NAMES[5:] if isinstance(call.how, TallyLaunch) else NAMES
+    call = kernel_call(keys, values, rows, result, clamp, **more)
+    names = [NAMES[i] for i in (1, 2, 5, 7)] if isinstance(call.how, TallyLaunch) else NAMES
     return call.interpreted(interpreted.architecture(), names[: len(call.inputs) + len(call.outputs)], 1, {})[0]
 
 

@@ -16,19 +16,26 @@ from codegen.runtime.sharding.partition import entries, is_one_shard, mesh_of
 from codegen.runtime.xla.scatter import clamped
 
 Entry = tuple[str, ...]  # the mesh axes of a dimension
-Local = Callable[[jax.Array, jax.Array, int, str, bool], jax.Array]
+Local = Callable[..., jax.Array]  # of keys, values, the number of rows, a dtype and whether to clamp
 
 
 def partitioned_sums(
-    local: Local, axes: int, between: int, rows: int, compute: str, result: str, clamp: bool = False
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    local: Local,
+    axes: int,
+    between: int,
+    rows: int,
+    compute: str,
+    result: str,
+    clamp: bool = False,
+    more: tuple[str, ...] = (),
+) -> Callable[..., jax.Array]:
     """A function of keys and values (outer, ..., columns) that may be sharded, which returns sums (outer, rows, columns) in the dtype
     `result`. The keys have `axes` axes; the first `between` of them are the values' axes between the outer axis and the columns.
     `local` computes the sums on one device, for a number of rows and a dtype; partial results are in `compute`. It is told whether to `clamp`
-    keys that are out of range."""
+    keys that are out of range. `more` are the names of further operands: "factors", of the keys' shape, and "into", of the result's."""
 
-    def one_device(keys: jax.Array, values: jax.Array) -> jax.Array:
-        return local(keys, values, rows, result, clamp)
+    def one_device(keys: jax.Array, values: jax.Array, *others: jax.Array) -> jax.Array:
+        return local(keys, values, rows, result, clamp, **dict(zip(more, others, strict=True)))
 
     def partition(mesh: Any, operands: Any, result_: Any) -> Any:
         results = (result_,)
@@ -42,37 +49,46 @@ def partitioned_sums(
             used.update(kept)
             return kept
 
-        shape, given = operands[1].shape, [entries(x, mesh) for x in (*operands, *results)]
+        shape, given = operands[1].shape, [entries(x, mesh) for x in (*operands[:2], *results)]
         terms = [own(given[1][1 + i] or given[0][i], shape[1 + i]) for i in range(between)]
         across = [own(given[1][i] or given[2][i], shape[i]) for i in (0, -1)]
         of_rows, summed = own(given[2][1], rows), tuple(axis for entry in terms for axis in entry)
 
-        def shard(keys: jax.Array, values: jax.Array) -> jax.Array:
+        def shard(keys: jax.Array, values: jax.Array, *others: jax.Array) -> jax.Array:
+            named = dict(zip(more, others, strict=True))
+            into = named.pop("into", None) if summed else None
             left = rows // math.prod(mesh.shape[axis] for axis in of_rows)
             if of_rows:
                 keys = clamped(keys, rows) if clamp else keys
                 keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * left
                 keys = jnp.where((keys < 0) | (keys >= left), jnp.asarray(left, keys.dtype), keys)
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                found = local(keys, values, left, compute if summed else result, clamp and not of_rows)
-            return jax.lax.psum(found, summed).astype(result) if summed else found
+                found = local(keys, values, left, compute if summed else result, clamp and not of_rows, **named)
+            found = jax.lax.psum(found, summed) if summed else found
+            return (found if into is None else found + into).astype(result)
 
         def placed(*axes: Sequence[str]) -> NamedSharding:
             return NamedSharding(mesh, PartitionSpec(*(tuple(a) or None for a in axes)))
 
-        inputs = placed(*terms, *((),) * (len(given[0]) - between)), placed(across[0], *terms, across[1])
-        return mesh, shard, placed(across[0], of_rows, across[1]), inputs
+        own_keys, written = placed(*terms, *((),) * (len(given[0]) - between)), placed(across[0], of_rows, across[1])
+        others = (own_keys if name == "factors" else written for name in more)
+        return mesh, shard, written, (own_keys, placed(across[0], *terms, across[1]), *others)
 
     function = custom_partitioning(one_device)
     names = [f"n{i}" for i in range(axes)]
     kept, alike = names[:between], names[between:]
-    rule: dict[str, Any] = {"sharding_rule": f"{' '.join(names)}, o {' '.join(kept)} c -> o r c"}
+    operands = [
+        " ".join(names),
+        f"o {' '.join(kept)} c",
+        *(" ".join(names) if n == "factors" else "o r c" for n in more),
+    ]
+    rule: dict[str, Any] = {"sharding_rule": f"{', '.join(operands)} -> o r c"}
     if alike:
         rule["need_replication_factors"] = tuple(alike)
     function.def_partition(partition, reduction_factors=tuple(kept), decode_shardings=False, **rule)
 
-    def run(keys: jax.Array, values: jax.Array) -> jax.Array:
-        found: jax.Array = one_device(keys, values) if is_one_shard() else function(keys, values)
+    def run(*operands: jax.Array) -> jax.Array:
+        found: jax.Array = one_device(*operands) if is_one_shard() else function(*operands)
         return found
 
     return run

@@ -30,7 +30,7 @@ Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..."
 
 Summing = Callable[
     ..., jax.Array
-]  # `sums_by_index`: keys, values (outer, ..., columns), the number of rows, a dtype, whether to clamp
+]  # `sums_by_index`: keys, values (outer, ..., columns), the number of rows, a dtype, whether to clamp, factors, what is added to
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Taken:
     values: jax.Array
     values_axes: tuple[str, ...]
     clamped: bool = True  # whether an index out of range is clamped; else it adds nothing
+    factors: jax.Array | None = None  # of the gradients, with the index's axes
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Rows:
         jax.Array, tuple[str, ...]
     ]  # the gradients before they are divided, and the axes by whose sizes they are
     clamp: bool  # whether the keys are the index as it is, of any integer type: out of range it is the nearest key
+    factors: jax.Array | None = None  # of the values, with the keys' axes
 
 
 def table_gradient(
@@ -74,13 +76,15 @@ def table_gradient(
     found: dict[int | None, list[jax.Array]] = {part: [] for part in output_parts(array)}
     compute = "float64" if any(t.values.dtype == "float64" for t in taken) else "float32"
     for part, parts_of in found.items():
-        if so_far is not None:
-            parts_of.append(named_axes(array, so_far, axes, part))
+        before = None if so_far is None else named_axes(array, so_far, axes, part)
         rows = [_rows((names, shape), t, axes, t.how.index in given) for t in taken if t.how.part == part]
         joined = rows if _apart((names, shape), rows, compute) else _joined([_within((names, shape), r) for r in rows])
-        whole = len(joined) == 1 and not parts_of  # nothing is added: the sums may have the table's dtype at once
-        for own in joined:
-            parts_of.append(_summed_rows((names, shape), own, summed, table.dtype if whole else compute))
+        fits = before is None or jnp.promote_types(before.dtype, compute) == compute
+        if len(joined) == 1 and fits:  # nothing else is added: the sums may have the table's dtype at once
+            parts_of.append(_summed_rows((names, shape), joined[0], summed, table.dtype, before))
+            continue
+        parts_of += [before] if before is not None else []
+        parts_of += [_summed_rows((names, shape), own, summed, compute) for own in joined]
     made = {p: functools.reduce(jnp.add, own) if own else jnp.zeros(shape, compute) for p, own in found.items()}
     return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
 
@@ -96,7 +100,10 @@ def combined(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: S
     if how.at.how != "add":
         return store(_extremes(spec, how, wide, values.astype(wide.dtype), index), table.dtype)
     scattered = Scattered(how.values.name, how.at.table, None, how.at.index, how.at.axis)
-    taken = Taken(scattered, index, spec.array(how.at.index), values, how.values.axes, clamped=False)
+    factors = None if how.factors is None else arrays[how.factors.name]
+    taken = Taken(scattered, index, spec.array(how.at.index), values, how.values.axes, False, factors)
+    if table.dtype in ("float32", "bfloat16", "float16"):  # what a kernel rounds as `store` does
+        return table_gradient(spec, table, table, [taken], summed)
     return store(table_gradient(spec, wide, wide, [taken], summed), table.dtype)
 
 
@@ -126,7 +133,8 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     index_names = _each(taken.index_array.axes, index.ndim)
     own = [a for a in value_names if a in index_names]
     alike = [a for a in index_names if a not in own]  # along these, all have the same gradient
-    index = index.transpose([index_names.index(a) for a in (*own, *alike)])
+    order = [index_names.index(a) for a in (*own, *alike)]
+    index, factors = index.transpose(order), None if taken.factors is None else taken.factors.transpose(order)
     begin = value_names.index(own[0]) if own else 0
     if value_names[begin : begin + len(own)] != own:
         whole = [a for a in names if a != taken.how.axis and a not in own]
@@ -148,6 +156,7 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
         tuple(columns),
         (taken.values, taken.how.divided),
         clamp,
+        factors,
     )
 
 
@@ -218,8 +227,14 @@ def _after(first: _Rows, second: _Rows) -> _Rows:
     return replace(first, keys=jnp.concatenate(pairs[0]), values=jnp.concatenate(pairs[1], 1))
 
 
-def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed: Summing, dtype: Any) -> jax.Array:
-    """The sums of rows, in the shape of a table with these axes, as names and sizes."""
+def _summed_rows(
+    table: tuple[Sequence[str], Sequence[Any]],
+    rows: _Rows,
+    summed: Summing,
+    dtype: Any,
+    before: jax.Array | None = None,
+) -> jax.Array:
+    """The sums of rows, in the shape of a table with these axes, as names and sizes; and what the table had `before`."""
     size_of = dict(zip(*table, strict=True))
     picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
     order, places = [*rows.outer, *picked, *rows.columns], _places_of(table, rows)
@@ -227,7 +242,12 @@ def _summed_rows(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows, summed
         raise ValueError(
             f"a table of {places} places that an index may take has no gradient: there may be {MOST_PLACES}"
         )
-    found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name, clamp=rows.clamp)
+    if before is not None:
+        before = before.transpose([table[0].index(a) for a in order]).reshape(
+            rows.values.shape[0], places, rows.values.shape[-1]
+        )
+    more = {name: x for name, x in {"factors": rows.factors, "into": before}.items() if x is not None}
+    found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name, clamp=rows.clamp, **more)
     return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table[0]])
 
 

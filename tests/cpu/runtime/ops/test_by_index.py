@@ -78,6 +78,55 @@ def test_the_order_of_a_sum(small):
     assert got[0, 1, 0] == (total + x[20]) + x[21]
 
 
+def scaled(places, values, factors, into):
+    """Sums of rows that are multiplied before; they are added to an array."""
+    return expected(places, np.asarray(values, np.float64) * factors[:, None], into.shape[1]) + into
+
+
+def with_factors(case):
+    """A case's arrays, with factors of the rows, and what the sums are added to."""
+    places, values = made(case)
+    random = np.random.default_rng(1)
+    return places, values, random.standard_normal(case[1]), random.standard_normal((case[0], case[3], case[2]))
+
+
+@pytest.mark.parametrize("name", ["few", "one_column", "narrow"])
+@pytest.mark.parametrize("implementation", ["interpret", "xla"])
+def test_rows_with_factors_are_added_to_an_array(name, implementation, small):
+    keys, result = CASES[name][3], CASES[name][5]
+    places, values, factors, into = with_factors(CASES[name])
+    factors, into = jnp.asarray(factors, "float32"), jnp.asarray(into, result)
+    got = sums_by_index(implementation, jnp.asarray(places), values, keys, result, factors=factors, into=into)
+    error = max(2.0**-20, 2 * float(jnp.finfo(result).eps))
+    want = scaled(places, values, np.asarray(factors), np.asarray(into, np.float64))
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, error, 2 * error)
+
+
+def test_an_infinite_factor_is_of_its_own_row(small):
+    factors = jnp.ones(3).at[0].set(jnp.inf)
+    places, values = jnp.asarray([1, 1, 2]), jnp.ones((1, 3, 8))
+    got = sums_by_index("interpret", places, values, 4, "float32", factors=factors)
+    np.testing.assert_array_equal(got[0, :, 0], [0, jnp.inf, 1, 0])
+    got = sums_by_index("interpret", places, values.at[:, 0].set(-1), 4, "float32", factors=factors)
+    np.testing.assert_array_equal(got[0, :, 0], [0, -jnp.inf, 1, 0])
+
+
+def test_gradients_and_vmap_of_factors(small):
+    places, values, factors, into = (jnp.asarray(x) for x in with_factors(CASES["few"]))
+    slopes = jnp.cos(jnp.arange(7.0))[:, None] * jnp.ones(8)
+
+    def total(how, values, factors, into):
+        return (sums_by_index(how, places, values, 7, "float32", factors=factors, into=into) * slopes).sum()
+
+    taken = jnp.pad(slopes, ((0, 1), (0, 0)))[places]
+    found = jax.grad(total, (1, 2, 3))("interpret", values, factors, into)
+    for own, want in zip(found, (taken * factors[:, None], (taken * values).sum((0, 2)), slopes), strict=True):
+        np.testing.assert_allclose(own, jnp.broadcast_to(want, own.shape), 1e-5, 1e-5)
+    several = jnp.stack([factors, 2 * factors])
+    got = jax.vmap(lambda f: total("interpret", values, f, into))(several)
+    np.testing.assert_allclose(got, [total("xla", values, f, into) for f in several], 1e-5)
+
+
 TABLES = {  # the case; how many neighbouring keys have the same values; tables of a warp, and blocks
     "a table for each lane": ((1, 1000, 1, 5, "bfloat16", "float32", 4), 1, 32, 1),
     "several blocks, and columns": ((2, 4200, 3, 40, "float32", "bfloat16", 7), 2, 4, 5),
@@ -190,6 +239,39 @@ def test_sharded(keys, values, sums, each, found, clamp, monkeypatch):
     got = compiled(put_on(mesh, places, keys), put_on(mesh, x, values))
     places = np.clip(places, 0, 7) if clamp else places
     np.testing.assert_allclose(got, expected(places.reshape(-1), x, 8), 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "sums"),
+    [
+        (P(), P("a", None, "b"), P("a", None, "b")),
+        (P("a"), P(None, "a", "b"), P(None, None, "b")),
+        (P("b"), P(), P(None, "a")),
+    ],
+)
+def test_sharded_with_factors(keys, values, sums, monkeypatch):
+    """What the sums are added to is added once."""
+    mesh = make_mesh()
+
+    def launched(keys, values, rows, result, clamp, factors, into=None):
+        found = by_index._by_scatter(keys, values * factors[:, None], rows, result)
+        return found if into is None else found + into
+
+    monkeypatch.setattr(kernels, "launched", launched)
+    monkeypatch.setattr(plan, "TALLIED", 0)
+    monkeypatch.setattr(by_index, "choose", lambda cute, _, *operands, refuse: cute((False, False))(*operands))
+    by_index._mappable.cache_clear()
+    given = with_factors((4, 16, 4, 8, "float32", "float32", None))
+    places, x, factors, into = (np.asarray(v, np.float32) if v.dtype == float else np.asarray(v) for v in given)
+
+    def run(k, v, f, i):
+        got = sums_by_index("cute", k, v, 8, "float32", factors=f, into=i)
+        return jax.lax.with_sharding_constraint(got, jax.sharding.NamedSharding(mesh, sums))
+
+    arrays = zip((places, x, factors, into), (keys, values, keys, sums), strict=True)
+    got = jax.jit(run)(*(put_on(mesh, array, spec) for array, spec in arrays))
+    by_index._mappable.cache_clear()
+    np.testing.assert_allclose(got, scaled(places, x, factors, into), 1e-5, 1e-5)
 
 
 def test_export_with_a_symbolic_number_of_rows(monkeypatch):

@@ -42,34 +42,34 @@ def combine_experts_reference(residual, y, weight, token):
 
 def combine_experts_stage1_chain(weight):
     """The chain, on one vector of each operand."""
-    out_added = weight
-    return out_added
+    out_factors = weight
+    return out_factors
 
 
 @cute.kernel
 def combine_experts_stage1_kernel(
     mWeight: cute.Tensor,  # (rows, cols) float32
-    mOutAdded: cute.Tensor,  # (rows, cols) float32
+    mOutFactors: cute.Tensor,  # (rows, cols) float32
     how: cutlass.Constexpr[Launch],
 ):
-    at = flat.vector(how, mOutAdded.shape)  # this thread's elements, which lie next to each other in the outputs
+    at = flat.vector(how, mOutFactors.shape)  # this thread's elements, which lie next to each other in the outputs
     if at.valid > 0:
         rWeight, = at.load(mWeight)
-        out_added = combine_experts_stage1_chain(device.floats(rWeight))
-        at.store(out_added.to(mOutAdded.element_type), mOutAdded)
+        out_factors = combine_experts_stage1_chain(device.floats(rWeight))
+        at.store(out_factors.to(mOutFactors.element_type), mOutFactors)
 
 
 @cute.jit
 def combine_experts_stage1_launch(
-    stream: cuda.CUstream, mWeight: cute.Tensor, mOutAdded: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mWeight: cute.Tensor, mOutFactors: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    combine_experts_stage1_kernel(mWeight, mOutAdded, how).launch(**flat.grid(how, mOutAdded.shape, stream))
+    combine_experts_stage1_kernel(mWeight, mOutFactors, how).launch(**flat.grid(how, mOutFactors.shape, stream))
 
 
 def combine_experts_stage1_xla(weight):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    out_added = weight
-    return out_added
+    out_factors = weight
+    return out_factors
 
 
 def combine_experts_frozen_row_sum(dout_at_token, y, weight, token, size_s):

@@ -66,7 +66,8 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
                 axes, value = tuple(a for a in axes if a in spec.array(statement.at.index).axes), factor
             dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
             dtype = str(value.attr) if value.op == "cast" else spec.compute
-            written = Array(fresh(taken, f"{statement.name}_added"), dtype, dims)
+            what = "added" if factor is None else "factors"
+            written = Array(fresh(taken, f"{statement.name}_{what}"), dtype, dims)
             outputs[statement.name] = written
             if array is None:
                 summed.append(Summed(statement.name, written, statement.at))

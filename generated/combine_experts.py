@@ -29,6 +29,7 @@ SPEC = {
 rows = jnp.where(token < 0, residual.shape[0], token)
 out = residual.at[rows].add(y * weight[:, None], mode="drop")
 """,
+    "domain": {"token": "index(S)"},
     "bench": [{"S": 8192, "E": 65536, "D": 2048}],
 }
 

@@ -152,15 +152,17 @@ def starts_kernel(
 def _sum_of_chunk(
     own: cutlass.Constexpr,
     keys: cute.Tensor,
+    count: Int32,
     levels: cutlass.Constexpr,
     level: cutlass.Constexpr[int],
     how: cutlass.Constexpr,
 ) -> None:
-    """Sum a chunk of a level, if its rows have one key: no key takes another chunk."""
+    """Sum a chunk of a level, if its rows have one of so many keys: no sum takes another chunk."""
     chunk = own.first
     if chunk < own.rows:
         sums, each = sum_of(levels.values, how), how.chunk**level
-        if keys[chunk * each] == keys[chunk * each + (each - 1)]:
+        key = keys[chunk * each]
+        if key < count and key == keys[chunk * each + (each - 1)]:
             add_range(sums, levels.rows(level - 1, own, how), chunk * how.chunk, (chunk + 1) * how.chunk, how)
             _store(sums, levels.parts, levels.first(level, how) + chunk, own, how)
 
@@ -180,7 +182,7 @@ def chunks_kernel(
     rows = in_order(mOrder, mKeys, mWork, mValues, mY)
     levels = Levels(mValues, mFactors, rows.numbers, mParts, rows.rows)
     own = vectors_of(mParts, levels.chunks(level, how), 1, how)
-    _sum_of_chunk(own, rows.own_keys, levels, level, how)
+    _sum_of_chunk(own, rows.own_keys, rows.keys, levels, level, how)
 
 
 @cute.jit

@@ -59,9 +59,7 @@ def partitioned_sums(
             into = named.pop("into", None) if summed else None
             left = rows // math.prod(mesh.shape[axis] for axis in of_rows)
             if of_rows:
-                keys = clamped(keys, rows) if clamp else keys
-                keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * left
-                keys = jnp.where((keys < 0) | (keys >= left), jnp.asarray(left, keys.dtype), keys)
+                keys = _within(clamped(keys, rows) if clamp else keys, of_rows, left)
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
                 found = local(keys, values, left, compute if summed else result, clamp and not of_rows, **named)
             found = jax.lax.psum(found, summed) if summed else found
@@ -75,20 +73,27 @@ def partitioned_sums(
         return mesh, shard, written, (own_keys, placed(across[0], *terms, across[1]), *others)
 
     function = custom_partitioning(one_device)
-    names = [f"n{i}" for i in range(axes)]
-    kept, alike = names[:between], names[between:]
-    operands = [
-        " ".join(names),
-        f"o {' '.join(kept)} c",
-        *(" ".join(names) if n == "factors" else "o r c" for n in more),
-    ]
-    rule: dict[str, Any] = {"sharding_rule": f"{', '.join(operands)} -> o r c"}
-    if alike:
-        rule["need_replication_factors"] = tuple(alike)
-    function.def_partition(partition, reduction_factors=tuple(kept), decode_shardings=False, **rule)
+    rule = _rule(axes, between, more)
+    function.def_partition(partition, decode_shardings=False, **rule)
 
     def run(*operands: jax.Array) -> jax.Array:
         found: jax.Array = one_device(*operands) if is_one_shard() else function(*operands)
         return found
 
     return run
+
+
+def _within(keys: jax.Array, of_rows: Entry, rows: int) -> jax.Array:
+    """Keys among the `rows` of this device; `rows` where they are others'."""
+    keys = keys - jax.lax.axis_index(of_rows).astype(keys.dtype) * rows
+    return jnp.where((keys < 0) | (keys >= rows), jnp.asarray(rows, keys.dtype), keys)
+
+
+def _rule(axes: int, between: int, more: Sequence[str]) -> dict[str, Any]:
+    """Which axes of the operands and of the result are the same, and which are summed."""
+    names = [f"n{i}" for i in range(axes)]
+    kept, alike = tuple(names[:between]), tuple(names[between:])
+    keys = " ".join(names)
+    operands = [keys, f"o {' '.join(kept)} c", *(keys if name == "factors" else "o r c" for name in more)]
+    rule: dict[str, Any] = {"sharding_rule": f"{', '.join(operands)} -> o r c", "reduction_factors": kept}
+    return rule | ({"need_replication_factors": alike} if alike else {})

@@ -40,15 +40,7 @@ def partitioned_sums(
     def partition(mesh: Any, operands: Any, result_: Any) -> Any:
         results = (result_,)
         mesh = mesh_of(mesh, results)
-        used: set[str] = set()
-
-        def own(axes: Entry, size: int) -> Entry:
-            kept = tuple(axis for axis in axes if axis not in used)
-            while kept and size % math.prod(mesh.shape[axis] for axis in kept):
-                kept = kept[:-1]
-            used.update(kept)
-            return kept
-
+        own = _Unused(mesh)
         shape, given = operands[1].shape, [entries(x, mesh) for x in (*operands[:2], *results)]
         terms = [own(given[1][1 + i] or given[0][i], shape[1 + i]) for i in range(between)]
         across = [own(given[1][i] or given[2][i], shape[i]) for i in (0, -1)]
@@ -81,6 +73,22 @@ def partitioned_sums(
         return found
 
     return run
+
+
+class _Unused:
+    """Gives each mesh axis to one dimension."""
+
+    def __init__(self, mesh: Any):
+        self.mesh = mesh
+        self.used: set[str] = set()
+
+    def __call__(self, axes: Entry, size: int) -> Entry:
+        """Those of some axes that are left, and divide a size."""
+        kept = tuple(axis for axis in axes if axis not in self.used)
+        while kept and size % math.prod(self.mesh.shape[axis] for axis in kept):
+            kept = kept[:-1]
+        self.used.update(kept)
+        return kept
 
 
 def _within(keys: jax.Array, of_rows: Entry, rows: int) -> jax.Array:

@@ -165,8 +165,9 @@ class _Matcher:
         return q, k, pages
 
     def rows_of(self, q: Array, k: tuple[str, ...], contracted: str, column: str) -> tuple[str, tuple[str, ...]]:
-        """The axis of q's rows, and the batch axes. The rows are an axis that q has and k lacks. Of several such axes they are the
-        one that stands where k has its rows, after the same shared axes; and of several of these, the last."""
+        """The axis of q's rows, and the batch axes. The rows are an axis that q has and k lacks. If several axes are
+        possible, the rows are the one at the place of k's rows, after the same shared axes; of several of these, the
+        last."""
         own = [a for a in q.axes if a not in k]
         _demand(own)
 

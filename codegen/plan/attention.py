@@ -304,8 +304,8 @@ class Attention(AttentionPlan):
         return lacking[0] == lacking[1] and not {*self.shared} & masked
 
     def of_few_rows(self, d: int, e: int, call: PlannedCall) -> AttentionLaunch | None:
-        """The launch for decoding: one or a few rows of each sequence, and many of k. Memory bandwidth is the limit, so
-        k and v are read once for all rows that share them, by as many blocks as keep every SM busy."""
+        """The launch for decoding: one or a few rows of q in each sequence, and many of k. Memory bandwidth is the
+        limit. So k and v are read once for all rows that share them, by enough blocks to keep every SM busy."""
         extents = call.extents
         rows, columns, batch, shared = extents.rows, extents.total, extents.apart, extents.turned
         if None in (rows, columns, batch, shared) or rows is None or not 0 < rows <= FEW:
@@ -407,9 +407,10 @@ class AttentionBackward(AttentionPlan):
         return super().whole | {self.row} | summed
 
     def on_hopper(self, d: int, e: int) -> AttentionLaunch | None:
-        """Shared memory has two tiles that stay, two stages of those that pass, and where these are of q, the statistics of their rows; a
-        consumer's registers have two products, their halves in 16 bits, and sums. Where both sums leave no room for 32 rows of q, each
-        consumer has one of them. (On an H200, heads of 192 and 128 took 7.3 ms so, and 6.4 ms with 32 rows.)"""
+        """Shared memory has two tiles that stay and two stages of the tiles that pass. If these are of q, it also has
+        the statistics of their rows. A consumer's registers have two products, their halves in 16 bits, and sums. Where
+        both sums leave no room for 32 rows of q, each consumer has one of them. (On an H200, heads of 192 and 128 took
+        7.3 ms so, and 6.4 ms with 32 rows.)"""
 
         rows, columns, alone = self._apart(d, e)
         if not columns:
@@ -422,7 +423,8 @@ class AttentionBackward(AttentionPlan):
         return replace(found, tile_m=alone[0], separate=True) if alone else None
 
     def _apart(self, d: int, e: int) -> tuple[list[int], list[int], list[int]]:
-        """For what two kernels have room, the most first: rows of q, columns, and rows of q where each consumer has one of the sums."""
+        """The sizes for which two kernels have room, the largest first: rows of q, columns, and rows of q if each
+        consumer has one of the sums."""
 
         def fits(passing: int, sums: int, factors: int, staying: int, statistics: int) -> bool:
             registers = passing + passing // 4 * factors + sums // 2

@@ -174,18 +174,19 @@ class Elementwise(Unreduced):
         return replace(how, tables=self.held_tables(how, call))
 
     def _filling(self, vec: int, inner: int) -> int:
-        """The vector width, or half of it where only that fills the rows. Then no vector is put together from two, which takes many
-        instructions where a row has few vectors, or where several arrays lack an axis or one lacks the innermost: an H200 took 127 us
-        for rows of 100 that were scaled by rows and columns, and 81 so. For a bias of rows of 1028 it took 66, and 77 so: fewer bytes
-        are in flight."""
+        """The vector width, or half of it where only that fills the rows. Then no vector is put together from two. That
+        takes many instructions if a row has few vectors, if several arrays lack an axis, or if one lacks the innermost
+        axis: an H200 took 127 us for rows of 100 that were scaled by rows and columns, and 81 so. For a bias of rows of
+        1028 it took 66, and 77 so: fewer bytes are in flight."""
         fitting = math.gcd(vec, inner)
         others = [a.mode for a in self.loads if a.mode in ("tile", "scalar") and a.tokens]
         whole = inner >= LONG and others in ([], ["tile"])
         return vec if whole or 2 * fitting < vec else fitting
 
     def _of_narrow(self, vec: int, threads: int, call: PlannedCall) -> int:
-        """The vector width, or twice that where results are so much wider than what is read that a thread would read few bytes, and calls
-        have enough of them. An H200 took 151 us for float32 arctangents of scaled channels in bfloat16, and 106 so."""
+        """The vector width, or twice that where a thread would read few bytes because results are much wider than
+        inputs, and the call has enough elements. An H200 took 151 us for float32 arctangents of scaled channels in
+        bfloat16, and 106 so."""
         read, inner, total = vec * self.loaded_bytes(call), call.extents.inner or 1, call.extents.total
         many = total is not None and total >= BLOCKS * threads * vec and vec == self.width(replace(call, schedule={}))
         fits = 2 * vec <= WIDEST and inner % (2 * vec) == 0
@@ -242,9 +243,9 @@ def _rows_of_thread(extents: Extents, size: int, each: int, vec: int) -> int:
 
 
 def _tile_launch(vec: int, call: PlannedCall, written: Sequence[bool]) -> Launch:
-    """The launch of a kernel with tiles. A tile is no longer along an axis than that is, half as long where that fills it, and small
-    where there are few. The threads of a block lie along the axes as long as these are. `written` says
-    whether outputs lie along the innermost axis and along the turned one."""
+    """The launch of a kernel with tiles. A tile is not longer than the axis. It is half as long if only that divides
+    the axis, and small if there are few tiles. The threads of a block lie along the axes as long as these are.
+    `written` says whether outputs lie along the innermost axis and along the turned one."""
     inner, turned, total = call.extents.inner, call.extents.turned, call.extents.total or 0
     threads = TILE_THREADS
     if SMALL <= total < FEW_BLOCKS * threads * vec * vec:
@@ -274,9 +275,10 @@ def _tile_launch(vec: int, call: PlannedCall, written: Sequence[bool]) -> Launch
 
 
 def _threads_beside(inner: int, turned: int, place: int, threads: int) -> tuple[int, int] | None:
-    """The threads of a block along the innermost axis and along the turned one, for so many vectors. Those along one of the two
-    (`place`) have few elements: its elements are read one by one, by threads that together read a stretch of it, and a few threads
-    along the other axis fill whole sectors. None where an axis has too few vectors for that."""
+    """The threads of a block along the innermost axis and along the turned one, for so many vectors. One of the two
+    axes (`place`) has few elements for each thread. They are read one by one, by threads that together read a stretch
+    of the axis. A few threads along the other axis fill whole sectors. None where an axis has too few vectors for
+    that."""
     short, other = (inner, turned)[place], (inner, turned)[1 - place]
     if short < SHORT_LANES or other < LANES or threads < STRETCH * LANES:
         return None

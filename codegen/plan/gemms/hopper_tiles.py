@@ -156,7 +156,7 @@ def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:
 
 def loses(tiles: Tiles, M: int, N: int, K: int, L: int, *, a: str, paired: str, work: int) -> str:
     """Why XLA's product and then a kernel for the epilogue should be faster than these tiles; "" if they should not.
-    This is so if there are few tiles and K is so long that the blocks of a cluster are too few, or read too much."""
+    They are if there are few tiles and K is long: a cluster then has too few blocks, or its blocks read too much."""
     columns, row_bytes = N * (2 if paired else 1), K * DTYPES[a].size
     one, two = cycles(tiles, M, columns, row_bytes, L, work), cycles_of_two(M, columns, row_bytes, L, work)
     if one <= DOUBT * two:

@@ -17,10 +17,10 @@ from codegen.plan.launches import GemmLaunch, ProductCall
 from codegen.shared import Tiles
 
 LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
-# What choosing a tile's product and its epilogue costs, and that this reads nothing before the product ends. Microseconds on an
-# H200 in one launch and in three: 8192 x 4096 times 4096 + 1024 + 1024 columns 533 both (551 with tiles of 192 columns, which
-# divide no product), 32768 x 1280 times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36 and 44. Of 4096 times 4096
-# + 1024 + 1024, 512 rows took 43 and 50, 256 rows 24 and 36.
+# The cost of choosing a tile's product and its epilogue, which reads nothing before the product ends. Microseconds on
+# an H200 in one launch and in three: 8192 x 4096 times 4096 + 1024 + 1024 columns 533 both (551 with tiles of 192
+# columns, which divide no product), 32768 x 1280 times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36
+# and 44. Of 4096 times 4096 + 1024 + 1024, 512 rows took 43 and 50, 256 rows 24 and 36.
 SHARED = 1.05
 
 
@@ -36,8 +36,8 @@ def alike(first: tuple[Product, Tile], other: tuple[Product, Tile]) -> bool:
 
 
 def _takes_part(product: Product, tile: Tile) -> bool:
-    """Whether a product may be in a launch with others. It may not where its epilogue has two accumulators, or reads an array with
-    an element for each row and column, which shared memory would hold; nor where its factor is converted in registers."""
+    """Whether a product may be in a launch with others. It may not if its epilogue has two accumulators, if shared
+    memory would hold an array with an element for each row and column, or if registers convert its factor."""
     reads = any(tile.tiled(access) for access in tile.plan.loads)
     return product.loaded is None and not tile.paired and not reads
 
@@ -52,8 +52,8 @@ class Member:
 
 
 def launches(members: Sequence[Member]) -> tuple[GemmLaunch, ...]:
-    """The launches of some products, with the same tiles; `why` says why they should take more time than one after the other. Raises
-    `UserError` where there are none."""
+    """The launches of some products, all with the same tiles. `why` says why they should take more time together than
+    one after the other. Raises `UserError` where there are none."""
     columns = sum(c.call.extents["N"] for c in members)
     if all(isinstance(c.alone.tiles, Tiles) for c in members):
         return _on_hopper(members, columns)
@@ -87,8 +87,8 @@ def _on_hopper(members: Sequence[Member], columns: int) -> tuple[GemmLaunch, ...
 
 
 def _alone(product: Member, row_bytes: int) -> float:
-    """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue where that should be faster. Where
-    nothing follows it, the two take as long."""
+    """The cycles of a product's own launch, or of a library's product and a kernel for the epilogue if those should be
+    faster. If nothing follows the product, both take as long."""
     (L, M, N, _), work, alone = product.call.sizes, product.tile.all_work, product.alone
     if isinstance(alone.tiles, Tiles) and (alone.fast or product.tile.stores_products):
         return hopper_tiles.cycles(alone.tiles, M, N, row_bytes, L, work)

@@ -155,8 +155,8 @@ class Tile:
 
     @property
     def undivided(self) -> tuple[str, ...]:
-        """The axes of which the kernel must have all elements: axes whose size the epilogue uses, axes along which it takes, and
-        axes of rows whose position it uses, since rows may be sharded along several axes."""
+        """The axes that must not be sharded, since the kernel needs all their elements: axes whose size the epilogue
+        uses, axes along which it takes, and axes of rows if it uses a row's position. Rows may have several axes."""
         rows = (ROWS,) if ROWS in self.placed else ()
         reduced = (self.column,) if self.segments is not None else ()
         return (*rows, *reduced, *self._axes_of("size"), *(a.index_of[1] for a in self.plan.loads if a.index_of))
@@ -262,8 +262,8 @@ class Tile:
         return ordered and "parts" not in tokens[:-2] and (parts or 1) <= MOST_PARTS
 
     def folds_costly(self, dtypes: Mapping[str, str]) -> bool:
-        """Whether an expensive value is reduced that is not approximate: its long code runs once for each tile, which
-        takes longer than another pass over the product."""
+        """Whether an expensive value that must not be approximated is reduced. Its long code would run once for each
+        tile, which takes longer than another pass over the product."""
         exact = {name for name, dtype in self.exactness if self.is_exact(dtype, dtypes)}
         values = [s.value for s in self.statements if s.name in exact]
         return any(n.op in COSTS for n in topological(values))
@@ -289,8 +289,8 @@ AMPERE = ("float16", "bfloat16", "float32", "int8")
 
 
 def _with_whole(tiles: AmpereTiles, segment: int) -> AmpereTiles:
-    """Tiles whose warps have whole segments of so many accumulators: all columns of a tile. A thread copies 4 bytes of a row of b at
-    least, so there are as many threads as columns."""
+    """Tiles whose warps have whole segments of so many accumulators: each warp has all columns of the tile. A thread
+    copies at least 4 bytes of a row of b, so there are as many threads as columns."""
     wide = max(segment, tiles.tile_n)
     warps = max(tiles.warps, wide // WARP)
     own = replace(tiles, tile_m=max(tiles.tile_m, 16 * warps), tile_n=wide, warps_m=warps, warps_n=1)

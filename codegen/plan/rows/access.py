@@ -183,8 +183,8 @@ class Reads:
         return next(v for v in self.views if v.array.name == name)
 
     def aligned(self, access: Access) -> bool:
-        """Whether the array's vectors are aligned in memory whatever the number of columns, if they are for one such
-        array: it has every axis, in order, and is read at the row's own position."""
+        """Whether an array has every axis, in order, and is read at the row's own position. If the vectors of one such
+        array are aligned in memory, those of all are, whatever the number of columns."""
         tokens = access.tokens[:-1] if access.tokens[-1:] == ("parts",) else access.tokens
         return (
             access.mode == "flat"
@@ -205,8 +205,9 @@ class Reads:
         return tuple(a for a in (*self.loads, *self.stores) if a.mode == "flat" and self.of_row(a))
 
     def slot_bytes(self, call: PlannedCall, columns: int, rows: int, single: bool, apart: bool = False) -> int:
-        """The bytes of shared memory that hold so many columns of `rows` rows of all that is read by way of it, and of one row of
-        what is written. `single`: threads have single columns. `apart`: only of arrays of which a block's rows are no one run."""
+        """The bytes of shared memory for so many columns: of `rows` rows of each array that is read through it, and of
+        one row of each that is written. `single`: threads have single columns. `apart`: only of arrays of which a
+        block's rows are no one run."""
         own = [a for a in self.along_own_rows if a.array is not None and a.array.name not in self.late]
 
         def size(access: Access) -> int:
@@ -244,9 +245,10 @@ class Reads:
         return self.varies(access) and not self.is_shared_by_columns(access)
 
     def is_shared_by_columns(self, access: Access) -> bool:
-        """Whether some columns of a row have the same elements of an array, such as a weight of each channel in rows of channels and
-        positions, and only formulas of elements need them. Kernels that reduce along rows alone read them where they are needed, from a
-        cache. What statistics need too would be found by its coordinates more than once."""
+        """Whether several columns of a row share an element of an array, and only formulas of elements need it. An
+        example is a weight of each channel, in rows of channels and positions. Kernels that reduce along rows alone
+        read them where they are needed, from a cache. What statistics need too would be found by its coordinates more
+        than once."""
         columns = {*range(self.leading, len(self.groups))}
         own = access.mode == "gather" and access.array is not None and not access.back and access.index_of is None
         return self.kind == "row" and own and not columns <= {*access.tokens} and access.name not in self.reduced_names
@@ -318,8 +320,8 @@ class Reads:
 
     @functools.cached_property
     def settled(self) -> tuple[Statistic, ...]:
-        """The statistics of columns whose results a block writes itself if it reduces all rows at a place, or gets what other blocks of a
-        cluster have of them: the ones that keep the axes of columns and of places."""
+        """The statistics of columns that keep the axes of columns and of places. A block writes their results itself if
+        it reduces all rows at a place, or gets the partial results of the other blocks of its cluster."""
         own = tuple(s for s in self.columns if s.over == "column" and s.keeps == self.spread)
         late = [a for a in self.stores if a.array is not None and a.array.name in self.late]
         kept = {a.tokens for a in late if tuple(sorted(t for t in a.tokens if t != "parts")) == self.spread}
@@ -353,9 +355,8 @@ class Reads:
         return tuple(found.items())
 
     def width(self, call: PlannedCall, shared: bool = True, late: bool = True) -> int:
-        """The columns of a vector, which does not hold columns of two groups. Without the `shared` arrays, of which
-        rows have no values of their own, or without the outputs that need all rows, it is the number that fills a
-        vector of one of the others."""
+        """The columns of a vector, which does not hold columns of two groups. Without `shared`, arrays that all rows
+        share do not count. Without `late`, outputs that need all rows do not."""
         return min([call.vector(self.widest(call, shared, late)), *(s.width for s in self.inner)])
 
     def widest(self, call: PlannedCall, shared: bool = True, late: bool = True) -> int:
@@ -384,8 +385,8 @@ class Reads:
         return max([1, *(s.width // vec for s in self.inner)])
 
     def column_bytes(self, call: PlannedCall, own: bool = False) -> int:
-        """The bytes of one column of a row in all inputs that are held in registers; with `own`, only in the inputs of
-        which neighbouring rows have different values."""
+        """The bytes of one column of a row in all inputs that registers hold. With `own`, only inputs count whose
+        values differ between neighbouring rows."""
         loaded: dict[Array, int] = {}
         for access in self.loads:
             if access.array is not None and self.in_columns(access) and self.of_row(access):

@@ -135,8 +135,8 @@ class Middle(Reduction):
         return self._looping(how, rows, call) if self.columns else how
 
     def _widths(self, inner: int, call: PlannedCall) -> tuple[int, ...]:
-        """The rows of a vector to try: as many as fill one, or fewer that divide the innermost axis; then half as many, whose statistics
-        take fewer registers."""
+        """The rows of a vector to try: as many as fill it, or fewer that divide the innermost axis. Then half as many,
+        since their statistics take fewer registers."""
         widest = self.widest(call)
         own = call.vector(widest)
         own = own if inner % own == 0 else min(own, inner & -inner)

@@ -8,8 +8,9 @@ axis: each has some of its elements, and all exchange their results before the n
 States may have small axes that no output has, as `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`. A thread then
 has all states of an element, one after the other, and reduces them in registers, so that they are never in memory.
 
-Where the axis is not the innermost one, what is computed of the states may also be summed along it: a thread adds up what it has of its
-columns, and the warps and blocks that share an axis add up these sums in the end. So gradients of what sequences share read nothing again.
+Where the axis is not the innermost one, values that are computed from the states may also be summed along it. A thread
+adds up the values of its columns. In the end the warps and blocks that share an axis add up their sums. So gradients of
+what sequences share read nothing again.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ STEP_REGISTERS = 8  # of each, besides the values that it holds: where it is, an
 # H100 took 878 us for 8 sequences of 2048 x 1536 with 16 states, and 1119 us with two elements a thread. For one sequence it took
 # 387 and 921 us
 COLUMN_BYTES = 4
-# Where there are many scans, these are the bytes of the narrowest array, if its elements have so many at least: an element then takes
-# fewer instructions. A gradient with states in float32 took an H200 0.85 of the time
+# Where there are many scans, a vector has as many elements as fill it in the narrowest array, if its elements have at
+# least so many bytes: an element then takes fewer instructions. A gradient with states in float32 took an H200 0.85 of
+# the time
 LEAST_WIDTH = 2
 MOST_STATES = 64  # of an element, in a thread
 UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each

@@ -103,8 +103,8 @@ class Selection(Unreduced):
         return replace(found, threads=BLOCK, per_row=per_row, vectors=vectors, in_turn=True, whole=whole)
 
     def by_bound(self, found: SelectLaunch, extents: Extents, dtype: str) -> SelectLaunch:
-        """The launch of a kernel that sorts the elements which reach a bound: a warp has a row, or a block where rows are long, or too
-        few to keep a GPU busy."""
+        """The launch of a kernel that sorts the elements which reach a bound. A warp has a row. A block has one where
+        rows are long, or too few to keep a GPU busy."""
         per_row, size, rows = WARP, extents.inner or WARP_ROW, extents.rows or BUSY
         while (per_row < MOST_THREADS and rows * per_row < BUSY and per_row * THREAD_ELEMENTS < size) or (
             per_row < MOST_BOUND and per_row * BOUND_THREAD < size

@@ -1,5 +1,5 @@
-"""The plan of ops that reduce along rows, of which a long one may be shared among all SMs by kernels that reduce over rows: a vector that
-is divided by its length, or a sum over the places and channels of each image.
+"""The plan of ops that reduce along rows which may be long: a vector that is divided by its length, or a sum over the
+places and channels of each image. Other kernels can share a long row among all SMs.
 
 It is the plan of a row kernel. One block, or a cluster, holds a row in registers. Calls with longer rows run the op's stages.
 """
@@ -16,7 +16,8 @@ from codegen.plan.rows.reductions import Reduction
 from codegen.shared import RowLaunch
 from codegen.spec.spec import Spec
 
-# Elements of a row of which no array has all, as of pairs: kernels over rows hold one of each pair, and read the other once for many
+# Elements of a row that no single array has, as with pairs. Kernels over rows hold one element of each pair, and read
+# the other one once for many
 PAIRS = 8192
 STRETCHES = 64  # of the innermost axis in a row that kernels over rows share: with fewer, they would write much of what they read
 
@@ -40,8 +41,8 @@ class Single(Reduction):
 
 
 def is_spread(plan: object) -> bool:
-    """Whether kernels that reduce over rows may share each row among all SMs, where a row kernel would not hold it: the only row of the
-    arrays, or rows along several axes, of which one pass gives statistics alone."""
+    """Whether kernels that reduce over rows may share each row among all SMs, where a row kernel has no room for it.
+    The row is the only one of the arrays, or it has several axes and one pass computes statistics alone."""
     if not isinstance(plan, Reduction) or plan.kind != "row":
         return False
     written = any(a.mode != "row" for a in plan.stores)

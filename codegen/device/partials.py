@@ -185,8 +185,8 @@ def begin(counter: cute.Tensor) -> None:
 
 @cute.jit
 def rows_seen(at_once: cutlass.Constexpr[int]) -> cute.Tensor:
-    """Shared memory for the number of rows that all blocks had finished when this block started its last rows:
-    (COUNTER, at_once), of which the first word counts."""
+    """Shared memory, (COUNTER, at_once), for the number of rows that all blocks had finished when this block started
+    its last rows. The first word has it."""
     seen = SmemAllocator().allocate_tensor(Int32, cute.make_layout((COUNTER, at_once)), 16)
     tidx, _, _ = cute.arch.thread_idx()
     if tidx == 0:
@@ -271,8 +271,9 @@ SECTOR, MOST_COLUMNS = 8, 4096  # columns that a block has where more threads sh
 
 
 def _beside(count: cutlass.Int32, results: cutlass.Int32) -> cutlass.Int32:
-    """The number of neighbouring results that a block finishes, where each has `count` partial results: one for each thread; or 32, so
-    that warps read whole lines; or, of few results, 8, which fill a sector of memory, so that more blocks and threads share the work."""
+    """The number of neighbouring results that a block finishes, where each has `count` partial results. It is one for
+    each thread; or 32, so that warps read whole lines; or, if results are few, 8, which fill a sector of memory, so
+    that more blocks and threads share the work."""
     several = cutlass.select_((count > SOME) & (results <= MOST_COLUMNS), Int32(SECTOR), Int32(WARP))
     return cutlass.select_(count > FEW, several, Int32(FINISHING))
 

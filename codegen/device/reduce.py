@@ -453,9 +453,10 @@ def _over_values(value: Vector, op: str) -> Vector:
 
 
 def _follow(op: str, maximum: cute.Tensor, sums: list[cute.Tensor], value: Vector, ways: Ways, inside: Inside) -> None:
-    """Reduce a vector into one maximum, or result of another `op`, for each of its elements and the sums that follow these. The exponential of the distance to the
-    maximum so far is the new term, or, where the maximum rises, what rescales the sum, to which the term 1 is added. A distance
-    is NaN where a sum does not matter (`settled`), or has only seen -inf, so that it is multiplied by 0 where its maximum rises."""
+    """Reduce a vector into one maximum, or result of another `op`, for each of its elements and the sums that follow
+    these. The exponential of the distance to the maximum so far is the new term. Where the maximum rises, that
+    exponential rescales the sum instead, and the new term is 1. A distance is NaN where a sum does not matter
+    (`settled`), or has only seen -inf, so that it is multiplied by 0 where its maximum rises."""
     was, now = maximum.load(), combine(op, maximum.load(), value)
     apart = value - was
     rises, known = apart > 0, apart == apart

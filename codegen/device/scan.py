@@ -369,8 +369,8 @@ def _held(op: str, own: Carried, w: int) -> Element:
 def _exchanged(
     op: str, walk: Walk, own: Carried, totals: list[Element], starts: list[Element], tile: Int32
 ) -> list[Element]:
-    """For each scan of a thread, the partial result of all elements before its own, the earlier tiles' included; carries that of
-    the whole tile."""
+    """For each scan of a thread, the partial result of all elements before its own, in earlier tiles too. It carries
+    the partial result of the whole tile."""
     lane, how, turn = cute.arch.lane_idx(), walk.how, own.turn(tile)
     slot, tells = (0, lane == 0) if walk.innermost else (lane, Boolean(True))
     within: list[Element] = []
@@ -403,8 +403,8 @@ def _exchanged(
 def _in_order(
     op: str, shared: cute.Tensor, scan: tuple[Any, Any], sharing: tuple[Any, int], mine: Int32, start: Element, turn: Int32
 ) -> tuple[Element, Element]:  # fmt: skip
-    """For one of a lane's scans, the partial result of `start` and what comes before the `mine`-th of those `sharing` it (the first
-    of them, and how many), and of start and all."""
+    """Two partial results of one of a lane's scans, both from `start` on: of the elements before those of the `mine`-th
+    thread, and of all elements. `sharing` are the first of the threads that share the scan, and their number."""
     ahead, own = start, start
     first, count = sharing
     for other in range(count):

@@ -458,7 +458,7 @@ class AttentionBackward(AttentionPlan):
         if planned and all(getattr(how, name) == getattr(planned, name) for name in settings):
             return ""
         if not how.processors or how.separate or planned is None:
-            return "there the gradients of attention have the planned launch"
+            return "the gradients of attention have only their planned launch there"
         rows, columns, _ = self._apart(d, e)
         rows, columns = (self._together(d, e), [planned.tile_n]) if how.joint else (rows, columns)
         good = how.tile_m in rows and how.tile_n in columns and (how.stages, how.splits) == (2, 1)

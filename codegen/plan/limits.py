@@ -111,7 +111,7 @@ def left_to_xla(
         of_columns = all(s.keeps == plan.spread for s in plan.columns)
         if how.whole or not of_columns or columns < MANY or rows >= (FEW if written else SOME):
             return ""
-        return f"{words} of {columns} columns would be little for each block to do"
+        return f"{words} of {columns} columns would give each block little to do"
     size = columns * plan.column_bytes(call)
     if how.holds_row or rows * how.cluster >= BUSY or size < how.cluster * PIECE:
         return ""

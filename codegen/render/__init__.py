@@ -163,9 +163,9 @@ def derived_kernel(name: str, op: Op) -> DerivedKernel:
 
 
 def without_repeats(kernels: dict[str, DerivedKernel]) -> dict[str, DerivedKernel]:
-    """The kernels of a module. A kernel that differs from an earlier one by its names alone has the functions of that one, as a stage
-    of the backward may have those of the frozen backward. A product and its epilogue, which it calls, are compared together; other
-    kernels that call each other's functions keep their own."""
+    """The kernels of a module. A kernel that differs from an earlier one only in names uses the functions of that one.
+    An example is a stage of the backward that the frozen backward has too. A product and its epilogue, which it calls,
+    are compared together; other kernels that call each other's functions keep their own."""
     first: dict[tuple[str, bool], str] = {}
     found = {}
     for name, made in kernels.items():

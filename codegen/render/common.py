@@ -207,8 +207,8 @@ class Context:
         return found
 
     def above(self, node: Node, known: Mapping[int, ranges.Range]) -> str:
-        """The text of a comparison that may hold for all numbers, but not for NaN: with a constant that is no larger than any value may
-        be, or with a static parameter. Empty for other nodes."""
+        """The text of a comparison that may hold for all numbers but not for NaN: with a constant that is not larger
+        than any possible value, or with a static parameter. Empty for other nodes."""
         if node.op not in ("gt", "ge", "lt", "le") or any(a.kind != "float" for a in node.args):
             return ""
         places = (0, 1) if node.op in ("gt", "ge") else (1, 0)

@@ -274,8 +274,8 @@ class ElementwiseContext(Context):
 
 
 class NeighboursContext(ElementwiseContext):
-    """The values of the template of kernels whose rows read several neighbours, or share expensive values: a thread has vectors of several
-    rows, and loads what these share once."""
+    """The values of the template of kernels whose rows read several neighbours, or share expensive values. A thread has
+    vectors of several rows, and loads shared values once."""
 
     template = "neighbours.py.jinja"
 

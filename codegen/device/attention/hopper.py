@@ -8,7 +8,7 @@ pass. Each of the two consumers has 64 rows of the tiles that stay.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -21,7 +21,7 @@ from cutlass.tensor_utils import LayoutEnum
 from cutlass.utils import hopper_helpers
 
 from codegen.device import vectors
-from codegen.device.attention.arguments import Backward, Forward
+from codegen.device.attention.arguments import Backward, Forward, Problem
 from codegen.device.attention.batches import places_of
 from codegen.device.attention.scores import Table, Tile
 from codegen.device.gemm.warpgroups import CONSUMERS, place_in_ring
@@ -84,10 +84,11 @@ def _attention_bounds(
 
 
 def work_of(tiles: Any, elements: Any, how: AttentionLaunch) -> tuple[tuple, Any]:
-    """The tiles of all elements of the batch, so many each, in the order in which blocks take them (`place`); and the number of blocks.
-    Where there are many tiles, most are taken in pairs of one element, the first and the last that are left, so that all pairs have as
-    much work if a tile's work falls with its number. An element's tiles are then taken at about the same time, which find its rows in
-    the L2 cache. The last tiles, of two turns or more, are taken in the order of their numbers: the smallest come last.
+    """The tiles of all elements of the batch, so many each, in the order in which blocks take them (`place`); and the
+    number of blocks. Where there are many tiles, most are taken in pairs of one element: the first and the last of its
+    tiles that are left. If a tile's work falls with its number, all pairs have the same work. An element's tiles are
+    then taken at about the same time, and find its rows in the L2 cache. The last tiles, of two turns or more, are
+    taken in the order of their numbers: the smallest come last.
 
     Measured on an H200, bfloat16, a causal mask, 2048 tokens of 160 heads of 128 elements, where 132 blocks each have a head of their
     own in the order of tiles: the forward took 396 us so, and 346 us in pairs.
@@ -125,47 +126,58 @@ def place(index: Int32, work: tuple) -> tuple[Int32, Int32]:
     return Int32(tile), Int32(element)
 
 
+@dataclass(frozen=True)
+class Passing:
+    """The tiles that pass a tile which stays: `wide` rows each of k, or of q where `turned`."""
+
+    problem: Problem
+    tile: Int32  # the number of the one that stays, of `staying` rows
+    places: tuple  # the positions of its batch
+    wide: int
+    turned: bool = False
+    back: bool = False  # whether tiles are counted from the last
+    staying: int = HELD
+
+    @property
+    def counts(self) -> tuple[Int32, Int32]:
+        """The rows of all tiles that pass, and of all that stay."""
+        rows, columns = self.problem.sizes
+        return (rows, columns) if self.turned else (columns, rows)
+
+
 @cute.jit
-def _look(
-    group: cutlass.Int32, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
-    tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int], turned: cutlass.Constexpr[bool],
-    back: cutlass.Constexpr[bool], staying: cutlass.Constexpr[int],
-) -> tuple[Uint32, Uint32]:  # fmt: skip
-    """Which of a group of 32 passing tiles are to be computed, and which of them without the mask, as bits. `operands` are the
-    tensors of `tiles`, and the table of their bounds (`listed`)."""
-    count, held = sizes[0 if turned else 1], sizes[1 if turned else 0]
+def _look(group: cutlass.Int32, passing: Passing) -> tuple[Uint32, Uint32]:
+    """Which of a group of 32 passing tiles are to be computed, and which of them without the mask, as bits."""
+    (count, held), wide, staying, tiles = passing.counts, passing.wide, passing.staying, passing.problem.functions.tiles
     number = group * WARP + cute.arch.lane_idx()
     some = Boolean(number * wide < count)
-    if cutlass.const_expr(back):
+    if cutlass.const_expr(passing.back):
         number = cutlass.max(cute.ceil_div(count, wide) - 1 - number, 0)
-    first, own = number * wide, tile * staying
+    first, own = number * wide, passing.tile * staying
     every = Boolean(first + wide <= count)
-    if cutlass.const_expr(turned):
+    if cutlass.const_expr(passing.turned):
         every = every & (own + staying <= held)
     if cutlass.const_expr(tiles is not None):
-        passing = cutlass.min(first, count - 1), cutlass.min(first + wide, count) - 1
+        ends = cutlass.min(first, count - 1), cutlass.min(first + wide, count) - 1
         rows = own, cutlass.min(own + staying, held) - 1
-        at = Tile(places, *((passing, rows) if turned else (rows, passing)), sizes, apart=True)
-        seen, whole = tiles(at, operands)
+        at = Tile(
+            passing.places, *((ends, rows) if passing.turned else (rows, ends)), passing.problem.sizes, apart=True
+        )
+        seen, whole = tiles(at, (passing.problem.tensors, passing.problem.table))
         some, every = some & Boolean(seen), every & Boolean(whole)
     return Uint32(cute.arch.vote_ballot_sync(some)), Uint32(cute.arch.vote_ballot_sync(every))
 
 
 @cute.jit
-def step(
-    walk: tuple, tile: cutlass.Int32, places: tuple, sizes: tuple, operands: tuple,
-    tiles: cutlass.Constexpr[Callable[..., Any] | None], wide: cutlass.Constexpr[int],
-    turned: cutlass.Constexpr[bool] = False, back: cutlass.Constexpr[bool] = False, staying: cutlass.Constexpr[int] = HELD,
-) -> tuple[Int32, Uint32, Uint32, Int32]:  # fmt: skip
-    """The next of the tiles, `wide` rows each, that pass a tile that stays, of `staying` rows. Those that stay are of q, or of k where `turned`. A
-    walk has the number of a group of 32 tiles, the bits of the tiles that are left in it, the bits of those without a mask, and the
-    tile. After the last tile, this is negative. A warp finds out for 32 tiles at once, each lane for one. A walk `back` counts
-    tiles from the last."""
+def step(walk: tuple, passing: Passing) -> tuple[Int32, Uint32, Uint32, Int32]:
+    """The next of the tiles that pass. A walk has the number of a group of 32 tiles, the bits of the tiles that are left in it, the bits
+    of those without a mask, and the tile. After the last tile, this is negative. A warp finds out for 32 tiles at once, each lane for
+    one."""
     group, left, plain, _ = walk
-    groups = cute.ceil_div(cute.ceil_div(sizes[0 if turned else 1], wide), WARP)
+    groups = cute.ceil_div(cute.ceil_div(passing.counts[0], passing.wide), WARP)
     while (left == 0) & (group + 1 < groups):
         group += 1
-        left, plain = _look(group, tile, places, sizes, operands, tiles, wide, turned, back, staying)
+        left, plain = _look(group, passing)
     place = Int32(cute.arch.popc((left & (~left + 1)) - 1))  # of the lowest bit
     found = cutlass.select_(left == 0, Int32(-1), group * WARP + place)
     return group, left & (left - 1), plain, found
@@ -228,8 +240,8 @@ def start(
     found: tuple, stages: cutlass.Constexpr[tuple[int, ...]], arrivals: cutlass.Constexpr[tuple[int, ...]],
     readers: cutlass.Constexpr[int] = 4 * CONSUMERS,
 ) -> None:  # fmt: skip
-    """Initialise the barriers of rings, each of which takes some arrivals until a stage is full, and one of each reading warp until it is
-    free."""
+    """Initialise the barriers of rings. A stage is full after some `arrivals`, and free after one arrival of each
+    reading warp."""
     if cute.arch.make_warp_uniform(cute.arch.warp_idx()) == 0:
         with cute.arch.elect_one():
             for r in cutlass.range_constexpr(len(stages)):

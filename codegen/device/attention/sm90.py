@@ -6,9 +6,9 @@ A tile of q stays, tiles of k and v pass (`hopper`). A consumer computes for its
     p = exp(score(s) - level)                   level is a maximum of the row (`weights`)
     o = o * exp(last level - level) + p @ v     p in registers
 
-The tensor cores multiply p @ v of one tile and then q @ k^T of the next, both of which a consumer has started. Meanwhile the other
-consumer computes its exponentials: the consumers take turns to start their products. The tiles of k that pass one tile of q after the
-other are one sequence, so this is so between two tiles of q, too.
+The tensor cores multiply p @ v of one tile and then q @ k^T of the next, both of which a consumer has started.
+Meanwhile the other consumer computes its exponentials: the consumers take turns to start their products. The tiles of k
+that pass all tiles of q are one sequence, so products and exponentials overlap between two tiles of q, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import hopper, weights
-from codegen.device.attention.arguments import Forward, Functions
+from codegen.device.attention.arguments import Forward, Functions, Problem
 from codegen.device.attention.batches import places_of
 from codegen.device.attention.fragments import multiplied
 from codegen.device.attention.scores import Row
@@ -81,7 +81,9 @@ def _attention(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     types = mmas[0].op.a_dtype, mmas[0].op.a_dtype, mmas[1].op.a_dtype
-    memory = memory[0], tuple(vectors.compacted(t) for t in memory[1]), memory[2]
+    target, tensors, table = memory
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    problem = Problem(sizes, batches, functions, tensors, how, work, table)
     allocator = SmemAllocator()
     shared = tuple(
         allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner)
@@ -101,16 +103,16 @@ def _attention(
         if warp == PRODUCER:
             _produce(loads, shared, rings, told, found, listed, how)
         if warp == PRODUCER + 1:
-            _find(found, listed, memory[1:], sizes, batches, work, functions, how)
+            _find(found, listed, problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume(shared, rings, told, mmas, memory, sizes, batches, work, consumer, functions, how)
+        _consume(shared, rings, told, mmas, target, consumer, problem)
 
 
-def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
+def _place(index: Int32, problem: Problem) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
-    back, batch = hopper.place(index, work)
-    return cute.ceil_div(sizes[0], HELD) - 1 - back, places_of(batch, batches)
+    back, batch = hopper.place(index, problem.work)
+    return cute.ceil_div(problem.sizes[0], HELD) - 1 - back, places_of(batch, problem.batches)
 
 
 # The warp that finds the tiles of k that pass each tile of q, and the warp that loads them. The first is ahead of the second, which is ahead
@@ -119,25 +121,23 @@ def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int
 
 
 @cute.jit
-def _find(
-    found: tuple, listed: cute.Tensor, operands: tuple, sizes: tuple, batches: tuple, work: tuple,
-    functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+def _find(found: tuple, listed: cute.Tensor, problem: Problem) -> None:
     """List the tiles of k that pass the tiles of q of this block."""
-    count, turn = Uint32(0), Int32(0)
+    count, turn, work = Uint32(0), Int32(0), problem.work
     index = hopper.next_tile(turn, work[3])
     while index < work[0]:
-        tile, places = _place(index, sizes, batches, work)
-        walk = hopper.step(hopper.begin(), tile, places, sizes, operands, functions.tiles, how.tile_n)
+        tile, places = _place(index, problem)
+        passing = hopper.Passing(problem, tile, places, problem.how.tile_n)
+        walk = hopper.step(hopper.begin(), passing)
         while walk[3] >= 0:
             number = 4 * walk[3] + PLAIN * Int32(hopper.is_plain(walk))
-            walk = hopper.step(walk, tile, places, sizes, operands, functions.tiles, how.tile_n)
+            walk = hopper.step(walk, passing)
             number += LAST * Int32(walk[3] < 0)
             hopper.fill((), found, count, AHEAD, 0, (listed, (number, turn, tile, *places)))
             count += 1
         turn += 1
         index = hopper.next_tile(turn, work[3])
-    end = Int32(-1), turn, *(Int32(0) for _ in range(1 + len(batches)))
+    end = Int32(-1), turn, *(Int32(0) for _ in range(1 + len(problem.batches)))
     hopper.fill((), found, count, AHEAD, 0, (listed, end))
 
 
@@ -211,11 +211,13 @@ def _rows_told(told: cute.Tensor, used: Uint32, own: tuple, stages: int) -> tupl
 
 @cute.jit
 def _consume(
-    shared: tuple, rings: tuple, told: cute.Tensor, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    consumer: cutlass.Int32, functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
+    shared: tuple, rings: tuple, told: cute.Tensor, mmas: tuple, target: cute.Tensor, consumer: cutlass.Int32,
+    problem: Problem,
 ) -> None:  # fmt: skip
-    """A consumer warpgroup: computes 64 rows of each tile of this block. The tiles of k that pass all of them are one sequence: the
-    products with a tile's first k are started before those with the last v of the tile before, whose results are stored then."""
+    """A consumer warpgroup: computes 64 rows of each tile of this block. The tiles of k that pass all of them are one
+    sequence. The products with the first k of a tile are started before the products with the last v of the tile
+    before, whose results are stored then."""
+    functions, how = problem.functions, problem.how
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
     early, nothing = cute.make_rmem_tensor(p.layout, Uint32), Uint32(cute.arch.block_idx()[1])  # the next p, and 0
@@ -225,21 +227,21 @@ def _consume(
     if consumer == 1:
         cute.arch.barrier_arrive(barrier_id=TURN, number_of_threads=2 * WARPGROUP)  # the other begins
     _reset(o, state, functions)
-    left = _rows(turn, own, sizes, batches, work)  # the rows of that turn
+    left = _rows(turn, own, problem)  # the rows of that turn
     now = _told(rings[1], told, used, stages)
     whose, rows = _rows_told(told, used, own, stages)
     if now >= 0:
         _first_scores(factors, rings, now)
     while now >= 0:
-        loaded = weights.of_rows(rows, sizes, memory[1], functions)
+        loaded = weights.of_rows(rows, problem)
         weights.keep(state, done)
         weights.begin(state, functions)
         place = *rows, now // 4 * how.tile_n + own[1]
-        weights.weigh(s, state, place, now & PLAIN != 0, sizes, memory[1], loaded, functions)
+        weights.weigh(s, state, place, now & PLAIN != 0, problem, loaded)
         following = _told(rings[1], told, used + 1, stages)
         warpgroup.wait_group(0)
         _free(rings[2], used - 1, used > 0, stages)
-        turn = _finish_turns((turn, whose), left, own, o, done, sizes, batches, work, memory, functions)
+        turn = _finish_turns((turn, whose), left, own, o, done, target, problem)
         left = rows
         hopper.rounded(s, p, dtype)
         while now & LAST == 0:
@@ -248,7 +250,7 @@ def _consume(
             _multiply(factors, rings, used, now, consumer, stages)
             place = *rows, now // 4 * how.tile_n + own[1]
             plain = now & PLAIN != 0
-            risen = weights.weigh_next(s, early, state, place, plain, sizes, memory[1], loaded, dtype, functions)
+            risen = weights.weigh_next(s, early, state, place, plain, problem, loaded, dtype)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
             following = _told(rings[1], told, used + 1, stages)
             warpgroup.wait_group(0)
@@ -269,22 +271,21 @@ def _consume(
             _multiply(factors, rings, used, now, consumer, stages)
     if used > 0:
         _last_values(factors, used - 1, rings[2], stages)
-    _finish_turns((turn, whose), left, own, o, state, sizes, batches, work, memory, functions)
+    _finish_turns((turn, whose), left, own, o, state, target, problem)
 
 
 @cute.jit
 def _finish_turns(
-    turns: tuple, rows: tuple, own: tuple, o: cute.Tensor, state: tuple, sizes: tuple, batches: tuple, work: tuple,
-    memory: tuple, functions: cutlass.Constexpr[Functions],
-) -> Int32:  # fmt: skip
+    turns: tuple, rows: tuple, own: tuple, o: cute.Tensor, state: tuple, target: cute.Tensor, problem: Problem
+) -> Int32:
     """Store the rows of turns from the first, whose rows these are, up to the last. Nothing passes the rows of the others."""
     turn, last = turns
     while turn < last:
-        _finish(o, state, rows, own[1], sizes, memory, functions)
-        _reset(o, state, functions)
+        _finish(o, state, rows, own[1], target, problem)
+        _reset(o, state, problem.functions)
         turn += 1
         if turn < last:
-            rows = _rows(turn, own, sizes, batches, work)
+            rows = _rows(turn, own, problem)
     return turn
 
 
@@ -329,9 +330,9 @@ def _reset(o: cute.Tensor, state: tuple, functions: Functions) -> None:
     weights.begin(state, functions)
 
 
-def _rows(turn: Int32, own: tuple, sizes: tuple, batches: tuple, work: tuple) -> tuple[tuple, Int32]:
+def _rows(turn: Int32, own: tuple, problem: Problem) -> tuple[tuple, Int32]:
     """The batch and the first row of a thread in the block's tile of a turn."""
-    tile, places = _place(hopper.next_tile(turn, work[3]), sizes, batches, work)
+    tile, places = _place(hopper.next_tile(turn, problem.work[3]), problem)
     return places, tile * HELD + own[0]
 
 
@@ -381,11 +382,10 @@ def _last_values(factors: Factors, used: Uint32, ring: tuple, stages: int) -> No
 
 @cute.jit
 def _finish(
-    o: cute.Tensor, state: tuple, rows: tuple, column: cutlass.Int32, sizes: tuple, memory: tuple,
-    functions: cutlass.Constexpr[Functions],
-) -> None:  # fmt: skip
+    o: cute.Tensor, state: tuple, rows: tuple, column: cutlass.Int32, target: cute.Tensor, problem: Problem
+) -> None:
     """Store rows of o, and what else the rows give."""
-    target, tensors, _ = memory
+    sizes, functions = problem.sizes, problem.functions
     places, row = rows
     for r in cutlass.range_constexpr(2):
         here = row + 8 * r
@@ -393,7 +393,7 @@ def _finish(
             top, total, shrunk = weights.of_row(state, r, functions)
             at = Row(places, cutlass.min(here, sizes[0] - 1), sizes, (here < sizes[0]) & (column == 0))
             one = cute.full((1,), top, Float32), cute.full((1,), total, Float32)
-            factor = functions.row(at, *one, tensors)[0] * shrunk
+            factor = functions.row(at, *one, problem.tensors)[0] * shrunk
             for j in cutlass.range_constexpr(cute.size(o, mode=[2])):
                 for c in cutlass.range_constexpr(2):
                     o[c, r, j] = o[c, r, j] * factor

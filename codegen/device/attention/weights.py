@@ -1,7 +1,8 @@
 """The weights of a tile's scores, by a consumer of Hopper's main loop, and what it keeps of its rows: exponentials relative to a level.
 
-A level is an earlier maximum of the row. It rises to the maximum only where that exceeds it by `RISE`, since sums of earlier weights
-are rescaled then: a tile has seldom a score that is so large. When a row ends, its sums are made relative to its maximum.
+A level is an earlier maximum of the row. It rises to the maximum only where that exceeds it by `RISE`, since sums of
+earlier weights must then be rescaled. A tile seldom has such a large score. When a row ends, its sums are made relative
+to its maximum.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32
 
 from codegen.device import functions as device
 from codegen.device.attention import hopper
-from codegen.device.attention.arguments import Functions
+from codegen.device.attention.arguments import Functions, Problem
 from codegen.device.attention.scores import Scores, powers, whole
 from codegen.device.math.elementary import SMALL, tanh_small
 
@@ -91,9 +92,9 @@ def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32
 Loaded = tuple[tuple[list[Any], list[Any]], ...]  # of each of a thread's rows: with the mask, and where that holds
 
 
-def of_rows(rows: tuple, sizes: tuple, tensors: tuple, functions: Functions) -> Loaded:
+def of_rows(rows: tuple, problem: Problem) -> Loaded:
     """What the scores read for each row, in the order in which their function does. A tile would wait for the L2 cache."""
-    places, row = rows
+    (places, row), sizes = rows, problem.sizes
     found: Loaded = tuple(([], []) for _ in range(2))
     for r, both in enumerate(found):
         for masked, values in zip((True, False), both, strict=True):
@@ -103,28 +104,28 @@ def of_rows(rows: tuple, sizes: tuple, tensors: tuple, functions: Functions) -> 
                 return values[-1]
 
             at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), (Int32(0),), sizes, apart=(0,), held=kept)
-            functions.score(at, cute.full((1,), 0.0, Float32), tensors, masked)
+            problem.functions.score(at, cute.full((1,), 0.0, Float32), problem.tensors, masked)
     return found
 
 
 def _score(
-    s: cute.Tensor, r: int, place: tuple, sizes: tuple, tensors: tuple, functions: Functions, masked: bool, loaded: Loaded,
-    shift: cute.Tensor | None = None,
+    s: cute.Tensor, r: int, place: tuple, problem: Problem, masked: bool, loaded: Loaded, shift: cute.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Replace products of a row with their scores, less the row's `shift` if there is one."""
+    functions = problem.functions
 
     def scores(at: Scores, products: Any) -> Any:
         values = iter(loaded[r][0 if masked else 1])
         at = replace(at, held=lambda _: next(values))
         if not masked:
             at = replace(at, apart=hopper.apart(at.vec), neighbours=functions.neighbours)
-        found = functions.score(at, products, tensors, masked)
+        found = functions.score(at, products, problem.tensors, masked)
         if shift is None:
             return whole(found)
         shift[r] = found[1]
         return found[0]
 
-    _change(s, r, place, sizes, scores, CONDITIONS if masked and not functions.bend else 0)
+    _change(s, r, place, problem.sizes, scores, CONDITIONS if masked and not functions.bend else 0)
 
 
 def _change(
@@ -144,11 +145,12 @@ def _change(
 
 @cute.jit
 def weigh(
-    s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    loaded: cutlass.Constexpr[Loaded], functions: cutlass.Constexpr[Functions],
+    s: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, problem: Problem,
+    loaded: cutlass.Constexpr[Loaded],
 ) -> None:  # fmt: skip
     """Replace products with weights: exponentials of scores relative to the row's maximum, which are added up, or scores
     themselves."""
+    functions = problem.functions
     bent = cutlass.const_expr(functions.bend > 0 and functions.raises)
     near, largest = Boolean(False), cute.make_rmem_tensor((2,), Float32)
     if cutlass.const_expr(bent):
@@ -158,7 +160,7 @@ def weigh(
             _small_exponentials(s, r, state, largest, functions)
     else:
         shift = cute.make_rmem_tensor((2,), Float32) if functions.shifts and functions.raises else None
-        _score_all(s, place, plain, sizes, tensors, loaded, shift, functions)
+        _score_all(s, place, plain, problem, loaded, shift)
         if cutlass.const_expr(functions.raises):
             for r in cutlass.range_constexpr(2):
                 _exponentials(s, r, state, shift, functions)
@@ -167,24 +169,24 @@ def weigh(
                 state[2][r] = _summed(hopper.row_of(s, r), state[2][r])
     if cutlass.const_expr(functions.raises and functions.weight is not None):
         for r in cutlass.range_constexpr(2):
-            _change(s, r, place, sizes, lambda at, e: functions.weight(at, e, tensors))
+            _change(s, r, place, problem.sizes, lambda at, e: functions.weight(at, e, problem.tensors))
 
 
 @cute.jit
 def weigh_next(
-    s: cute.Tensor, words: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    loaded: cutlass.Constexpr[Loaded], dtype: cutlass.Constexpr[Any], functions: cutlass.Constexpr[Functions],
+    s: cute.Tensor, words: cute.Tensor, state: tuple, place: tuple, plain: cutlass.Boolean, problem: Problem,
+    loaded: cutlass.Constexpr[Loaded], dtype: cutlass.Constexpr[Any],
 ) -> Boolean:  # fmt: skip
     """As `weigh`, of a tile that is not a row's first. Gives whether a level may have risen. Early weights are rounded to `words`. They are
     relative to the levels of the tiles before, and so wait for no maximum of this one. All is done again where a weight of a warp's
     rows is too large, or a row has no level."""
-    again = Boolean(True)
+    again, functions = Boolean(True), problem.functions
     if cutlass.const_expr(not functions.early):
-        weigh(s, state, place, plain, sizes, tensors, loaded, functions)
+        weigh(s, state, place, plain, problem, loaded)
         if cutlass.const_expr(functions.raises and not functions.steady):
             again = has_risen(state)
     else:
-        _score_all(s, place, plain, sizes, tensors, loaded, None, functions)
+        _score_all(s, place, plain, problem, loaded, None)
         again = _early_exponentials(s, words, state, dtype, functions)
         if again:
             for r in cutlass.range_constexpr(2):
@@ -221,8 +223,7 @@ def _early_exponentials(
 
 @cute.jit
 def _score_all(
-    s: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple, tensors: tuple,
-    loaded: cutlass.Constexpr[Loaded], shift: Any, functions: cutlass.Constexpr[Functions],
+    s: cute.Tensor, place: tuple, plain: cutlass.Boolean, problem: Problem, loaded: cutlass.Constexpr[Loaded], shift: Any
 ) -> None:  # fmt: skip
     """Replace products with scores, less a row's `shift`; with those of no column past the last one."""
     count = cute.size(s, mode=[2])
@@ -230,13 +231,13 @@ def _score_all(
         shift.fill(0.0)
     if plain:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, False, loaded, shift)
+            _score(s, r, place, problem, False, loaded, shift)
     else:
         for r in cutlass.range_constexpr(2):
-            _score(s, r, place, sizes, tensors, functions, True, loaded)
-        last = sizes[1] - place[2]
+            _score(s, r, place, problem, True, loaded)
+        last = problem.sizes[1] - place[2]
         if cute.arch.vote_any_sync(last <= 8 * count - 7):
-            outside = Float32(-math.inf if cutlass.const_expr(functions.raises) else 0.0)
+            outside = Float32(-math.inf if cutlass.const_expr(problem.functions.raises) else 0.0)
             for r in cutlass.range_constexpr(2):
                 for j in cutlass.range_constexpr(count):
                     for c in cutlass.range_constexpr(2):

@@ -318,9 +318,9 @@ def _chunks(mXs: list[cute.Tensor], panels: Panels, threads: int, along_k: tuple
 
 
 def _source(mX: cute.Tensor, place: tuple[Int32, Int32, Int32], some: Boolean, tidx: Int32, chunks: Chunks) -> tuple:
-    """The source of a thread's copies of the operand's tile at this batch, row and column: the addresses of its first chunk and of
-    the operand's end, and the stride of rows in bytes; the chunk's row and column, and the numbers of rows and columns (0
-    unless `some`)."""
+    """The source from which a thread copies the operand's tile at this batch, row and column: the addresses of its
+    first chunk and of the operand's end, the stride of rows in bytes, the chunk's row and column, and the numbers of
+    rows and columns (0 unless `some`)."""
     batch, row, column = place
     row = row + tidx // chunks.per_row
     column = column + tidx % chunks.per_row * (chunks.chunk // chunks.size)

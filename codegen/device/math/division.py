@@ -105,8 +105,8 @@ def divide_by_column(a: Vector, b: Vector, approx: bool) -> Vector:
 
 
 def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
-    """A power of two by which to multiply dividend and divisor, so that the reciprocal is a normal number, and the two parts of
-    that; approximately it is the first."""
+    """A power of two by which dividend and divisor are multiplied, so that the reciprocal is a normal number; and the
+    two parts of the reciprocal, of which the first approximates it."""
     one = cute.full((1,), b, Float32)
     scale = _scale_of(one)
     one = one * scale

@@ -330,10 +330,10 @@ _MOST_APPROXIMATE = 16.0  # exponent of a power
 
 
 def power(a: Operand, b: Operand, approx: bool) -> Vector:
-    """a ** b for floats. Where b is a number, or a parameter that is compiled in: a product if it is 1, 2, 3 or 4; within 3 ulp if
-    it is one of `HALF_POWERS`. From -16 to 16, the relative error is approximately at most 2**-15. So it is where a is a normal
-    positive number: the error of b * log2(a), which is at most 150 where the result is not 0 or infinite, is below 2**-15.7.
-    Denormal results are kept: they are the square of a ** (b / 2)."""
+    """a ** b for floats. If b is a number, or a parameter that is compiled in: a product where b is 1, 2, 3 or 4;
+    within 3 ulp where it is one of `HALF_POWERS`. From -16 to 16, the relative error is approximately at most 2**-15.
+    So it is where a is a normal positive number: the error of b * log2(a), which is at most 150 where the result is not
+    0 or infinite, is below 2**-15.7. Denormal results are kept: they are the square of a ** (b / 2)."""
     vectors = as_vectors(a, b)
     if vectors[0].dtype is not Float32:
         return cute.math.pow(*vectors)
@@ -355,8 +355,8 @@ def power(a: Operand, b: Operand, approx: bool) -> Vector:
 
 
 def lowered_power(a: Operand, b: Operand, larger: Operand, approx: bool) -> Vector:
-    """a ** b where `larger` is a ** (b + 1): as `power` where that is cheap, and approximately, where both share a logarithm; else
-    their quotient, except at 0 and at the infinities."""
+    """a ** b where `larger` is a ** (b + 1): as `power` where that is cheap, and where it is approximate, since both
+    share a logarithm. Otherwise the quotient of the two, except at 0 and at the infinities."""
     a, b, larger = as_vectors(a, b, larger)
     if approx or a.dtype is not Float32 or number_in(b) in (0.0, *WHOLE_POWERS, *HALF_POWERS):
         return power(a, b, approx)

@@ -23,10 +23,10 @@ def nothing(x: cutlass.Float32) -> cutlass.Float32:
 
 
 def unmerged(extreme: Any) -> Any:
-    """The larger or the smaller of two numbers; if they are words, the assembler shall not merge it with a third one. There ptxas
-    (13.0 and 13.4, sm_90a and sm_100a) loses a sign: it computes max(a, b, c) for max(max(a, -b), c). It takes the halves of a word apart,
-    and puts them together again. (A saturating sum of 0 would cost nothing, but ptxas takes the smallest number's -x for the largest
-    number in it.)"""
+    """The larger or the smaller of two numbers; if they are words, the assembler shall not merge it with a third one.
+    There ptxas (13.0 and 13.4, sm_90a and sm_100a) loses a sign: it computes max(a, b, c) for max(max(a, -b), c). It
+    takes the halves of a word apart, and puts them together again. (A saturating sum with 0 would cost nothing, but in
+    it ptxas takes -x of the smallest number for the largest number.)"""
     word = extreme.ir_value()
     if word.type != Int32.mlir_type:
         return extreme

@@ -21,8 +21,8 @@ _FORMATS = {Float32: _Format(Int32, 23, 127), Float64: _Format(Int64, 52, 1023)}
 
 
 def exponent(x: Vector, integer: type[Numeric]) -> Vector:
-    """The integer e with 2**e <= |x| < 2**(e + 1), for denormal numbers too. 0 has that below all others (-150, or -1075 in float64),
-    infinities and NaN have that above (128, 1024)."""
+    """The integer e with 2**e <= |x| < 2**(e + 1), for denormal numbers too. It is smaller for 0 than for any other
+    number (-150, or -1075 in float64), and larger for infinities and NaN (128, 1024)."""
     bits, digits, bias = _FORMATS[x.dtype]
     size = cute.math.abs(x)
     denormal = size.bitcast(bits) < 1 << digits

@@ -104,8 +104,9 @@ class Rows:
         return None if certain else cute.full((how.vec,), self.c < self.length, Boolean)
 
     def forget(self, *arrays: tuple[cute.Tensor | None, cute.Tensor]) -> Rows:
-        """Return the view. If these arrays' registers are to hold `only_row`, hide from the compiler where their contents come
-        from: then it keeps no other values computed from them, nor the places of elements."""
+        """Return the view. If registers are to hold nothing but the row (`only_row`), hide from the compiler where the
+        contents of these arrays' registers come from. Then it keeps neither values computed from them nor the places of
+        elements."""
         if not self.how.only_row:
             return self
         for tensor, registers in arrays:

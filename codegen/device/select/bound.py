@@ -84,8 +84,9 @@ def _reaching(
     src: cute.Tensor, row: Int32, columns: Int32, own: Int32, bound_key: Uint32, how: cutlass.Constexpr[SelectLaunch],
     shared: list[cute.Tensor], turn: Int32,
 ) -> tuple[Int32, Int32]:  # fmt: skip
-    """Write where the elements of a row are that reach a bound to shared memory, in no order, as many as it holds; their number, or
-    a larger one than it holds, and the next turn. This thread has elements up to column `own`."""
+    """Write to shared memory the positions of a row's elements that reach a bound, in no order, as many as it holds.
+    Gives their number, or a larger one if they are more, and the next turn. This thread has elements up to column
+    `own`."""
     step, found, begin, bound = how.per_row * how.vec, Int32(0), Int32(0), value_of(bound_key, src.element_type)[0]
     meet(how.per_row)
     while (begin < columns) & (found <= how.few):
@@ -153,8 +154,8 @@ def _write(
 
 
 def _in_row(left: Int32, step: int, how: SelectLaunch) -> Uint32:
-    """A bit for each of a thread's elements of a piece, from the first to the last: whether it is in a row that ends so many elements
-    after the first."""
+    """A bit for each of a thread's elements of a piece, from the first to the last: whether the element is in the row,
+    which ends so many elements after the first."""
     bits, whole = Uint32(0), (1 << how.vec) - 1
     for v in range(how.vectors):
         own = left - v * step

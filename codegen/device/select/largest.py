@@ -18,9 +18,10 @@ def top_k(
     src: cute.Tensor, row: Int32, rows: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch],
     shared: list[cute.Tensor],
 ) -> Int32:  # fmt: skip
-    """Find the largest elements of a row of `columns` elements, of a compact tensor (rows, columns), and write where those are that may
-    be among them to the row's shared memory, in no order; the number of these. Where elements are taken in turn, write the largest
-    ones in order, where the selected ones are. All lanes of a warp take part; past the last row they read that again."""
+    """Find the largest elements of a row of `columns` elements, of a compact tensor (rows, columns). Write to the row's
+    shared memory, in no order, the positions of the elements that may be among them. Gives the number of these. Where
+    elements are taken in turn, write the largest ones in order, where the selected ones are. All lanes of a warp take
+    part; past the last row they read that again."""
     row = cutlass.select_(row < rows, row, rows - 1)
     found = Int32(0)
     if cutlass.const_expr(how.in_turn):

@@ -77,8 +77,8 @@ def least_reached(
     keys: cute.Tensor, spare: cutlass.Constexpr[int], how: cutlass.Constexpr[SelectLaunch], counts: cute.Tensor,
     turn: Int32, most: cutlass.Constexpr[int],
 ) -> tuple[Uint32, Int32, Int32]:  # fmt: skip
-    """A key that at least `count` of a row's keys reach, bit by bit: the first one that at most `most` do, else the largest; 1 if so
-    few do, else 0; and the next turn."""
+    """A key that at least `count` of a row's keys reach, found bit by bit: the first one that at most `most` keys
+    reach, else the largest. Then 1 if so few reach it, else 0; and the next turn."""
     least, bit, few = Uint32(0), Uint32(SIGN >> spare), Int32(0)
     while bit > Uint32(0):
         tried, own_count = Uint32(least | bit), Int32(0)

@@ -15,9 +15,9 @@ from codegen.shared import WARP, SelectLaunch
 def take_in_turn(
     src: cute.Tensor, row: Int32, columns: Int32, how: cutlass.Constexpr[SelectLaunch], shared: list[cute.Tensor]
 ) -> None:
-    """`top_k` of a row that its threads hold, in order. An element is one number: above, its key, and below, how far it is from the
-    row's end: no two are equal, and of equal keys the first comes first. 0 is no element. Lanes compare the keys, and the rest only where
-    several have the largest one."""
+    """`top_k` of a row that its threads hold, in order. An element is one number. Its upper bits are the key, its lower
+    bits the distance from the row's end. So no two are equal, and among equal keys the first comes first. 0 is no
+    element. Lanes compare the keys, and the rest only where several have the largest one."""
     tidx, _, _ = cute.arch.thread_idx()
     own, vec, vectors, per_row = tidx % how.per_row, how.vec, how.vectors, how.per_row
     step, elements, spare = per_row * vec, vec * vectors, SPARE.get(src.element_type, 0)

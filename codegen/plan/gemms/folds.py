@@ -142,7 +142,7 @@ def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], ord
         if array in whole and array.name in late:
             raise UserError(f"{array.name!r} needs reductions over its tiles")
         if array not in whole and array.name not in late:
-            raise UserError(f"{array.name!r} is no tile of ({words}), nor made of reductions over its tiles")
+            raise UserError(f"{array.name!r} is neither a tile of ({words}) nor made of reductions over its tiles")
 
 
 def _check_fold(
@@ -150,9 +150,9 @@ def _check_fold(
 ) -> None:
     """Checks that a reduction of a value can begin within the tiles."""
     if any(n.op in REDUCTIONS for n in topological([value])):
-        raise UserError("a reduction of what another one has to give first")
+        raise UserError("a reduction that needs the result of another one")
     if value.kind == "int" and integer != "int32":
         raise UserError(f"no tile is reduced by {node.op!r} of {integer}")
     lost = lost_axes(node)
     if set(value.dims) != set(order) or not (column in lost or set(rows) <= set(lost)):
-        raise UserError(f"a reduction along ({', '.join(lost)}) of what has the axes ({', '.join(value.dims)})")
+        raise UserError(f"a reduction along ({', '.join(lost)}) of a value with the axes ({', '.join(value.dims)})")

@@ -65,13 +65,15 @@ def _unsplit(tiles: Tiles, b: str, paired: str) -> str:
     """Why K cannot be split so."""
     least = 32 if paired else 16
     if tiles.multicast > 1 or tiles.splits not in (2, 4, 8):
-        return f"two, four or eight blocks of a cluster of their own share out K; got {tiles.splits}"
+        return f"K is split among two, four or eight blocks of a cluster; got {tiles.splits}"
     if tiles.tile_n % (least * tiles.splits):
         return f"{tiles.splits} blocks cannot finish {least} columns each, or a multiple of them, of {tiles.tile_n}"
     if tiles.accumulators > MOST_WITH_OTHERS:
         return f"a thread would add up others' accumulators besides {tiles.accumulators} of its own; {MOST_WITH_OTHERS} leave room"
     if tiles.stages * tiles.tile_k * DTYPES[b].size < 4 * tiles.tile_m:
-        return f"the accumulators of {tiles.tile_m} rows do not fit into what held {tiles.stages} stages of b"
+        return (
+            f"the accumulators of {tiles.tile_m} rows do not fit into the shared memory of {tiles.stages} stages of b"
+        )
     return ""
 
 

@@ -72,9 +72,11 @@ def _check(node: Node, order: tuple[str, ...], accs: Collection[str]) -> None:
             f"{node.op!r} along ({', '.join(lost_axes(node))}), and a tile reduces floats along {axis} alone"
         )
     if value.dims != order:
-        raise UserError(f"a reduction along {axis} of what has the axes ({', '.join(value.dims)})")
+        raise UserError(f"a reduction along {axis} of a value with the axes ({', '.join(value.dims)})")
     if any(n.op in REDUCTIONS for n in inside):
-        raise UserError("a reduction of what another one has to give first")
+        raise UserError("a reduction that needs the result of another one")
     read = {n.attr.name for n in inside if isinstance(n.attr, Leaf)}
     if not read <= {*accs} or any(n.op in ("param", "index", "size", "cast") for n in inside):
-        raise UserError(f"a reduction along {axis} of more than products: registers have these alone then")
+        raise UserError(
+            f"a reduction along {axis} that needs more than the products: registers have only these before the epilogue"
+        )

@@ -226,9 +226,9 @@ class Tile:
         """Why XLA's matmul and a kernel for the epilogue should be faster than these tiles; "" if they should not."""
         dtypes, (L, M, N, K) = call.dtypes, call.sizes
         if self.stores_products and self.loaded is None and {dtypes["a"], dtypes["b"]} <= hopper_tiles.HALVES:
-            return "nothing follows the product, for which the library chooses among its kernels"
+            return "nothing follows the product, and XLA's library has more kernels to choose from"
         if self.folds_costly(dtypes):
-            return "what is folded is so costly that another pass over the product takes less"
+            return "the reduced values are so expensive that another pass over the product takes less time"
         return hopper_tiles.loses(tiles, M, N, K, L, a=dtypes["a"], paired=self.paired, work=self.all_work)
 
     def refused(self, call: ProductCall) -> str:
@@ -242,7 +242,7 @@ class Tile:
         found = hopper_tiles.refusal(
             tiles, factor, call.dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=call.extents["K"], N=N
         )  # fmt: skip
-        return found or "no tiles leave room for what the epilogue folds"
+        return found or "no tiles leave room for the epilogue's reductions"
 
     def tiled(self, access: Access) -> bool:
         """Whether the epilogue reads an array that has an element of its own for each row and column."""

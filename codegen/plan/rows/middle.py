@@ -274,14 +274,18 @@ class _Middle(Reductions):
             )
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
             return self.error(
-                "a kernel that reduces along middle axes does nothing else than element-wise operations", "", last
+                "a kernel that reduces along middle axes computes only element-wise operations besides", "", last
             )
         if any(id(n) in self.following for n in self.over):
-            return self.error("it reduces over rows along middle axes only what does not follow a maximum", "", last)
+            return self.error(
+                "a kernel along middle axes reduces over rows only values that do not follow a maximum", "", last
+            )
         over = {id(n) for n in self.over}
         late = [s.value for s in self.written() if id(s.value) in self.reached_by(self.over)]
         if any(isinstance(n.attr, Leaf) for n in topological(late, lambda n: id(n) in over) if id(n) not in over):
-            return self.error("what it reduces over rows along middle axes meets no array afterwards", "", last)
+            return self.error(
+                "a kernel along middle axes combines no array with what it has reduced over rows", "", last
+            )
         for array in self.spec.arrays:
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             if packed or self.is_apart(array):

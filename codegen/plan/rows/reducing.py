@@ -302,7 +302,7 @@ class Reductions(Planner):
         for node in self.nodes:
             depth[id(node)] = max((depth[id(a)] for a in node.args), default=0) + (node.op in REDUCTIONS)
             if depth[id(node)] > MAX_STAGES:
-                message = f"more than {MAX_STAGES} reductions one after the other, each of the one before"
+                message = f"more than {MAX_STAGES} reductions, each of the result of the one before"
                 return self.error_in_chain(node, message, "make several ops of it")
         return None
 

@@ -181,9 +181,9 @@ class StepsPlanner(Planner):
         """The first reason why no such kernel can compute the op."""
         last, others = self.spec.outputs[-1], (*TAKES, *SCANS, "contract", "shift", *(ALONE - {*CHOOSING}))
         if len(self.kinds) != 1 or not self.rows or self.puts or any(n.op in others for n in self.nodes):
-            return self.error("its steps are not of the same rows", "", last)
+            return self.error("its steps do not have the same rows", "", last)
         if any({self.into, *self.along} <= {*n.dims} for n in self.nodes):
-            return self.error("elements of rows meet all that is selected", "", last)
+            return self.error("a value combines all elements of a row with all selected ones", "", last)
         if any(DTYPES[d].packed for a in self.spec.arrays for d in self.spec.dtypes(a)):
             return self.error("two numbers are in a byte", "", last)
         return None

@@ -105,7 +105,9 @@ class _Strided(Reductions):
         if not alike or ROWS in columns or self.axes == self.memory or self.axes[-1] != self.memory[-1]:
             return self.error("its reductions are not along the innermost axis and others before it", "", last)
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
-            return self.error("a kernel of strided rows does nothing else than element-wise operations", "", last)
+            return self.error(
+                "a kernel of strided rows computes only element-wise operations besides its reductions", "", last
+            )
         for array in self.spec.arrays:
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             if packed or array.parts or self.axes[-1] in array.axes[:-1]:

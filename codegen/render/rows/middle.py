@@ -126,7 +126,8 @@ class MiddleContext(FinishContext):
 
     @functools.cached_property
     def loads(self) -> list[Load]:
-        """The loads of each element: those that registers hold, and those of what all rows share, which each sweep reads again."""
+        """The loads of each element: of values that registers hold, and of values that all rows share, which each sweep
+        reads again."""
         return [self.load(a) for a in self.vector_loads() if self.plan.has_elements(a)]
 
     def load(self, access: Access) -> Load:

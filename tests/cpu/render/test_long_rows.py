@@ -137,7 +137,7 @@ def test_why_few_rows_are_left_to_xla():
     types = Types((("T", "bfloat16"),))
     axes = Case(types, (1,), (("N", 2**23),), (), (), False, 1.0, 0).axes
     assert generated.softmax.left_to_xla(types, axes) == "one row of 16.8 MB would leave most of a GPU idle"
-    words = "one row of 8388608 columns would be little for each block to do"
+    words = "one row of 8388608 columns would give each block little to do"
     assert generated.column_sum.left_to_xla(types, axes) == words
 
 

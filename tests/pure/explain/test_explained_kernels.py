@@ -127,7 +127,11 @@ def test_what_multiplies(name, dtype, more, words):
 def test_what_is_folded_exactly_may_cost_another_pass():
     """A float32 sum of expensive values is exact where the spec says so; of 16-bit factors it need not be."""
     for dtype, mode, words in (
-        ("float32", "precise", "what is folded is so costly that another pass over the product takes less"),
+        (
+            "float32",
+            "precise",
+            "the reduced values are so expensive that another pass over the product takes less time",
+        ),
         ("float32", "fast", ""),
         ("float32", "auto", ""),
         ("T", "auto", ""),

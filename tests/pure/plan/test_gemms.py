@@ -101,7 +101,7 @@ REASONS = {
         "y = x @ w; r = 2 * s; m = max(y, axis=N)",
         "y: T[..., N]; r: T[...]; m: T[...]",
     ),
-    "what another one has to give first": (
+    "a reduction that needs the result of another one": (
         "x: T[..., K]; w: T[K, N]",
         "y = x @ w; v = sum(square(y - mean(y, axis=N)), axis=N)",
         "y: T[..., N]; v: T[...]",
@@ -117,7 +117,7 @@ REASONS = {
         "y: T[B, S, P]; c: T[S, P]",
     ),
     "columns along several axes": ("x: T[..., K]; w: int8[K, H, D]", "y = x @ w", "y: T[..., H, D]"),
-    "of more than products": (
+    "that needs more than the products": (
         "x: T[..., K]; w: T[K, H, D]; b: T[D]",
         "z = x @ w; y = z / max(z + b, axis=D)",
         "y: T[..., H, D]",

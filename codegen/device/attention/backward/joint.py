@@ -9,7 +9,7 @@ The warps beside the producer add dq to sums in global memory, in turns (`turns`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -23,7 +23,7 @@ from cutlass.utils import hopper_helpers
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
-from codegen.device.attention.arguments import Backward
+from codegen.device.attention.arguments import Backward, Problem, Slope
 from codegen.device.attention.backward import keys, turns
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
@@ -52,7 +52,7 @@ def launch(stream: Any, given: Backward) -> None:
     lacking = batches_of.lacking(k.stride[0])
     table, of_tile = hopper.listed(stream, given, given.functions.tiles)
     memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors, table
-    functions = given.functions.slope, of_tile, 2, given.functions.bend
+    functions = replace(given.functions, tiles=of_tile, summed=range(2, 2 + len(given.sums.along_columns)))
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
     _attention_gradients(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, functions, how).launch(
         grid=(count, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
@@ -104,12 +104,13 @@ def _turned_factors(
     return mma.make_fragment_A(own.partition_A(ds)), mma.make_fragment_B(own.partition_B(k))
 
 
-def _place(index: Int32, sizes: tuple, batches: tuple, lacking: tuple, how: AttentionLaunch) -> tuple[Int32, tuple]:
-    """The tile of k and the positions of its batch, of a number. Elements of the batch come in groups, of which about `NEAR` blocks
-    have one each: so many find its rows of q in the L2 cache, and few wait for each other's turns. In a group the first tiles come
-    first, which are seen most under a causal mask."""
-    tiles, elements = cute.ceil_div(sizes[1], HELD), Int32(batches_of.count(batches, lacking, False))
-    each = max(how.processors // NEAR, 1)
+def _place(index: Int32, problem: Problem) -> tuple[Int32, tuple]:
+    """The tile of k and the positions of its batch, of a number. Elements of the batch come in groups, so that about
+    `NEAR` blocks have tiles of one element at a time. They find its rows of q in the L2 cache, and few wait for each
+    other's turns. In a group the first tiles come first, which are seen most under a causal mask."""
+    batches, lacking = problem.batches, problem.lacking
+    tiles, elements = cute.ceil_div(problem.sizes[1], HELD), Int32(batches_of.count(batches, lacking, False))
+    each = max(problem.how.processors // NEAR, 1)
     first = index // (each * tiles) * each
     inside, members = index - first * tiles, cutlass.min(each, elements - first)
     return inside // members, batches_of.own(first + inside % members, batches, lacking)[1]
@@ -125,62 +126,63 @@ def _attention_gradients(
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
-    functions: cutlass.Constexpr,  # slope, tiles, the first of the slope's results that is summed, and `bend`
+    functions: cutlass.Constexpr[Slope],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
+    targets, statistics, tensors, table = memory
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    problem = Problem(sizes, batches, functions, tensors, how, (), table, statistics, lacking)
     allocator, dtype = SmemAllocator(), mmas[0].op.a_dtype
     tiles = keys.allocate(allocator, layouts[:6], dtype)
     tall = cute.make_tensor(tiles[0].iterator, layouts[6].outer)
     flat = allocator.allocate_tensor(dtype, layouts[7].outer, 1024, swizzle=layouts[7].inner)
     sums = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m * how.d * _waiting(how),)), 128)
-    numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
+    numbers = allocator.allocate_tensor(
+        Float32, cute.make_layout((how.tile_m, max(1, len(statistics)), how.stages)), 16
+    )
     stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
     hopper.start(rings, stages, (1, keys.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
-    tile, own = _place(index, sizes, batches, lacking, how)
+    tile, own = _place(index, problem)
     at = tile, own
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
             to = keys.partitions(loads, tiles[:4], how.tile_m, how)
-            keys.produce_tile(
-                loads, to, (*tiles[:4], numbers), rings[:3], memory, (*at, Int32(0), Uint32(0)), sizes, batches, lacking, functions, True, how
-            )  # fmt: skip
+            keys.produce_tile(loads, to, (*tiles[:4], numbers), rings[:3], (*at, Int32(0), Uint32(0)), True, problem)
         elif warp <= PRODUCER + ADDERS:
-            _add(sums, rings[3], room, memory[2:], (*at, warp - PRODUCER - 1), sizes, batches, lacking, functions, how)
+            _add(sums, rings[3], room, (*at, warp - PRODUCER - 1), problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
         shared = *tiles, tall, flat
-        _consume(shared, sums, numbers, rings, mmas, memory, at, sizes, batches, consumer, lacking, functions, how)
+        _consume(shared, sums, numbers, rings, mmas, targets, at, consumer, problem)
 
 
 @cute.jit
-def _add(
-    sums: cute.Tensor, ring: tuple, room: tuple, operands: tuple, at: tuple, sizes: tuple, batches: tuple,
-    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+def _add(sums: cute.Tensor, ring: tuple, room: tuple, at: tuple, problem: Problem) -> None:
     """A warp that adds dq: every `ADDERS`th tile, each in its turn."""
     tile, own, adder = at
+    sizes, batches, lacking, how = problem.sizes, problem.batches, problem.lacking, problem.how
     wide, size = how.tile_m, how.tile_m * how.d
     count = cute.ceil_div(sizes[0], wide)
     empty, full = ring
     address, done = sums.iterator.toint(), Uint32(0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, here, sizes, operands, functions[1], wide, True, True)
+        passed = hopper.Passing(problem, tile, here, wide, True, True)
+        walk = hopper.step(hopper.begin(), passed)
         while walk[3] >= 0:
             if done % ADDERS == adder:
                 passing = count - 1 - walk[3]
                 rows = passing * wide, cutlass.min((passing + 1) * wide, sizes[0]) - 1
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
-                before = turns.before(tile, rows, here, sizes, operands, functions[1])
+                before = turns.before(tile, rows, here, problem)
                 turns.wait(word, before)
                 stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)
@@ -191,7 +193,7 @@ def _add(
                     turns.end(word, tile + 1)
                 cute.arch.sync_warp()
             done += 1
-            walk = hopper.step(walk, tile, here, sizes, operands, functions[1], wide, True, True)
+            walk = hopper.step(walk, passed)
 
 
 @dataclass(frozen=True)
@@ -210,13 +212,13 @@ class Queries:
 
 @cute.jit
 def _consume(
-    shared: tuple, sums: cute.Tensor, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, at: tuple, sizes: tuple,
-    batches: tuple, consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
-    how: cutlass.Constexpr[AttentionLaunch],
+    shared: tuple, sums: cute.Tensor, numbers: cute.Tensor, rings: tuple, mmas: tuple, targets: tuple, at: tuple,
+    consumer: cutlass.Int32, problem: Problem,
 ) -> None:  # fmt: skip
     """A consumer warpgroup."""
+    sizes, batches, lacking, how = problem.sizes, problem.batches, problem.lacking, problem.how
     tiles, (k, ds), wide = shared[:6], shared[6:], how.tile_m
-    own = keys.Consumer.of(tiles, mmas[:3], consumer, len(memory[0][2]), how)
+    own = keys.Consumer.of(tiles, mmas[:3], consumer, len(problem.functions.summed), how)
     of_q = Queries(mmas[3], *_turned_factors(mmas[3], ds, k, consumer, how), hopper.accumulators(_columns(how)))
     lane, (own_row, own_column) = cute.arch.lane_idx(), hopper.first_element()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -231,19 +233,20 @@ def _consume(
     cute.arch.mbarrier_wait(rings[0][0], 0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
-        walk = hopper.step(hopper.begin(), tile, here, sizes, memory[2:], functions[1], wide, True, True)
+        passed = hopper.Passing(problem, tile, here, wide, True, True)
+        walk = hopper.step(hopper.begin(), passed)
         while walk[3] >= 0:
             place = here, row, (last - walk[3]) * wide + own_column
-            stage = own.multiply(numbers, rings[:3], used, place, hopper.is_plain(walk), sizes, memory, functions, how)
+            stage = own.multiply(numbers, rings[:3], used, place, hopper.is_plain(walk), problem)
             _multiply_queries(own, of_q, rows, used, how)
             own.add_keys(stage)
-            walk = hopper.step(walk, tile, here, sizes, memory[2:], functions[1], wide, True, True)
+            walk = hopper.step(walk, passed)
             warpgroup.wait_group(1)  # waits for the products of dq, and not for those of dk
             _hand_over(of_q.dq[0], target, consumer, rings[3], used, how)
             warpgroup.wait_group(0)
             keys.release(rings[:3], stage)
             used += 1
-    own.store(memory[0], places, row, own_column, sizes[1])
+    own.store(targets, places, row, own_column, sizes[1])
 
 
 def _multiply_queries(own: keys.Consumer, of_q: Queries, rows: Int32, used: Uint32, how: AttentionLaunch) -> None:

@@ -22,6 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
+from codegen.device.attention.arguments import Problem
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.scores import Scores
 from codegen.device.gemm import tensorcore
@@ -47,7 +48,7 @@ def prepare(
 
 
 def boxes_of(rows: int, how: AttentionLaunch, staying: int = HELD) -> tuple[tuple[int, int], ...]:
-    """The boxes of two tensors that stay, and of two of which tiles of some rows pass."""
+    """The boxes of two tensors whose tiles stay, and of two whose tiles of some rows pass."""
     return (staying, how.d), (staying, how.e), (rows, how.d), (rows, how.e)
 
 
@@ -61,7 +62,8 @@ def allocate(allocator: SmemAllocator, layouts: tuple, dtype: Any) -> tuple:
 
 
 def partitions(loads: tuple, shared: tuple, rows: int, how: AttentionLaunch, staying: int = HELD) -> tuple:
-    """The boxes of the tensors that stay, and of those of which tiles of some rows pass: in shared and in global memory."""
+    """The boxes, in shared and in global memory, of the tensors whose tiles stay and of the tensors whose tiles of some
+    rows pass."""
     for load in loads:
         cpasync.prefetch_descriptor(load[0])
     found = zip(loads, boxes_of(rows, how, staying), shared, strict=True)
@@ -70,14 +72,13 @@ def partitions(loads: tuple, shared: tuple, rows: int, how: AttentionLaunch, sta
 
 @cute.jit
 def produce_tile(
-    loads: tuple, to: tuple, shared: tuple, rings: tuple, memory: tuple, at: tuple, sizes: tuple, batches: tuple,
-    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, back: cutlass.Constexpr[bool],
-    how: cutlass.Constexpr[AttentionLaunch],
-) -> Uint32:  # fmt: skip
+    loads: tuple, to: tuple, shared: tuple, rings: tuple, at: tuple, back: cutlass.Constexpr[bool], problem: Problem
+) -> Uint32:
     """Load a tile of k and v, and the tiles of q and do that pass it, with the statistics of q's rows. `at` is the tile, its batch,
     and how many tiles of k and how many of q this block has loaded before. Gives the number of tiles of q after it."""
+    how, sizes, batches, lacking = problem.how, problem.sizes, problem.batches, problem.lacking
     size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in boxes_of(how.tile_m, how, how.held))
-    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], memory[1]
+    lane, numbers, statistics = cute.arch.lane_idx(), shared[4], problem.statistics
     steps, last = cute.ceil_div(how.tile_m, WARP), cute.ceil_div(sizes[0], how.tile_m) - 1
     held_ring, q_ring, do_ring = rings
     tile, own, turn, filled = at
@@ -85,9 +86,8 @@ def produce_tile(
     hopper.fill(held, held_ring, Uint32(turn), 1, size[0] + size[1])
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         places = batches_of.sharer(which, own, batches, lacking)
-        walk = hopper.step(
-            hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held
-        )
+        passed = hopper.Passing(problem, tile, places, how.tile_m, True, back, how.held)
+        walk = hopper.step(hopper.begin(), passed)
         while walk[3] >= 0:
             passing = last - walk[3] if cutlass.const_expr(back) else walk[3]
             found = cute.make_rmem_tensor((steps, max(1, len(statistics))), Float32)
@@ -104,7 +104,7 @@ def produce_tile(
             cute.arch.mbarrier_arrive(q_ring[0] + stage)  # every lane, after its own words
             hopper.fill(((loads[3][0], to[3], (passing, 0, places)),), do_ring, filled, how.stages, size[3])
             filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, back, how.held)
+            walk = hopper.step(walk, passed)
     return filled
 
 
@@ -163,13 +163,12 @@ class Consumer:
         self.added.fill(0.0)
 
     def multiply(
-        self, numbers: cute.Tensor, rings: tuple, used: Uint32, place: tuple, plain: Boolean, sizes: tuple, memory: tuple,
-        functions: tuple, how: AttentionLaunch,
-    ) -> Int32:  # fmt: skip
+        self, numbers: cute.Tensor, rings: tuple, used: Uint32, place: tuple, plain: Boolean, problem: Problem
+    ) -> Int32:
         """Compute the weights of the tile of q after `used` others, and the gradients of the products; start the products of dv. Gives
         the tile's stage."""
         (_, q_ring, do_ring), (first, _, of_v), dtype = rings, self.mmas, self.mmas[0].op.a_dtype
-        stage, phase = place_in_ring(used, how.stages)
+        stage, phase = place_in_ring(used, problem.how.stages)
         cute.arch.mbarrier_wait(q_ring[0] + stage, phase)
         warpgroup.fence()
         hopper.multiply(first, self.s[1], self.k[None, None, None, 0], self.q[None, None, None, stage], False)
@@ -179,7 +178,7 @@ class Consumer:
         warpgroup.wait_group(0)
         near = numbers[None, None, stage].iterator.toint() + hopper.first_element()[1] * 4
         dp = None if self.dp is None else self.dp[0]
-        _slopes(self.s[0], dp, self.added, place, near, plain, sizes, memory, functions, how)
+        _slopes(self.s[0], dp, self.added, place, near, plain, problem)
         for values, words in ((self.s, self.p), (self.dp, self.ds)):
             if values is not None and words is not None:
                 hopper.rounded(values[0], words[0], dtype)
@@ -228,32 +227,32 @@ def _largest(s: cute.Tensor) -> Float32:
 @cute.jit
 def _slopes(
     s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, place: tuple, stated: cutlass.Int32, plain: cutlass.Boolean,
-    sizes: tuple, memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    problem: Problem,
 ) -> None:  # fmt: skip
     """Replace products with weights and their gradients, or without `dp`, with weights alone: a column of accumulators is a row of q, with
     two rows of k. `stated` is the address of a row's statistics. Tangents of products are polynomials where all of a warp's products are
     near 0."""
-    near = Boolean(False)
-    if cutlass.const_expr(2.0**-20 < functions[3] < 2.0**10):
-        near = cute.arch.vote_all_sync(plain & (_largest(s) * functions[3] <= SMALL))
+    near, bend, how = Boolean(False), problem.functions.bend, problem.how
+    if cutlass.const_expr(2.0**-20 < bend < 2.0**10):
+        near = cute.arch.vote_all_sync(plain & (_largest(s) * bend <= SMALL))
     if near:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, False, True)
+            _slope_column(s, dp, added, j, place, stated, problem, False, True)
     elif plain:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, False, False)
+            _slope_column(s, dp, added, j, place, stated, problem, False, False)
     else:
         for j in cutlass.range_constexpr(how.tile_m // 8):
-            _slope_column(s, dp, added, j, place, stated, sizes, memory, functions, how, True, False)
+            _slope_column(s, dp, added, j, place, stated, problem, True, False)
 
 
 def _slope_column(
-    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, j: int, place: tuple, stated: Int32, sizes: tuple, memory: tuple,
-    functions: tuple, how: AttentionLaunch, masked: bool, near: bool,
+    s: cute.Tensor, dp: cute.Tensor | None, added: cute.Tensor, j: int, place: tuple, stated: Int32, problem: Problem,
+    masked: bool, near: bool,
 ) -> None:  # fmt: skip
-    places, row, column = place
-    _, statistics, tensors, _ = memory
-    held = [tensorcore.load_words(stated + 4 * (8 * j + n * how.tile_m), 2) for n in range(len(statistics))]
+    (places, row, column), sizes, how, functions = place, problem.sizes, problem.how, problem.functions
+    count = len(problem.statistics)
+    held = [tensorcore.load_words(stated + 4 * (8 * j + n * how.tile_m), 2) for n in range(count)]
     for c in range(2):
         here = column + (8 * j + c)
         own, apart = (cutlass.min(here, sizes[0] - 1), ()) if masked else (here, (0, 8))
@@ -262,12 +261,12 @@ def _slope_column(
         for r in range(2):
             a[r], b[r] = s[c, r, j], Float32(0.0) if dp is None else dp[c, r, j]
         given = tuple(cute.full((1,), words[c].bitcast(Float32), Float32) for words in held)
-        made = functions[0](at, a.load(), b.load(), given, tensors, masked)
+        made = functions.slope(at, a.load(), b.load(), given, problem.tensors, masked)
         a.store(made[0])
         b.store(made[1])
-        for n in range(0 if dp is None else len(memory[0][2])):
+        for n, which in enumerate(functions.summed if dp is not None else ()):
             term = cute.make_rmem_tensor((2,), Float32)
-            term.store(made[functions[2] + n])
+            term.store(made[which])
             for r in range(2):
                 added[r, n] += cutlass.select_(here < sizes[0], term[r], Float32(0.0)) if masked else term[r]
         for r in range(2):

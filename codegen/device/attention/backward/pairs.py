@@ -21,7 +21,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
-from codegen.device.attention.arguments import Backward
+from codegen.device.attention.arguments import Backward, Problem, Slope
 from codegen.device.attention.scores import Scores, Tile
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, loader, place_in_ring
@@ -50,7 +50,7 @@ def launch(stream: Any, given: Backward) -> None:
         lacking = batches_of.lacking(target.stride[0])
         work = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False), *tiles
         memory = target, given.statistics, given.tensors
-        functions = given.functions.slope, given.functions.tiles, number
+        functions = replace(given.functions, summed=range(number, number + 1))
         _attention_pairs(
             loads, layouts, hopper.products(dtype, wide), memory, sizes, q.shape[0], work, lacking, functions, stages, how
         ).launch(
@@ -77,13 +77,15 @@ def _attention_pairs(
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # tiles: all, those along rows and along columns
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch the target lacks
-    functions: cutlass.Constexpr,  # slope, tiles, and which of the slope's results is summed
+    functions: cutlass.Constexpr[Slope],
     stages: cutlass.Constexpr[tuple[int, int]],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2])
+    target, statistics, tensors = memory
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    problem = Problem(sizes, batches, functions, tensors, how, work, None, statistics, lacking)
     allocator, dtype = SmemAllocator(), mma.op.a_dtype
     shared = tuple(
         tuple(allocator.allocate_tensor(dtype, x.outer, 1024, swizzle=x.inner) for x in pair) for pair in layouts
@@ -93,40 +95,39 @@ def _attention_pairs(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            _produce(loads, shared, rings, memory, sizes, batches, work, lacking, functions, stages, how)
+            _produce(loads, shared, rings, stages, problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume(shared, rings, mma, memory, sizes, batches, work, consumer, lacking, functions, stages, how)
+        _consume(shared, rings, mma, target, consumer, stages, problem)
 
 
-def _place(index: Int32, batches: tuple, work: tuple, lacking: tuple) -> tuple[Int32, Int32, tuple]:
+def _place(index: Int32, problem: Problem) -> tuple[Int32, Int32, tuple]:
     """The tile along rows, that along columns, and the positions of its batch. Neighbours share rows of q."""
-    batch, inside = index // (work[1] * work[2]), index % (work[1] * work[2])
-    return inside // work[2], inside % work[2], batches_of.own(batch, batches, lacking)[1]
+    _, rows, columns = problem.work
+    batch, inside = index // (rows * columns), index % (rows * columns)
+    return inside // columns, inside % columns, batches_of.own(batch, problem.batches, problem.lacking)[1]
 
 
-def _seen(
-    tile: tuple, places: tuple, sizes: tuple, tensors: tuple, functions: tuple, wide: int
-) -> tuple[Boolean, Boolean]:
+def _seen(tile: tuple, places: tuple, problem: Problem) -> tuple[Boolean, Boolean]:
     """Whether the mask holds for some, and for every, of a tile's elements."""
+    sizes, wide, tiles = problem.sizes, problem.how.tile_n, problem.functions.tiles
     first, begin = tile[0] * HELD, tile[1] * wide
     some, every = Boolean(True), begin + wide <= sizes[1]
-    if functions[1] is not None:
+    if tiles is not None:
         rows, columns = (
             (at, cutlass.min(at + n, size) - 1) for at, n, size in ((first, HELD, sizes[0]), (begin, wide, sizes[1]))
         )
-        found = functions[1](Tile(places, rows, columns, sizes), tensors)
+        found = tiles(Tile(places, rows, columns, sizes), problem.tensors)
         some, every = Boolean(found[0]), every & Boolean(found[1])
     return some, every
 
 
 @cute.jit
 def _produce(
-    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, stages: cutlass.Constexpr[tuple[int, int]],
-    how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+    loads: tuple, shared: tuple, rings: tuple, stages: cutlass.Constexpr[tuple[int, int]], problem: Problem
+) -> None:
     """The producer warp: loads the factors of each product."""
+    how, work, batches, lacking = problem.how, problem.work, problem.batches, problem.lacking
     columns, wide = (how.d, how.e), how.tile_n
     to = tuple(
         tuple(
@@ -140,10 +141,10 @@ def _produce(
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work[0]:
-        row, column, own = _place(index, batches, work, lacking)
+        row, column, own = _place(index, problem)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, own, batches, lacking)
-            if _seen((row, column), here, sizes, memory[2], functions, wide)[0]:
+            if _seen((row, column), here, problem)[0]:
                 for i in cutlass.range_constexpr(2):
                     at_a, at_b = (row, 0, here), (column, 0, here)
                     boxes = (loads[i][0][0], to[i][0], at_a), (loads[i][1][0], to[i][1], at_b)
@@ -156,11 +157,11 @@ def _produce(
 
 @cute.jit
 def _consume(
-    shared: tuple, rings: tuple, mma: cute.TiledMma, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    consumer: cutlass.Int32, lacking: cutlass.Constexpr, functions: cutlass.Constexpr,
-    stages: cutlass.Constexpr[tuple[int, int]], how: cutlass.Constexpr[AttentionLaunch],
+    shared: tuple, rings: tuple, mma: cute.TiledMma, target: cute.Tensor, consumer: cutlass.Int32,
+    stages: cutlass.Constexpr[tuple[int, int]], problem: Problem,
 ) -> None:  # fmt: skip
     """A consumer warpgroup: 64 rows of each tile of this block."""
+    how, work, batches, lacking = problem.how, problem.work, problem.batches, problem.lacking
     own, wide = mma.get_slice(consumer * WARPGROUP), how.tile_n
     factors = tuple(
         (mma.make_fragment_A(own.partition_A(a)), mma.make_fragment_B(own.partition_B(b))) for a, b in shared
@@ -171,14 +172,14 @@ def _consume(
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn)
     while index < work[0]:
-        row, column, places = _place(index, batches, work, lacking)
+        row, column, places = _place(index, problem)
         at = row * HELD + own_row, column * wide + own_column
         total.fill(0.0)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
-            some, every = _seen((row, column), here, sizes, memory[2], functions, wide)
+            some, every = _seen((row, column), here, problem)
             if some:
-                numbers = _numbers(memory[1], here, at[0], sizes[0])
+                numbers = _numbers(problem.statistics, here, at[0], problem.sizes[0])
                 held = [place_in_ring(used, n) for n in stages]
                 for i in cutlass.range_constexpr(2):
                     stage, phase = held[i]
@@ -189,10 +190,10 @@ def _consume(
                 for i in cutlass.range_constexpr(2):
                     warpgroup.wait_group(1 - i)
                     tensorcore.arrive(rings[i][1].toint() + held[i][0] * 8, signals, False)
-                _add_terms(total, made[0][0], made[1][0], numbers, (here, *at), every, sizes, memory, functions, how)
+                _add_terms(total, made[0][0], made[1][0], numbers, (here, *at), every, problem)
                 used += 1
         for r in cutlass.range_constexpr(2):
-            _store(total, memory[0], places, (at[0] + 8 * r, at[1]), sizes, r, how)
+            _store(total, target, places, (at[0] + 8 * r, at[1]), problem.sizes, r, how)
         turn += 1
         index = hopper.next_tile(turn)
 
@@ -208,30 +209,36 @@ def _numbers(statistics: tuple, places: tuple, row: Int32, rows: Int32) -> tuple
 
 @cute.jit
 def _add_terms(
-    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, held: tuple, place: tuple, every: cutlass.Boolean, sizes: tuple,
-    memory: tuple, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+    total: cute.Tensor,
+    s: cute.Tensor,
+    dp: cute.Tensor,
+    held: tuple,
+    place: tuple,
+    every: cutlass.Boolean,
+    problem: Problem,
+) -> None:
+    """Add one of the slope's results to a thread's two rows of sums."""
     if every:
         for r in cutlass.range_constexpr(2):
-            _add_row(total, s, dp, held, r, place, sizes, memory, functions, how, False)
+            _add_row(total, s, dp, held, r, place, problem, False)
     else:
         for r in cutlass.range_constexpr(2):
-            _add_row(total, s, dp, held, r, place, sizes, memory, functions, how, True)
+            _add_row(total, s, dp, held, r, place, problem, True)
 
 
 def _add_row(
-    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, held: tuple, r: int, place: tuple, sizes: tuple, memory: tuple,
-    functions: tuple, how: AttentionLaunch, masked: bool,
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, held: tuple, r: int, place: tuple, problem: Problem, masked: bool,
 ) -> None:  # fmt: skip
     """Add one of the slope's results to a row of sums."""
-    places, row, column = place
+    (places, row, column), sizes, functions = place, problem.sizes, problem.functions
     own = cutlass.min(row + 8 * r, sizes[0] - 1)
     a, b, sums = (hopper.row_of(x, r) for x in (s, dp, total))
     columns = hopper.columns_of(column, cute.size(a))
-    apart, neighbours = ((), 1) if masked else (hopper.apart(len(columns)), how.neighbours)
+    apart, neighbours = ((), 1) if masked else (hopper.apart(len(columns)), problem.how.neighbours)
     at = Scores(places, own, columns, sizes, apart=apart, neighbours=neighbours)
     given = tuple(cute.full((1,), x[r], Float32) for x in held)
-    sums.store(sums.load() + functions[0](at, a.load(), b.load(), given, memory[2], masked)[functions[2]])
+    made = functions.slope(at, a.load(), b.load(), given, problem.tensors, masked)
+    sums.store(sums.load() + made[functions.summed[0]])
     hopper.put_row(sums, total, r)
 
 

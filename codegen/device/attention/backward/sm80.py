@@ -88,8 +88,8 @@ class Loop:
 
 @dataclass(frozen=True)
 class Memory:
-    """A block's tiles in shared memory: two of `tile_m` rows, of which each warp has 16, and two of `tile_n` rows that these are
-    multiplied with. The first of each two has D columns, the second one E."""
+    """A block's tiles in shared memory: two of `tile_m` rows, 16 for each warp, and two of `tile_n` rows, by which
+    these are multiplied. The first of each two has D columns, the second one E."""
 
     address: Int32
     own: tuple[

@@ -7,6 +7,7 @@ dp = do @ v^T and dq += ds @ k.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -18,7 +19,7 @@ from cutlass.memory import SmemAllocator
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import hopper
-from codegen.device.attention.arguments import Backward
+from codegen.device.attention.arguments import Backward, Problem, Slope
 from codegen.device.attention.backward import keys
 from codegen.device.attention.batches import store_sum
 from codegen.device.attention.scores import Scores
@@ -49,7 +50,8 @@ def _launch_keys(stream: Any, given: Backward, table: Any, tiles: Any) -> None:
     lacking = batches_of.lacking(k.stride[0])
     work, grid = hopper.work_of(cute.ceil_div(sizes[1], how.held), batches_of.count(batches, lacking, False), how)
     memory = (given.dk, given.dv, sums.along_columns), given.statistics, given.tensors, table
-    functions = given.functions.slope, tiles, 2 + len(sums.along_rows), given.functions.bend
+    first = 2 + len(sums.along_rows)
+    functions = replace(given.functions, tiles=tiles, summed=range(first, first + len(sums.along_columns)))
     _attention_of_keys(loads, layouts, mmas, memory, sizes, batches, work, lacking, functions, how).launch(
         grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
@@ -66,7 +68,7 @@ def _launch_queries(stream: Any, given: Backward, table: Any, tiles: Any) -> Non
     mmas = hopper.products(q.element_type, how.tile_n), hopper.weighted(q.element_type, how.d)
     work, grid = hopper.work_of(cute.ceil_div(sizes[0], HELD), cute.size(q, mode=[0]), how)
     memory = (given.dq, given.sums.along_rows), given.statistics, given.tensors, table
-    functions = given.functions.slope, tiles
+    functions = replace(given.functions, tiles=tiles, summed=range(2, 2 + len(given.sums.along_rows)))
     _attention_of_queries(loads, layouts, mmas, memory, sizes, q.shape[0], work, functions, how).launch(
         grid=(grid, 1, 1),
         block=(THREADS, 1, 1),
@@ -88,97 +90,92 @@ def _attention_of_keys(
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # as `hopper.work_of` gives it
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
-    functions: cutlass.Constexpr,  # slope, tiles, the first of the slope's results that is summed, and `bend`
+    functions: cutlass.Constexpr[Slope],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
+    targets, statistics, tensors, table = memory
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    problem = Problem(sizes, batches, functions, tensors, how, work, table, statistics, lacking)
     allocator = SmemAllocator()
     shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
-    numbers = allocator.allocate_tensor(Float32, cute.make_layout((how.tile_m, max(1, len(memory[1])), how.stages)), 16)
+    numbers = allocator.allocate_tensor(
+        Float32, cute.make_layout((how.tile_m, max(1, len(statistics)), how.stages)), 16
+    )
     stages = 1, how.stages, how.stages
     rings = hopper.rings(allocator, stages)
     hopper.start(rings, stages, (1, keys.STATED, 1))
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            _produce_keys(loads, (*shared[:4], numbers), rings, memory, sizes, batches, work, lacking, functions, how)
+            _produce_keys(loads, (*shared[:4], numbers), rings, problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        given = shared, numbers, rings, mmas, memory, sizes, batches, work
+        given = shared, numbers, rings, mmas, targets
         if cutlass.const_expr(how.separate):
             if consumer == 0:
-                _consume_keys(*given, 0, True, False, lacking, functions, how)
+                _consume_keys(*given, 0, True, False, problem)
             else:
-                _consume_keys(*given, 0, False, True, lacking, functions, how)
+                _consume_keys(*given, 0, False, True, problem)
         else:
-            _consume_keys(*given, consumer, True, True, lacking, functions, how)
+            _consume_keys(*given, consumer, True, True, problem)
 
 
 @cute.jit
-def _produce_keys(
-    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    lacking: cutlass.Constexpr, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+def _produce_keys(loads: tuple, shared: tuple, rings: tuple, problem: Problem) -> None:
     """The producer warp: loads the tiles of this block, and the statistics of q's rows."""
+    how, work = problem.how, problem.work
     to = keys.partitions(loads, shared[:4], how.tile_m, how, how.held)
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn, work[3])
     while index < work[0]:
-        tile, own = _place_keys(index, batches, work, lacking)
-        filled = keys.produce_tile(
-            loads, to, shared, rings, memory, (tile, own, turn, filled), sizes, batches, lacking, functions, False, how
-        )
+        tile, own = _place_keys(index, problem)
+        filled = keys.produce_tile(loads, to, shared, rings, (tile, own, turn, filled), False, problem)
         turn += 1
         index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit
 def _consume_keys(
-    shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    rows: cutlass.Int32 | int, of_k: cutlass.Constexpr[bool], of_v: cutlass.Constexpr[bool], lacking: cutlass.Constexpr,
-    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
+    shared: tuple, numbers: cute.Tensor, rings: tuple, mmas: tuple, targets: tuple, rows: cutlass.Int32 | int,
+    of_k: cutlass.Constexpr[bool], of_v: cutlass.Constexpr[bool], problem: Problem,
 ) -> None:  # fmt: skip
     """A consumer warpgroup: 64 rows of dk, of dv or of both, of each tile of this block; the tile's first or last ones."""
-    own = keys.Consumer.of(shared, mmas, rows, len(memory[0][2]), how, of_k, of_v)
+    how, work, batches, lacking = problem.how, problem.work, problem.batches, problem.lacking
+    own = keys.Consumer.of(shared, mmas, rows, len(problem.functions.summed), how, of_k, of_v)
     signals = cute.arch.lane_idx() == 0
     own_row, own_column = hopper.first_element()
     full, empty = rings[0]
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn, work[3])
     while index < work[0]:
-        tile, places = _place_keys(index, batches, work, lacking)
+        tile, places = _place_keys(index, problem)
         row = tile * how.held + own_row % how.held
         own.clear()
         cute.arch.mbarrier_wait(full, turn & 1)
         for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
             here = batches_of.sharer(which, places, batches, lacking)
-            walk = _step_keys(hopper.begin(), tile, here, sizes, memory, functions, how)
+            passed = hopper.Passing(problem, tile, here, how.tile_m, True, False, how.held)
+            walk = hopper.step(hopper.begin(), passed)
             while walk[3] >= 0:
                 place = here, row, walk[3] * how.tile_m + own_column
-                stage = own.multiply(numbers, rings, used, place, hopper.is_plain(walk), sizes, memory, functions, how)
+                stage = own.multiply(numbers, rings, used, place, hopper.is_plain(walk), problem)
                 own.add_keys(stage)
-                walk = _step_keys(walk, tile, here, sizes, memory, functions, how)
+                walk = hopper.step(walk, passed)
                 warpgroup.wait_group(0)
                 keys.release(rings, stage)
                 used += 1
         tensorcore.arrive(empty.toint(), signals, False)
-        own.store(memory[0], places, row, own_column, sizes[1])
+        own.store(targets, places, row, own_column, problem.sizes[1])
         turn += 1
         index = hopper.next_tile(turn, work[3])
 
 
-def _place_keys(index: Int32, batches: tuple, work: tuple, lacking: tuple) -> tuple[Int32, tuple]:
+def _place_keys(index: Int32, problem: Problem) -> tuple[Int32, tuple]:
     """The tile of k, and the positions of its batch. The first tiles, which are seen most under a causal mask, come first."""
-    tile, element = hopper.place(index, work)
-    return tile, batches_of.own(element, batches, lacking)[1]
-
-
-def _step_keys(
-    walk: tuple, tile: Int32, places: tuple, sizes: tuple, memory: tuple, functions: tuple, how: AttentionLaunch
-) -> tuple:
-    return hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_m, True, False, how.held)
+    tile, element = hopper.place(index, problem.work)
+    return tile, batches_of.own(element, problem.batches, problem.lacking)[1]
 
 
 # q and do stay
@@ -193,12 +190,14 @@ def _attention_of_queries(
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     work: tuple,  # as `hopper.work_of` gives it
-    functions: cutlass.Constexpr,  # slope, tiles
+    functions: cutlass.Constexpr[Slope],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4
-    memory = *memory[:2], tuple(vectors.compacted(t) for t in memory[2]), memory[3]
+    targets, statistics, tensors, table = memory
+    tensors = tuple(vectors.compacted(t) for t in tensors)
+    problem = Problem(sizes, batches, functions, tensors, how, work, table, statistics)
     allocator = SmemAllocator()
     shared = keys.allocate(allocator, layouts, mmas[0].op.a_dtype)
     stages = 1, how.stages, how.stages
@@ -207,49 +206,47 @@ def _attention_of_queries(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(hopper.REGISTERS[0])
         if warp == PRODUCER:
-            _produce_queries(loads, shared[:4], rings, memory, sizes, batches, work, functions, how)
+            _produce_queries(loads, shared[:4], rings, problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
-        _consume_queries(shared, rings, mmas, memory, sizes, batches, work, consumer, functions, how)
+        _consume_queries(shared, rings, mmas, targets, consumer, problem)
 
 
-def _place(index: Int32, sizes: tuple, batches: tuple, work: tuple) -> tuple[Int32, tuple]:
+def _place(index: Int32, problem: Problem) -> tuple[Int32, tuple]:
     """The tile of q, and the positions of its batch. The last tiles, which see most under a causal mask, come first."""
-    back, batch = hopper.place(index, work)
-    return cute.ceil_div(sizes[0], HELD) - 1 - back, batches_of.places_of(batch, batches)
+    back, batch = hopper.place(index, problem.work)
+    return cute.ceil_div(problem.sizes[0], HELD) - 1 - back, batches_of.places_of(batch, problem.batches)
 
 
 @cute.jit
-def _produce_queries(
-    loads: tuple, shared: tuple, rings: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+def _produce_queries(loads: tuple, shared: tuple, rings: tuple, problem: Problem) -> None:
     """The producer warp: loads the tiles of this block."""
+    how, work = problem.how, problem.work
     to, (held_ring, k_ring, v_ring) = keys.partitions(loads, shared, how.tile_n, how), rings
     size = tuple(hopper.bytes_of(box, shared[0].element_type) for box in keys.boxes_of(how.tile_n, how))
     filled, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn, work[3])
     while index < work[0]:
-        tile, places = _place(index, sizes, batches, work)
+        tile, places = _place(index, problem)
         hopper.fill(
             ((loads[0][0], to[0], (tile, 0, places)), (loads[1][0], to[1], (tile, 0, places))), held_ring, Uint32(turn), 1,
             size[0] + size[1],
         )  # fmt: skip
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], how.tile_n)
+        passed = hopper.Passing(problem, tile, places, how.tile_n)
+        walk = hopper.step(hopper.begin(), passed)
         while walk[3] >= 0:
             hopper.fill(((loads[2][0], to[2], (walk[3], 0, places)),), k_ring, filled, how.stages, size[2])
             hopper.fill(((loads[3][0], to[3], (walk[3], 0, places)),), v_ring, filled, how.stages, size[3])
             filled += 1
-            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], how.tile_n)
+            walk = hopper.step(walk, passed)
         turn += 1
         index = hopper.next_tile(turn, work[3])
 
 
 @cute.jit
 def _consume_queries(
-    shared: tuple, rings: tuple, mmas: tuple, memory: tuple, sizes: tuple, batches: tuple, work: tuple,
-    consumer: cutlass.Int32, functions: cutlass.Constexpr, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+    shared: tuple, rings: tuple, mmas: tuple, targets: tuple, consumer: cutlass.Int32, problem: Problem
+) -> None:
     """A consumer warpgroup: 64 rows of dq of each tile of this block."""
     (sQ, sDo, sK, sV, tK, _), (held_ring, k_ring, v_ring), dtype = shared, rings, shared[0].element_type
     first, of_q = mmas
@@ -257,7 +254,8 @@ def _consume_queries(
     q, do = (first.make_fragment_A(own.partition_A(x)) for x in (sQ, sDo))
     k, v = (first.make_fragment_B(own.partition_B(x)) for x in (sK, sV))
     across_k = of_q.make_fragment_B(own_q.partition_B(tK))
-    wide, statistics, (gradient, sums) = how.tile_n, memory[1], memory[0]
+    how, sizes, work = problem.how, problem.sizes, problem.work
+    wide, statistics, (gradient, sums) = how.tile_n, problem.statistics, targets
     (s, acc_s), (dp, acc_dp), (dq, acc_dq) = (hopper.accumulators(n) for n in (wide, wide, how.d))
     ds, a_ds = hopper.factor(wide, dtype)
     held = cute.make_rmem_tensor((2, max(1, len(statistics))), Float32)
@@ -268,14 +266,15 @@ def _consume_queries(
     used, turn = Uint32(0), Int32(0)
     index = hopper.next_tile(turn, work[3])
     while index < work[0]:
-        tile, places = _place(index, sizes, batches, work)
+        tile, places = _place(index, problem)
         row = tile * HELD + own_row
         dq.fill(0.0)
         added.fill(0.0)
         for r in cutlass.range_constexpr(2):
             for n in cutlass.range_constexpr(len(statistics)):
                 held[r, n] = statistics[n][places, cutlass.min(row + 8 * r, sizes[0] - 1)]
-        walk = hopper.step(hopper.begin(), tile, places, sizes, memory[2:], functions[1], wide)
+        passed = hopper.Passing(problem, tile, places, wide)
+        walk = hopper.step(hopper.begin(), passed)
         cute.arch.mbarrier_wait(held_ring[0], turn & 1)
         while walk[3] >= 0:
             at, phase = place_in_ring(used, how.stages)
@@ -287,11 +286,11 @@ def _consume_queries(
             warpgroup.wait_group(0)
             tensorcore.arrive(v_free + at * 8, signals, False)
             place = places, row, walk[3] * wide + own_column
-            _slope_queries(s, dp, held, added, place, hopper.is_plain(walk), sizes, memory, functions)
+            _slope_queries(s, dp, held, added, place, hopper.is_plain(walk), problem)
             hopper.rounded(dp, ds, dtype)
             warpgroup.fence()
             hopper.multiply(of_q, acc_dq, a_ds, across_k[None, None, None, at], True)
-            walk = hopper.step(walk, tile, places, sizes, memory[2:], functions[1], wide)
+            walk = hopper.step(walk, passed)
             warpgroup.wait_group(0)
             tensorcore.arrive(k_free + at * 8, signals, False)
             used += 1
@@ -306,36 +305,34 @@ def _consume_queries(
 
 @cute.jit
 def _slope_queries(
-    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, place: tuple, plain: cutlass.Boolean, sizes: tuple,
-    memory: tuple, functions: cutlass.Constexpr,
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, place: tuple, plain: cutlass.Boolean,
+    problem: Problem,
 ) -> None:  # fmt: skip
     """Replace the weights' gradients with those of the products."""
     if plain:
         for r in cutlass.range_constexpr(2):
-            _slope_row(s, dp, held, added, r, place, sizes, memory, functions, False)
+            _slope_row(s, dp, held, added, r, place, problem, False)
     else:
         for r in cutlass.range_constexpr(2):
-            _slope_row(s, dp, held, added, r, place, sizes, memory, functions, True)
+            _slope_row(s, dp, held, added, r, place, problem, True)
 
 
 def _slope_row(
-    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, r: int, place: tuple, sizes: tuple, memory: tuple,
-    functions: tuple, masked: bool,
+    s: cute.Tensor, dp: cute.Tensor, held: cute.Tensor, added: cute.Tensor, r: int, place: tuple, problem: Problem, masked: bool,
 ) -> None:  # fmt: skip
-    places, row, column = place
-    _, statistics, tensors, _ = memory
+    (places, row, column), sizes = place, problem.sizes
     a, b = hopper.row_of(s, r), hopper.row_of(dp, r)
     columns = hopper.columns_of(column, cute.size(a))
     apart = () if masked else hopper.apart(len(columns))
     at = Scores(places, cutlass.min(row + 8 * r, sizes[0] - 1), columns, sizes, apart=apart)
-    given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(statistics)))
-    made = functions[0](at, a.load(), b.load(), given, tensors, masked)
+    given = tuple(cute.full((1,), Float32(held[r, n]), Float32) for n in range(len(problem.statistics)))
+    made = problem.functions.slope(at, a.load(), b.load(), given, problem.tensors, masked)
     b.store(made[1])
     if masked:
         for i, here in enumerate(columns):
             b[i] = cutlass.select_(here < sizes[1], b[i], Float32(0.0))
     hopper.put_row(b, dp, r)
-    for n in range(len(memory[0][1])):
-        a.store(made[2 + n])
+    for n, which in enumerate(problem.functions.summed):
+        a.store(made[which])
         for i, here in enumerate(columns):
             added[r, n] += cutlass.select_(here < sizes[1], a[i], Float32(0.0)) if masked else a[i]

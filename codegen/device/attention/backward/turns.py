@@ -11,14 +11,12 @@ shared memory and add it in the L2 cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Int32, Uint32
 from cutlass._mlir.dialects import llvm
 
+from codegen.device.attention.arguments import Problem
 from codegen.device.attention.scores import Tile
 from codegen.shared import HELD, WARP
 
@@ -44,20 +42,17 @@ def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer) 
 
 
 @cute.jit
-def before(
-    tile: cutlass.Int32, rows: tuple, places: tuple, sizes: tuple, operands: tuple,
-    tiles: cutlass.Constexpr[Callable[..., Any] | None],
-) -> Int32:  # fmt: skip
+def before(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) -> Int32:
     """The word of a turn before a tile of k, for rows of q from the first to the last. It is one more than the last tile of k
     before this one whose mask holds somewhere in these rows, or 0. A warp looks at 32 tiles at once."""
-    found = tile
+    found, tiles, sizes = tile, problem.functions.tiles, problem.sizes
     if cutlass.const_expr(tiles is not None):
         end, found = tile, Int32(0)
         while end > 0:
             own = end - 1 - cute.arch.lane_idx()
             first = cutlass.max(own, 0) * HELD
             at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
-            some = Boolean(tiles(at, operands)[0]) & (own >= 0)
+            some = Boolean(tiles(at, (problem.tensors, problem.table))[0]) & (own >= 0)
             seen = Uint32(cute.arch.vote_ballot_sync(some))
             nearest = end - Int32(cute.arch.popc((seen & (~seen + 1)) - 1))  # from the lowest bit
             found = cutlass.select_(seen != 0, nearest, Int32(0))

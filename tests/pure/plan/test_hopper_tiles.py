@@ -56,7 +56,7 @@ def test_every_tile_of_the_table_fits(tiles):
             {"b_is_nk": True},
             "K is split among two, four or eight blocks of a cluster; got 3",
         ),
-        (replace(TILES, splits=2, cluster_m=2), "float16", "float16", {"b_is_nk": True}, "a cluster of their own"),
+        (replace(TILES, splits=2, cluster_m=2), "float16", "float16", {"b_is_nk": True}, "blocks of a cluster; got"),
         (replace(TABLE[-1], splits=8), "int8", "int8", {"b_is_nk": True}, "cannot finish 16 columns each"),
         (Tiles(128, 160, 64, 5, splits=4), "int8", "int8", {"b_is_nk": True}, "4 blocks cannot finish 16"),
         (

@@ -9,17 +9,22 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+WIDTH = 200  # of what is not printed to a terminal
 INTERRUPTED = 130  # the exit status of a command that Ctrl-C ended, as in a shell
 
 
 def show(*things: Any) -> None:
-    """Print as wide as the terminal, or without a limit into a pipe or a file."""
+    """Print as wide as the terminal. Into a pipe or a file, lines have up to `WIDTH` columns, and no blanks at their ends."""
     from rich.console import Console
 
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=200)
-    console.print(*things)
+    if console.is_terminal:
+        console.print(*things)
+        return
+    console = Console(width=WIDTH)
+    with console.capture() as captured:
+        console.print(*things)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:

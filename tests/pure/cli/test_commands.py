@@ -156,6 +156,11 @@ def test_a_name_like_none_is_told_how_many_there_are():
     assert suggested("c", ["b", "a"]) == "There are a and b."
 
 
+def test_what_is_not_printed_to_a_terminal_has_no_blanks_at_the_ends_of_lines(run):
+    lines = run("explain", "rmsnorm", "--specs", str(SPECS)).out.splitlines()
+    assert len(lines) > 20 and [line for line in lines if line.endswith(" ")] == []
+
+
 def test_an_op_that_is_not_there(run, tmp_path):
     result = run("explain", "rmsnrom", "--specs", str(SPECS))
     assert (result.status, result.out) == (2, "")

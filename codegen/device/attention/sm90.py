@@ -215,8 +215,7 @@ def _consume(
     problem: Problem,
 ) -> None:  # fmt: skip
     """A consumer warpgroup: computes 64 rows of each tile of this block. The tiles of k that pass all of them are one
-    sequence. The products with the first k of a tile are started before the products with the last v of the tile
-    before, whose results are stored then."""
+    sequence: a tile's first products are started before the last ones of the tile before, whose results are stored then."""
     functions, how = problem.functions, problem.how
     stages, own, dtype = how.stages, hopper.first_element(), shared[2].element_type
     s, o, p, factors = _factors(shared, mmas, consumer, how)
@@ -249,8 +248,7 @@ def _consume(
             now = following
             _multiply(factors, rings, used, now, consumer, stages)
             place = *rows, now // 4 * how.tile_n + own[1]
-            plain = now & PLAIN != 0
-            risen = weights.weigh_next(s, early, state, place, plain, problem, loaded, dtype)
+            risen = weights.weigh_next(s, early, state, place, now & PLAIN != 0, problem, loaded, dtype)
             # A branch is in this, or the assembler would wait for p @ v before the exponentials
             following = _told(rings[1], told, used + 1, stages)
             warpgroup.wait_group(0)

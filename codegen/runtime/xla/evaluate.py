@@ -171,7 +171,11 @@ class Within:
             [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args],
         )
         dtypes = [type_of(side, arrays) for side in node.args]
-        both = [d for d in own[0] if d in own[1] and d not in lost]  # first: XLA on a CPU lacks other products
+        # XLA on a CPU lacks other products than those of which the axes that both have come first, and whose result is not transposed
+        both = [d for d in own[0] if d in own[1] and d not in lost]
+        free = [[d for d in numbers if d not in both and d not in lost] for numbers in own]
+        if free[1] and free[1] < free[0]:
+            left, right, own = right, left, own[::-1]
         orders = [[*both, *(d for d in numbers if d not in both)] for numbers in own]
         result = [*both, *(d for numbers in own for d in numbers if d not in both and d not in lost)]
         operands = []

@@ -304,3 +304,21 @@ def test_gradients_of_factors_are_products_in_their_own_order():
     text = jax.jit(jax.grad(loss, (0, 1))).lower(x, w).as_text()
     assert text.count("stablehlo.dot_general") == 2
     assert "stablehlo.transpose" not in text
+
+
+def test_gradients_of_shared_keys_and_values_on_a_cpu(tmp_path):
+    """Products over a group's heads and rows, in bfloat16, of which XLA on a CPU has not every order of axes."""
+    inputs = "q: bfloat16[B, (H G), Q, D]; k: bfloat16[B, H, S, D]; v: bfloat16[B, H, S, D]"
+    chain = "p = softmax(dot(q, k, axis=D), axis=S); o = dot(p, v, axis=S)"
+    op = make_op(tmp_path, spec_text(inputs, "o: bfloat16[B, (H G), Q, D]", chain))
+    draw = np.random.default_rng(0).standard_normal
+    q, k, v, do = (jnp.asarray(draw((2, heads, 6, 8)), jnp.bfloat16) for heads in (4, 2, 2, 4))
+
+    def plain(q, k, v):
+        scores = jnp.einsum("bhgqd,bhsd->bhgqs", q.reshape(2, 2, 2, 6, 8), k)
+        return jnp.einsum("bhgqs,bhsd->bhgqd", jax.nn.softmax(scores), v).reshape(q.shape)
+
+    found = jax.jit(lambda *a: jax.vjp(lambda *b: op(*b, implementation="xla"), *a)[1](do))(q, k, v)
+    wide = (x.astype(jnp.float32) for x in (q, k, v))
+    for own, expected in zip(found, jax.vjp(plain, *wide)[1](do.astype(jnp.float32)), strict=True):
+        np.testing.assert_allclose(own.astype(jnp.float32), expected, rtol=0.05, atol=0.05)

@@ -346,31 +346,27 @@ def _load_of_rows(
     if own.extents[-1] >= vec:
         after = _next((*own.first[:-1], own.extents[-1] - 1), own, outermost)
         for k in cutlass.range_constexpr(len(rest)):
-            _load_two_rows(rest[k][0], rest[k][1], own.first, after, left, own.valid)
+            rest[k][1].fill(_of_row(rest[k][0], own.first))
+        if (left < vec) & (left < own.valid):
+            _load_after(rest, after, left)
     else:
         _load_elements_at_places(own, rest, outermost)
 
 
-@cute.jit
-def _load_two_rows(
-    read: cutlass.Constexpr[Read | Axis],
-    dst: cute.Tensor,
-    at: tuple[Int32, ...],
-    after: tuple[Int32, ...],
-    left: Int32,
-    valid: Int64,
-) -> None:
-    """A row's value for the `left` elements of a vector that are in the row `at`, and that of the row `after` for the others."""
-    if cutlass.const_expr(isinstance(read, Axis)):
-        for i in cutlass.range_constexpr(cute.size(dst)):
-            dst[i] = cutlass.select_(i < left, at[read.number], after[read.number])
-    else:
-        dst.fill(read.tensor[_where(read.tensor, read.place, at)])
-        if (left < cute.size(dst)) & (left < valid):
-            other = read.tensor[_where(read.tensor, read.place, after)]
-            for i in cutlass.range_constexpr(cute.size(dst)):
-                if i >= left:
-                    dst[i] = other
+def _load_after(rest: list[tuple[Read | Axis, cute.Tensor]], after: tuple[Int32, ...], left: Int32) -> None:
+    """Load the values of the row `after` for all elements but the first `left`."""
+    others = [_of_row(r, after) for r, _ in rest]  # all loads before the first value is needed
+    for (_, x), other in zip(rest, others, strict=True):
+        for i in range(cute.size(x)):
+            x[i] = cutlass.select_(i < left, x[i], other)
+
+
+def _of_row(read: Read | Axis, at: tuple[Int32, ...]) -> Numeric:
+    """The value of all elements of a row."""
+    if isinstance(read, Axis):
+        return at[read.number]
+    assert read.place is not None
+    return read.tensor[_where(read.tensor, read.place, at)]
 
 
 @cute.jit

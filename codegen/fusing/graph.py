@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.axes import added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
-from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, is_exact, wraps
+from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, constants_apart, is_exact, wraps
 
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "transpose"})
@@ -94,8 +94,8 @@ def is_sharded(step: Step) -> bool:
 
 def prepared(flat: Flat) -> Flat:
     """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
-    each use of a recomputed step has one of its own. Factors are separate."""
-    return _factors_apart(spread(once(_needed(flat))))
+    each use of a recomputed step, or of a constant, has one of its own. Factors are separate."""
+    return _factors_apart(spread(constants_apart(once(_needed(flat)))))
 
 
 def _needed(flat: Flat) -> Flat:

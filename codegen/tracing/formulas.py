@@ -101,6 +101,12 @@ class Formulas:
             size = math.prod(a.size for a in inner.attr) * len(inner.args)
             if math.isclose(count, size, rel_tol=1e-6):
                 return self.make("mean", inner.args, "float", inner.attr)
+        if op in ("div", "mul") and args[0].op == "neg" and args[0].args[0].op == "sum" and args[1].is_number:
+            average = self.make(op, (args[0].args[0], args[1]), kind)
+            if average.op == "mean":
+                return self.make("neg", (average,), kind)
+        if op == "neg" and args[0].op == "neg":
+            return args[0].args[0]
         if op == "sum" and len(args) == 1 and (simpler := self._simpler_sum(args[0], attr)) is not None:
             return simpler
         axes = frozenset().union(*(a.axes for a in args)) if args else frozenset()

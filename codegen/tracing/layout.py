@@ -131,6 +131,8 @@ def _may_be_rows(rows: tuple[Axis, ...], arrays: Sequence[ArrayOf], formulas: Se
         if formula.op in REDUCING and isinstance(formula.attr, frozenset):
             if own & formula.attr and not own <= formula.attr:
                 return False
+            if own <= formula.attr and formula.op == "dot" and len(own) == 1:
+                return False  # one axis that is contracted has a name
         elif (formula.op in ("index", "size", "take") and formula.attr in own) or (
             isinstance(formula.attr, tuple) and formula.attr and formula.attr[0] in own
         ):

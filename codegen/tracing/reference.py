@@ -277,12 +277,9 @@ class Printer(Text):
         """The table with its axis first, then the index's axes in the place of it."""
         table, index = formula.args
         text, axes, rows = self.raw(table)
-        if rows or index.op != "input":
-            raise UserError("a gather of this form has no reference", "")
+        if rows:
+            raise UserError("a gather from an array with rows has no reference", "")
         first = [formula.attr, *(a for a in self.order if a in axes and a is not formula.attr)]
         text = self.moved(text, axes, first, False)
-        place, own, has_rows = self.raw(index)
-        made = [*own, *first[1:]]
-        if made != [a for a in self.order if a in made]:
-            raise UserError("a gather of this form has no reference", "")
-        return self.aligned(f'jnp.take({text}, {place}, axis=0, mode="clip")', made, has_rows)
+        place, own, has_rows = self.factor(index)
+        return self.aligned(f'jnp.take({text}, {place}, axis=0, mode="clip")', [*own, *first[1:]], has_rows)

@@ -211,14 +211,15 @@ class _Writing:
 
     def text(self, reference: list[str]) -> str:
         request, layout = self.request, self.layout
-        types = type_variable([*self.inputs, *self.outputs]) if request.generic else {}
+        arrays = [*self.inputs, *self.outputs]
+        types = type_variable(arrays) if request.generic else {}
         targets: list[str] = []
         roots: list[Formula] = []
         for array, parts in zip(self.outputs, self.chain.outputs, strict=True):
             cut = any(d.parts for d in array.dims)
             targets += [f"{array.name}[{i}]" if cut else array.name for i in range(len(parts))]
             roots += parts
-        lines = Writer(layout, self.chain.names, self.taken).write(targets, roots)
+        lines = Writer(layout, self.chain.names, self.taken, arrays).write(targets, roots)
         written = [
             *(f"# {note}" for note in request.notes),
             f"op: {request.op}",
@@ -226,9 +227,9 @@ class _Writing:
         ]
         if types:
             written += ["types:", f"  T: [{', '.join(FREE)}]"]
-        for key, arrays in (("inputs", self.inputs), ("outputs", self.outputs)):
+        for key, own in (("inputs", self.inputs), ("outputs", self.outputs)):
             written.append(f"{key}:")
-            written += [f"  {a.name}: {types.get(a.dtype, a.dtype)}[{layout.dims(a)}]" for a in arrays]
+            written += [f"  {a.name}: {types.get(a.dtype, a.dtype)}[{layout.dims(a)}]" for a in own]
         if self.params:
             written += ["params:", *(f"  {p.name}: {{type: float, default: {p.default!r}}}" for p in self.params)]
         written += ["chain: |", *(f"  {line}" for line in lines)]

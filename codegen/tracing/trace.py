@@ -17,7 +17,7 @@ from codegen.tracing.naming import argument_names, proper, result_names, unique
 from codegen.tracing.reference import source_of
 from codegen.tracing.specs import Made, Param, Request, no_source, spec_of
 from codegen.tracing.steps import Flat, Place, Value, failed, traced
-from codegen.tracing.translate import NotExpressed
+from codegen.tracing.translate import NotExpressed, constants_apart
 
 Like = jax.ShapeDtypeStruct
 
@@ -127,7 +127,7 @@ def _traced(
     arrays = [e for e in examples if not isinstance(e, float)]
     names = argument_names(_without(function, scalars), tuple(arrays))
     try:
-        return traced(_called(function, examples, scalars), arrays, list(scalars.values())), names
+        return constants_apart(traced(_called(function, examples, scalars), arrays, list(scalars.values()))), names
     except Exception as error:  # a scalar decides what is traced: it stays a number
         if not scalars:
             raise failed(function, error) from error
@@ -136,7 +136,7 @@ def _traced(
         numbers = list(kept.values())
         call = _called(function, examples, kept)
         try:
-            return traced(lambda given: call(given, numbers), arrays), names
+            return constants_apart(traced(lambda given: call(given, numbers), arrays)), names
         except Exception as another:
             raise failed(function, another) from another
 

@@ -7,12 +7,13 @@ XLA may do. A value whose axis is cut has one formula for each part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.axes import Axes, Axis, added, sliced, taken
 from codegen.tracing.formulas import Formula, Formulas
-from codegen.tracing.steps import Atom, Number, Step, Value, plain
+from codegen.tracing.steps import Atom, Flat, Number, Step, Value, plain
 
 # Primitives by their operation in the language
 SAME = {
@@ -36,6 +37,7 @@ COMPUTED = frozenset(
     {"convert_element_type", "integer_pow", "pow", "clamp", "round", "not", "one_minus_square", "polynomial"}
 )
 ELEMENTWISE = frozenset(SAME) | COMPUTED | {"select_n", "shift_left", "shift_right_arithmetic"}
+OF_NUMBERS = ELEMENTWISE | LAYOUT | {"iota"}  # steps of one result that may be computed of numbers alone
 KNOWN = ELEMENTWISE | REDUCTIONS.keys() | SCANS.keys() | UNCHANGED | frozenset({
     "iota", "argmax", "argmin", "reshape", "slice", "split", "concatenate", "stack", "unstack", "gather", "dot_general", "own",
     "scatter-add",
@@ -369,6 +371,33 @@ class Translator:
         here = make("eq", (make("index", (), "int", axis), unwrapped(index[0], axis.size)), "bool")
         added_up = make("where", (here, value[0], self.formulas.number(0, kind)), kind)
         return [tuple(added_up if t.is_number and t.attr == 0 else make("add", (t, added_up), kind) for t in table)]
+
+
+def constants_apart(flat: Flat) -> Flat:
+    """The same function, in which each use of what is computed of numbers alone has a step of its own. So positions may be along several
+    axes: `i[:, None] >= i` of one `i = jnp.arange(n)` has rows and columns."""
+    constants: set[Value] = set()
+    for step in flat.steps:
+        if step.name in OF_NUMBERS and all(isinstance(v, Number) or v in constants for v in step.inputs):
+            constants.update(step.outputs)
+    taken = {v for v in flat.outputs if isinstance(v, Value)}
+    copies: dict[Value, list[Value]] = {}
+    made: list[Step] = []
+    for step in reversed(flat.steps):
+        (result, *_) = step.outputs or (None,)
+        whole = [step] if result not in constants or result in taken else []
+        whole += [replace(step, outputs=(copy,)) for copy in copies.get(result, ())] if result is not None else []
+        for one in whole:
+            inputs = list(one.inputs)
+            for place, given in enumerate(inputs):
+                if not isinstance(given, Value) or given not in constants:
+                    continue
+                if given in taken and len(made) < 4 * len(flat.steps):
+                    inputs[place] = copy = Value(given.shape, given.dtype)
+                    copies.setdefault(given, []).append(copy)
+                taken.add(given)
+            made.append(replace(one, inputs=tuple(inputs)))
+    return Flat(flat.inputs, tuple(reversed(made)), flat.outputs)
 
 
 def wraps(step: Step) -> bool:

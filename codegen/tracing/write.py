@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from codegen.tracing.axes import Axis
 from codegen.tracing.formulas import REDUCING, Formula, walk
-from codegen.tracing.layout import Layout
+from codegen.tracing.layout import ArrayOf, Layout
 
 INFIX = {
     "or": ("|", 2), "xor": ("^", 3), "and": ("&", 4), "shl": ("<<", 5), "shr": (">>", 5), "add": ("+", 6), "sub": ("-", 6),
@@ -47,10 +47,10 @@ class Text:
 
 class Writer(Text):
     """Writes statements. `wished` are names for formulas, and `targets` the names to which the outputs, in order, are
-    assigned."""
+    assigned. `arrays` are the inputs and outputs."""
 
-    def __init__(self, layout: Layout, wished: Mapping[int, str], taken: Collection[str]):
-        self.layout, self.wished, self.taken = layout, wished, set(taken)
+    def __init__(self, layout: Layout, wished: Mapping[int, str], taken: Collection[str], arrays: Sequence[ArrayOf]):
+        self.layout, self.wished, self.taken, self.arrays = layout, wished, set(taken), arrays
         super().__init__()
         self.lines: list[str] = []
         self.results: frozenset[Axis] = frozenset()
@@ -138,7 +138,17 @@ class Writer(Text):
         if len(product.attr) != 1 or a.axes & b.axes != product.attr:
             return True
         (axis,) = product.attr
-        return axis in self.results and [x for x in self.layout.order if x in a.axes][-1] is not axis
+        if axis not in self.results:
+            return False
+        if a.op == "input":
+            return next(x.axes for x in self.arrays if x.name == a.attr[0])[-1] is not axis
+        others = a.axes - product.attr - {*self.layout.rows}
+        return not all(self.is_before(other, axis) for other in others)
+
+    def is_before(self, first: Axis, second: Axis) -> bool:
+        """Whether arrays say that an axis comes before another one."""
+        both = [x.axes for x in self.arrays if first in x.axes and second in x.axes]
+        return bool(both) and all(axes.index(first) < axes.index(second) for axes in both)
 
     def infix(self, formula: Formula) -> tuple[str, int]:
         sign, strength = INFIX[formula.op]

@@ -375,6 +375,22 @@ def test_attention_is_one_chain(heads):
     assert chain.count("dot(") == 2 and "softmax(" in chain
 
 
+def windowed(q, k, v):
+    """With a mask of positions along one axis, which are those of rows and of columns."""
+    at = jnp.arange(6)
+    scores = jnp.where((at[:, None] >= at) & (at[:, None] - at < 3), jnp.einsum("bshd,bthd->bhst", q, k), -1e30)
+    return jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def test_positions_along_one_axis_are_a_mask_of_rows_and_columns():
+    arrays = [jax.ShapeDtypeStruct((2, 6, 3, 8), "bfloat16")] * 3
+    fused = codegen.fuse(windowed)
+    jax.eval_shape(fused, *arrays)
+    mask = "index(S) - index(K) < 3"
+    assert [mask in r.chain for r in fused.report] == [True]
+    assert mask in codegen.trace(windowed, *arrays)
+
+
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 8), ("bfloat16", 12)])
 def test_attention_without_a_kernel_stays(dtype, size):
     fused = codegen.fuse(lambda q, k, v: jax.nn.dot_product_attention(q, k, v))

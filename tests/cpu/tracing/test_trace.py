@@ -95,8 +95,27 @@ def unmasked(x, mask):
     return jnp.where(mask, x, jnp.finfo(F32).min) * 2
 
 
+def rotated_back(g, left, right):
+    inner = left.T @ g @ right
+    return left @ jnp.sqrt(inner) @ right.T, inner
+
+
+def clipped_bias(scores, table):
+    far = jnp.arange(8)[None] - jnp.arange(3)[:, None]
+    return scores + jnp.moveaxis(table[jnp.clip(jnp.abs(far), 0, 4)], 2, 0)
+
+
+def negated(x):
+    return -jnp.mean(jnp.sum(-jax.nn.log_sigmoid(x), 1))
+
+
 X = like(2, 3, 8)
 CASES = {
+    "axes of outputs that products contract": (
+        rotated_back, (like(6, 9), like(6, 6), like(9, 9)), ["dot(dot(left, g, axis=M), right, axis=C)", "g: T[M, C]"],
+    ),
+    "a table at computed places": (clipped_bias, (X, like(5, 2)), ["y = scores + take(table, minimum(4, maximum(0, abs(far))), axis=P)"]),
+    "signs": (negated, (like(3, 8),), ["y = -mean(sum(softplus(-x), axis=N), axis=...)"]),
     "the largest number": (unmasked, (X, like(2, 3, 8, dtype=bool)), ["where(mask, x, -3.4028235e+38)"]),
     "names of a kernel's variables": (step, (X, X), ["p: T[..., N]", "v: T[..., N]", "y = p - 0.1 * v / max(v, axis=N)"]),
     "names of functions": (layer_norm, (X,), ["y = (x - mean(x, axis=N)) * rsqrt(var(x, axis=N) + 1e-5)"]),
@@ -124,10 +143,13 @@ CASES = {
 }  # fmt: skip
 
 
+VERIFIED = ("parts", "one by one", "over rows", "a table at computed places")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_becomes_the_chain_a_person_would_write(name):
     function, examples, lines = CASES[name]
-    text = codegen.trace(function, *examples, verify=name in ("parts", "one by one", "over rows"))
+    text = codegen.trace(function, *examples, verify=name in VERIFIED)
     assert [line for line in lines if line not in text] == [], text
 
 

@@ -105,14 +105,14 @@ class Slope:
 
 @dataclass(frozen=True)
 class Problem:
-    """What all functions of a kernel on Hopper take: sizes, the generated functions and what they read, and the launch."""
+    """What all functions of a kernel take: sizes, the generated functions and what they read, and the launch."""
 
     sizes: tuple  # rows of q and of k
     batches: tuple  # sizes of the batch's axes
     functions: Any  # `Functions` or `Slope`
     tensors: tuple  # what the functions read and write besides
     how: AttentionLaunch
-    work: tuple  # as `hopper.work_of` gives it
+    work: tuple = ()  # as `hopper.work_of` gives it
     table: cute.Tensor | None = None  # bounds of the mask's arrays: see `hopper.listed`
     statistics: tuple = ()  # of rows, which `Slope.slope` takes
     lacking: tuple[bool, ...] = ()  # which axes of the batch k and v lack, or a sum

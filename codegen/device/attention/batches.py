@@ -63,14 +63,7 @@ class Block:
     lacking: tuple[bool, ...]
     sizes: tuple  # rows of q and of k
     how: AttentionLaunch
-
-    @property
-    def rows(self) -> tuple:
-        """The first and the last position along Q."""
-        end = self.sizes[0]
-        return (
-            (Int32(0), end - 1) if self.how.packed else (self.first, cutlass.min(self.first + self.how.tile_m, end) - 1)
-        )
+    rows: tuple = ()  # the first and the last position along Q
 
     def at(self, row: Int32) -> tuple[tuple, Int32]:
         """The batch and the position along Q of a row, or of the last one."""
@@ -87,7 +80,9 @@ def block(number: Int32, sizes: tuple, batches: tuple, lacking: tuple[bool, ...]
     batch = number // tiles
     places = own(batch, batches, lacking)[1]
     first = (tiles - 1 - number % tiles) * how.tile_m  # the last rows first: under a causal mask they take longest
-    return Block(batch, places, first, rows, batches, lacking, sizes, how)
+    end = sizes[0]
+    along = (Int32(0), end - 1) if how.packed else (first, cutlass.min(first + how.tile_m, end) - 1)
+    return Block(batch, places, first, rows, batches, lacking, sizes, how, along)
 
 
 @cute.jit

@@ -24,7 +24,7 @@ from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
 from codegen.device.attention import joining
 from codegen.device.attention import pages as pages_of
-from codegen.device.attention.arguments import Forward, Functions
+from codegen.device.attention.arguments import Forward, Functions, Problem
 from codegen.device.attention.fragments import (
     BYTES,
     SLAB,
@@ -124,18 +124,18 @@ def _attention(
     split, dtype = index % how.splits, multiplied(q, how)
     sizes = q.shape[1], pages_of.count(k, pages, how)
     block = batches_of.block(index // how.splits, sizes, batches, lacking, how)
-    places, rows, tiles, memory = block.places, block.rows, functions.tiles, Memory(how)
-    first_n, tiles_n = _tiles_of(split, block, tensors, tiles)
+    problem, memory = Problem(sizes, batches, functions, tensors, how, lacking=lacking), Memory(how)
+    first_n, tiles_n = _tiles_of(split, block, problem)
     buffer = SmemAllocator().allocate_tensor(Uint8, cute.make_layout((memory.begin + how.stages * memory.stage,)), 128)
     shared = buffer.iterator.toint()
     own_q, own_k = lane_of_a(lane, warp * SLAB, memory.q), lane_of_b(lane, Int32(0), memory.k, BYTES)
     own_v = lane_of_b(lane, Int32(0), memory.v, BYTES)
 
     _load_rows(q, block, shared, memory)
-    tile = _next(tiles, places, rows, first_n, tiles_n, sizes, tensors, how)
+    tile = _next(first_n, tiles_n, block, problem)
     if cutlass.const_expr(how.stages > 1):
         if tile < tiles_n:
-            _load_stage(k, v, pages, places, tile, shared + memory.begin, memory)
+            _load_stage(k, v, pages, block.places, tile, shared + memory.begin, memory)
     cute.arch.cp_async_commit_group()
 
     rQ = _held_rows(shared, own_q, memory)
@@ -145,50 +145,45 @@ def _attention(
 
     reading = Int32(memory.begin)
     while tile < tiles_n:
-        after = _next(tiles, places, rows, tile + 1, tiles_n, sizes, tensors, how)
+        after = _next(tile + 1, tiles_n, block, problem)
         writing = 2 * memory.begin + memory.stage - reading if how.stages > 1 else Int32(memory.begin)
         coming = after if how.stages > 1 else tile
         if coming < tiles_n:
-            _load_stage(k, v, pages, places, coming, shared + writing, memory)
+            _load_stage(k, v, pages, block.places, coming, shared + writing, memory)
         cute.arch.cp_async_commit_group()
         _await_loads(how.stages - 1)
 
         acc = cute.make_rmem_tensor((4, how.tile_n // 8), Float32)
         _multiply(acc, rQ, shared, own_q, shared + reading, own_k, memory, dtype)
         column = tile * how.tile_n
-        weigh = functools.partial(_weigh, halves, column, sizes, tensors, functions, how)
-        _scores(acc, halves, places, rows, column, sizes, tensors, functions, how)
+        weigh = functools.partial(_weigh, halves, column, problem)
+        _scores(acc, halves, column, block, problem)
         weights = _weights(acc, acc_o, top, total, dtype, functions, weigh)
         _accumulate(acc_o, weights, shared + reading + memory.k.size, own_v, memory, dtype)
         cute.arch.sync_threads()  # the tile is read
         reading, tile = Int32(writing), after
     _await_loads(0)
-    _store(acc_o, top, total, o, parts, split, block, halves, own_row, warp * SLAB, shared, tensors, functions)
+    _store(acc_o, top, total, o, parts, split, block, halves, own_row, warp * SLAB, shared, problem)
 
 
-def _tiles_of(
-    split: Int32, block: batches_of.Block, tensors: tuple, tiles: Callable[..., Any] | None
-) -> tuple[Int32, Int32]:
+def _tiles_of(split: Int32, block: batches_of.Block, problem: Problem) -> tuple[Int32, Int32]:
     """The first tile of k of a block that takes this of a row's `splits`, and the end of its tiles."""
     how = block.how
     first, end = Int32(0), Int32(cute.ceil_div(block.sizes[1], how.tile_n))
     if how.bounded:
-        first, end = _seen(end, block, tensors, tiles)
+        first, end = _seen(end, block, problem)
     each = cutlass.max(cute.ceil_div(end - first, how.splits), LEAST_COLUMNS // how.tile_n)
     return Int32(first + split * each), cutlass.min(first + (split + 1) * each, end)
 
 
 @cute.jit
-def _seen(
-    count: Int32, block: cutlass.Constexpr[batches_of.Block], tensors: tuple, tiles: cutlass.Constexpr[Callable[..., Any]]
-) -> tuple[Int32, Int32]:  # fmt: skip
+def _seen(count: Int32, block: batches_of.Block, problem: Problem) -> tuple[Int32, Int32]:
     """The first of so many tiles for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
     how, lane = block.how, cute.arch.lane_idx()
     first, end = count, Int32(0)
     for start in cutlass.range(0, count, WARP):
         tile = cutlass.min(start + lane, count - 1)
-        found = _tile(block.places, block.rows, tile * how.tile_n, block.sizes, how, True)
-        some = Boolean(tiles(found, tensors)[0])
+        some = Boolean(problem.functions.tiles(_tile(block, tile * how.tile_n, True), problem.tensors)[0])
         first = cutlass.select_(some, cutlass.min(first, tile), first)
         end = cutlass.select_(some, tile + 1, end)
     for i in cutlass.range_constexpr(5):
@@ -266,7 +261,7 @@ def _accumulate(acc: cute.Tensor, weights: cute.Tensor, right: Int32, own_v: Int
 
 def _store(
     acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, o: cute.Tensor, parts: cute.Tensor, split: Int32, block: batches_of.Block, halves: tuple,
-    row: Int32, slab: Int32, shared: Int32, tensors: tuple, functions: Functions,
+    row: Int32, slab: Int32, shared: Int32, problem: Problem,
 ) -> None:  # fmt: skip
     """Store a lane's two rows, the first of which is `row`: to o, or of blocks that share rows to `parts`. The warp's first row is
     `slab` in the block."""
@@ -280,7 +275,7 @@ def _store(
             there = r < block.count
             store_part(acc, top[half], total[half], parts, split, block.batch * block.count + r, there, half, how.e)
         return
-    _finish(acc, top, total, block, halves, row, tensors, functions)
+    _finish(acc, top, total, block, halves, row, problem)
     if how.packed or o.element_type.width != 8 * BYTES:
         for half in range(2):
             store_packed(acc, o, halves[half], row + 8 * half < block.count, half, how.e)
@@ -289,16 +284,18 @@ def _store(
 
 
 def _finish(
-    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, block: batches_of.Block, halves: tuple, row: Int32, tensors: tuple,
-    functions: Functions,
+    acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, block: batches_of.Block, halves: tuple, row: Int32, problem: Problem,
 ) -> None:  # fmt: skip
     """Multiply a lane's two rows, the first of which is `row`, by their factors."""
+    functions = problem.functions
     if functions.row is None:
         return
     for half, (here, position) in enumerate(halves):
         there = (row + 8 * half < block.count) & (cute.arch.lane_idx() % 4 == 0)
         values = (cute.full((1,), x[half], Float32) for x in (top, total))
-        factor = functions.row(Row(here, position, block.sizes, there, page=block.how.page), *values, tensors)[0]
+        factor = functions.row(Row(here, position, block.sizes, there, page=block.how.page), *values, problem.tensors)[
+            0
+        ]
         for j in range(cute.size(acc, mode=[1])):
             for e in range(2):
                 acc[2 * half + e, j] = acc[2 * half + e, j] * factor
@@ -316,27 +313,20 @@ def _load_packed(source: cute.Tensor, block: batches_of.Block, target: Int32, me
     load_rows(source, row_of, target, block.how.d, memory.q, block.how)
 
 
-def _tile(places: tuple, rows: tuple, column: Int32, sizes: tuple, how: AttentionLaunch, apart: bool = False) -> Tile:
-    """The tile from a column on; `apart` where each lane has its own."""
-    return Tile(places, rows, (column, cutlass.min(column + how.tile_n, sizes[1]) - 1), sizes, apart, how.page)
+def _tile(block: batches_of.Block, column: Int32, apart: bool = False) -> Tile:
+    """The tile of a block's rows from a column on; `apart` where each lane has its own."""
+    columns = column, cutlass.min(column + block.how.tile_n, block.sizes[1]) - 1
+    return Tile(block.places, block.rows, columns, block.sizes, apart, block.how.page)
 
 
 @cute.jit
-def _next(
-    tiles: cutlass.Constexpr[Callable[..., Any] | None],
-    places: tuple,
-    rows: tuple,
-    tile: Int32,
-    count: Int32,
-    sizes: tuple,
-    tensors: tuple,
-    how: cutlass.Constexpr[AttentionLaunch],
-) -> Int32:
+def _next(tile: Int32, count: Int32, block: batches_of.Block, problem: Problem) -> Int32:
     """The first tile from `tile` on for which the mask holds somewhere; `count` if there is none."""
+    tiles = problem.functions.tiles
     if cutlass.const_expr(tiles is not None):
         looking = tile < count
         while looking:
-            some = Boolean(tiles(_tile(places, rows, tile * how.tile_n, sizes, how), tensors)[0])
+            some = Boolean(tiles(_tile(block, tile * block.how.tile_n), problem.tensors)[0])
             tile = cutlass.select_(some, tile, tile + 1)
             looking = cutlass.select_(some, Boolean(False), tile < count)
     return tile
@@ -349,39 +339,27 @@ def _columns(column: Int32, count: int) -> tuple[Int32, ...]:
 
 
 @cute.jit
-def _scores(
-    acc: cute.Tensor, halves: tuple, places: tuple, rows: tuple, column: Int32, sizes: tuple, tensors: tuple,
-    functions: cutlass.Constexpr[Functions], how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
+def _scores(acc: cute.Tensor, halves: tuple, column: Int32, block: batches_of.Block, problem: Problem) -> None:
     """`_score` of a tile from `column` on: without the mask where it holds in the whole tile."""
-    every = column + how.tile_n <= sizes[1]
-    if cutlass.const_expr(functions.tiles is not None):
-        every = every & Boolean(functions.tiles(_tile(places, rows, column, sizes, how), tensors)[1])
+    every, tiles = column + problem.how.tile_n <= problem.sizes[1], problem.functions.tiles
+    if cutlass.const_expr(tiles is not None):
+        every = every & Boolean(tiles(_tile(block, column), problem.tensors)[1])
     if every:
-        _score(acc, halves, column, sizes, tensors, functions, False, how)
+        _score(acc, halves, column, problem, False)
     else:
-        _score(acc, halves, column, sizes, tensors, functions, True, how)
+        _score(acc, halves, column, problem, True)
 
 
-def _score(
-    acc: cute.Tensor,
-    halves: tuple,
-    column: Int32,
-    sizes: tuple,
-    tensors: tuple,
-    functions: Functions,
-    masked: bool,
-    how: AttentionLaunch,
-) -> None:
+def _score(acc: cute.Tensor, halves: tuple, column: Int32, problem: Problem, masked: bool) -> None:
     """The scores of a tile, from its products (4, J), of a lane's two rows; where `masked`, columns past the last have no weight."""
-    count = 2 * cute.size(acc, mode=[1])
+    count, functions, sizes = 2 * cute.size(acc, mode=[1]), problem.functions, problem.sizes
     columns = _columns(column, count)
     for half, (here, position) in enumerate(halves):
         held = cute.make_rmem_tensor((count,), Float32)
         for i in range(count):
             held[i] = acc[2 * half + i % 2, i // 2]
-        at = Scores(here, position, columns, sizes, how.page)
-        held.store(whole(functions.score(at, held.load(), tensors, masked)))
+        at = Scores(here, position, columns, sizes, problem.how.page)
+        held.store(whole(functions.score(at, held.load(), problem.tensors, masked)))
         for i in range(count):
             value = held[i]
             if masked:
@@ -389,15 +367,12 @@ def _score(
             acc[2 * half + i % 2, i // 2] = value
 
 
-def _weigh(
-    halves: tuple, column: Int32, sizes: tuple, tensors: tuple, functions: Functions, how: AttentionLaunch, half: int,
-    held: cute.Tensor,
-) -> None:  # fmt: skip
+def _weigh(halves: tuple, column: Int32, problem: Problem, half: int, held: cute.Tensor) -> None:
     """Replace the exponentials of one of a lane's rows with its weights."""
-    if functions.weight is not None:
+    if problem.functions.weight is not None:
         here, position = halves[half]
-        at = Scores(here, position, _columns(column, cute.size(held)), sizes, how.page)
-        held.store(functions.weight(at, held.load(), tensors))
+        at = Scores(here, position, _columns(column, cute.size(held)), problem.sizes, problem.how.page)
+        held.store(problem.functions.weight(at, held.load(), problem.tensors))
 
 
 def _weights(

@@ -14,8 +14,7 @@ as `sm80` does, whose fragments these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -25,7 +24,7 @@ from cutlass.memory import SmemAllocator
 
 from codegen.device import vectors
 from codegen.device.attention import batches as batches_of
-from codegen.device.attention.arguments import Backward, Slope
+from codegen.device.attention.arguments import Backward, Problem, Slope
 from codegen.device.attention.fragments import (
     BYTES,
     SLAB,
@@ -48,12 +47,15 @@ def launch(stream: Any, given: Backward) -> None:
     others = given.statistics, given.tensors, batches
     grid = {"block": (how.threads, 1, 1), "stream": stream, "preferred_smem_carveout": -1}
     count = cute.ceil_div(k.shape[1], how.tile_m) * batches_of.count(batches, lacking, False)
-    loop = Loop(given.functions, lacking, True, 2 + len(sums.along_rows), how)
+    first = 2 + len(sums.along_rows)
+    functions = replace(given.functions, summed=range(first, first + len(sums.along_columns)))
+    loop = Loop(functions, lacking, True, how)
     _attention_gradients((k, given.v), (q, given.do), (given.dk, given.dv), sums.along_columns, *others, loop).launch(
         grid=(cutlass.max(count, 1), 1, 1), **grid
     )
     count = cute.ceil_div(q.shape[1], how.tile_m) * cute.size(q, mode=[0])
-    loop = Loop(given.functions, tuple(False for _ in lacking), False, 2, how)
+    functions = replace(given.functions, summed=range(2, first))
+    loop = Loop(functions, tuple(False for _ in lacking), False, how)
     _attention_gradients((q, given.do), (k, given.v), (given.dq,), sums.along_rows, *others, loop).launch(
         grid=(count, 1, 1), **grid
     )
@@ -69,7 +71,7 @@ def launch_pairs(stream: Any, given: Backward) -> None:
         lacking = batches_of.lacking(target.stride[0])
         tiles = cute.ceil_div(q.shape[1], own.tile_m), cute.ceil_div(k.shape[1], own.tile_n)
         count = tiles[0] * tiles[1] * batches_of.count(q.shape[0], lacking, False)
-        loop = Loop(given.functions, lacking, False, number, own)
+        loop = Loop(replace(given.functions, summed=range(number, number + 1)), lacking, False, own)
         _attention_pairs(factors, target, given.statistics, given.tensors, q.shape[0], tiles, loop).launch(
             grid=(count, 1, 1), block=(own.threads, 1, 1), stream=stream, preferred_smem_carveout=-1
         )
@@ -82,8 +84,24 @@ class Loop:
     functions: Slope
     lacking: tuple[bool, ...]  # which axes of the batch the results lack: they are sums over them
     keys: bool  # whether rows of k stay
-    term: int  # the first of the slope's results that is summed
     how: AttentionLaunch
+
+
+@dataclass(frozen=True)
+class Staying:
+    """The rows that stay in a block, with an element of the batch whose rows pass them."""
+
+    problem: Problem
+    places: tuple  # of the element
+    rows: tuple  # the first and the last that stay
+    keys: bool  # whether they are rows of k
+
+    def tile(self, begin: Int32) -> Tile:
+        """The tile with the rows that pass from `begin` on."""
+        sizes = self.problem.sizes
+        passing = (begin, cutlass.min(begin + self.problem.how.tile_n, sizes[0 if self.keys else 1]) - 1)
+        rows, columns = (passing, self.rows) if self.keys else (self.rows, passing)
+        return Tile(self.places, rows, columns, sizes)
 
 
 @dataclass(frozen=True)
@@ -153,7 +171,7 @@ def _attention_gradients(
     tidx, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    keys, lacking, functions, how = loop.keys, loop.lacking, loop.functions, loop.how
+    keys, lacking, how = loop.keys, loop.lacking, loop.how
     dtype, wide = stay[0].element_type, how.tile_n
     held, count = stay[0].shape[1], cute.ceil_div(passing[0].shape[1], wide)
     sizes = (passing[0].shape[1], held) if cutlass.const_expr(keys) else (held, passing[0].shape[1])
@@ -161,6 +179,7 @@ def _attention_gradients(
     tile = number if cutlass.const_expr(keys) else cute.ceil_div(held, how.tile_m) - 1 - number  # the longest first
     first = tile * how.tile_m
     rows = (first, cutlass.min(first + how.tile_m, held) - 1)
+    problem = Problem(sizes, batches, loop.functions, tensors, how, statistics=statistics, lacking=lacking)
     memory = _allocated(warp, lane, how)
     for i in cutlass.range_constexpr(2):
         _load(memory, i, stay[i], places, first)
@@ -172,21 +191,21 @@ def _attention_gradients(
     added = cute.make_rmem_tensor((2, max(1, len(sums))), Float32)
     added.fill(0)
     own_row = first + warp * SLAB + lane // 4
-    into = added, loop.term, len(sums)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, places, batches, lacking)
-        at = _next(functions.tiles, here, rows, Int32(0), count, sizes, tensors, keys, wide)
+        staying = Staying(problem, here, rows, keys)
+        at = _next(Int32(0), count, staying)
         while at < count:
             begin = at * wide
             for i in cutlass.range_constexpr(2):
                 _load(memory, 2 + i, passing[i], here, begin)
             _await_loads()
             s, dp = _products(memory, dtype)
-            _slopes(s, dp, into, here, rows, own_row, begin, sizes, statistics, tensors, loop)
+            _slopes(s, dp, added, own_row, begin, staying)
             _accumulate(acc[0], memory, 0, dp, dtype)
             if cutlass.const_expr(keys):
                 _accumulate(acc[1], memory, 1, s, dtype)
-            at = _next(functions.tiles, here, rows, at + 1, count, sizes, tensors, keys, wide)
+            at = _next(at + 1, count, staying)
             cute.arch.sync_threads()  # the tiles are read
     cute.arch.cp_async_wait_group(0)
     cute.arch.sync_threads()
@@ -199,20 +218,16 @@ def _attention_gradients(
 
 
 @cute.jit
-def _slopes(
-    s: cute.Tensor, dp: cute.Tensor, into: tuple, places: tuple, rows: tuple, row: Int32, begin: Int32, sizes: tuple, statistics: tuple,
-    tensors: tuple, loop: cutlass.Constexpr[Loop],
-) -> None:  # fmt: skip
+def _slopes(s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, row: Int32, begin: Int32, staying: Staying) -> None:
     """`_slope` of a tile that begins at `begin`: without the mask where it holds in the whole tile."""
-    keys, functions, wide = loop.keys, loop.functions, loop.how.tile_n
-    every = begin + wide <= sizes[0 if keys else 1]
-    if cutlass.const_expr(functions.tiles is not None):
-        own = _tile(places, rows, begin, sizes, keys, wide)
-        every = every & Boolean(functions.tiles(own, tensors)[1])
+    problem = staying.problem
+    every, tiles = begin + problem.how.tile_n <= problem.sizes[0 if staying.keys else 1], problem.functions.tiles
+    if cutlass.const_expr(tiles is not None):
+        every = every & Boolean(tiles(staying.tile(begin), problem.tensors)[1])
     if every:
-        _slope(s, dp, into, places, row, begin, sizes, statistics, tensors, functions.slope, keys, False)
+        _slope(s, dp, added, row, begin, staying, False)
     else:
-        _slope(s, dp, into, places, row, begin, sizes, statistics, tensors, functions.slope, keys, True)
+        _slope(s, dp, added, row, begin, staying, True)
 
 
 def _products(memory: Memory, dtype: Any) -> tuple[cute.Tensor, cute.Tensor]:
@@ -249,12 +264,12 @@ def _accumulate(acc: cute.Tensor, memory: Memory, which: int, factor: cute.Tenso
 
 
 def _slope(
-    s: cute.Tensor, dp: cute.Tensor, sums: tuple[cute.Tensor, int, int], places: tuple, row: Int32, first: Int32, sizes: tuple,
-    statistics: tuple, tensors: tuple, slope: Callable[..., Any], keys: bool, masked: bool,
-) -> None:  # fmt: skip
+    s: cute.Tensor, dp: cute.Tensor, added: cute.Tensor, row: Int32, first: Int32, staying: Staying, masked: bool
+) -> None:
     """Replace products (4, J) with weights, and the weights' gradients with those of the products. Where `masked`, rows that pass
-    have no weight past the last. `sums` are those (2, n) along a lane's rows that stay, the first of the slope's results that they
-    add, and their number."""
+    have no weight past the last. `added` are the sums (2, n) along a lane's rows that stay."""
+    problem, places, keys = staying.problem, staying.places, staying.keys
+    sizes, functions = problem.sizes, problem.functions
     lane, count = cute.arch.lane_idx(), 2 * cute.size(s, mode=[1])
     columns = tuple(_column(first, lane, i) for i in range(count))
     # A row of scores is a row of accumulators, or, where rows of k stay, a column of them
@@ -270,18 +285,17 @@ def _slope(
         a, b = (cute.make_rmem_tensor((len(line),), Float32) for _ in range(2))
         for n, (i, half) in enumerate(line):
             a[n], b[n] = s[2 * half + i % 2, i // 2], dp[2 * half + i % 2, i // 2]
-        given = tuple(cute.full((1,), x[places, own], Float32) for x in statistics)
-        made = slope(Scores(places, own, others, sizes), a.load(), b.load(), given, tensors, masked)
+        given = tuple(cute.full((1,), x[places, own], Float32) for x in problem.statistics)
+        made = functions.slope(Scores(places, own, others, sizes), a.load(), b.load(), given, problem.tensors, masked)
         a.store(made[0])
         b.store(made[1])
         for n, (i, half) in enumerate(line):
             there = columns[i] < sizes[0 if keys else 1]
             for values, kept in ((s, a[n]), (dp, b[n])):
                 values[2 * half + i % 2, i // 2] = cutlass.select_(there, kept, Float32(0)) if masked else kept
-        added, begin, number_of = sums
-        for t, term in enumerate(made[begin : begin + number_of]):
+        for t, which in enumerate(functions.summed):
             c = cute.make_rmem_tensor((len(line),), Float32)
-            c.store(term)
+            c.store(made[which])
             for n, (i, half) in enumerate(line):
                 there = columns[i] < sizes[0 if keys else 1]
                 added[half, t] += cutlass.select_(there, c[n], Float32(0)) if masked else c[n]
@@ -302,12 +316,13 @@ def _attention_pairs(
     tidx, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     warp, lane = cute.arch.make_warp_uniform(tidx // WARP), tidx % WARP
-    lacking, functions, which, how = loop.lacking, loop.functions, loop.term, loop.how
+    lacking, functions, how = loop.lacking, loop.functions, loop.how
     (q, k, v, do), wide = factors, how.tile_n
     dtype, sizes = q.element_type, (q.shape[1], k.shape[1])
     number, places = batches_of.own(block, batches, lacking)
     first, begin = number // tiles[1] * how.tile_m, number % tiles[1] * wide
     rows = (first, cutlass.min(first + how.tile_m, sizes[0]) - 1)
+    problem = Problem(sizes, batches, functions, tensors, how, statistics=statistics, lacking=lacking)
     memory = _allocated(warp, lane, how)
     loads = (q, first), (do, first), (k, begin), (v, begin)
     own_row = first + warp * SLAB + lane // 4
@@ -315,9 +330,10 @@ def _attention_pairs(
     total.fill(0)
     for sharer in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(sharer, places, batches, lacking)
+        staying = Staying(problem, here, rows, False)
         some, every = Boolean(True), begin + wide <= sizes[1]
         if cutlass.const_expr(functions.tiles is not None):
-            found = functions.tiles(_tile(here, rows, begin, sizes, False, wide), tensors)
+            found = functions.tiles(staying.tile(begin), tensors)
             some, every = Boolean(found[0]), every & Boolean(found[1])
         if some:
             for i in cutlass.range_constexpr(4):
@@ -325,11 +341,9 @@ def _attention_pairs(
             _await_loads()
             s, dp = _products(memory, dtype)
             if every:
-                _add_terms(
-                    total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions.slope, which, False
-                )
+                _add_terms(total, s, dp, own_row, begin, staying, False)
             else:
-                _add_terms(total, s, dp, here, own_row, begin, sizes, statistics, tensors, functions.slope, which, True)
+                _add_terms(total, s, dp, own_row, begin, staying, True)
             cute.arch.sync_threads()  # the tiles are read
     for half in cutlass.range_constexpr(2):
         for i in cutlass.range_constexpr(wide // 4):
@@ -344,10 +358,10 @@ def _column(first: Any, lane: Any, i: int) -> Any:
 
 
 def _add_terms(
-    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, places: tuple, row: Int32, first: Int32, sizes: tuple, statistics: tuple,
-    tensors: tuple, slope: Callable[..., Any], which: int, masked: bool,
-) -> None:  # fmt: skip
+    total: cute.Tensor, s: cute.Tensor, dp: cute.Tensor, row: Int32, first: Int32, staying: Staying, masked: bool
+) -> None:
     """Add one of the slope's results to sums (4, J)."""
+    problem, places, sizes = staying.problem, staying.places, staying.problem.sizes
     lane, count = cute.arch.lane_idx(), 2 * cute.size(s, mode=[1])
     columns = tuple(_column(first, lane, i) for i in range(count))
     for half in range(2):
@@ -355,10 +369,11 @@ def _add_terms(
         a, b = (cute.make_rmem_tensor((count,), Float32) for _ in range(2))
         for i in range(count):
             a[i], b[i] = s[2 * half + i % 2, i // 2], dp[2 * half + i % 2, i // 2]
-        given = tuple(cute.full((1,), x[places, own], Float32) for x in statistics)
+        given = tuple(cute.full((1,), x[places, own], Float32) for x in problem.statistics)
         apart = () if masked else tuple(_column(0, 0, i) for i in range(count))
         at = Scores(places, own, columns, sizes, apart=apart)
-        a.store(slope(at, a.load(), b.load(), given, tensors, masked)[which])
+        made = problem.functions.slope(at, a.load(), b.load(), given, problem.tensors, masked)
+        a.store(made[problem.functions.summed[0]])
         for i in range(count):
             total[2 * half + i % 2, i // 2] += a[i]
 
@@ -371,29 +386,14 @@ def _store_pair(
         target[places, row, column] = value.to(target.element_type)
 
 
-def _tile(places: tuple, rows: tuple, begin: Int32, sizes: tuple, keys: bool, wide: int) -> Tile:
-    """The tile of rows that stay and `wide` rows that pass."""
-    passing = (begin, cutlass.min(begin + wide, sizes[0 if keys else 1]) - 1)
-    return Tile(places, passing, rows, sizes) if keys else Tile(places, rows, passing, sizes)
-
-
 @cute.jit
-def _next(
-    tiles: cutlass.Constexpr[Callable[..., Any] | None],
-    places: tuple,
-    rows: tuple,
-    tile: Int32,
-    count: Int32,
-    sizes: tuple,
-    tensors: tuple,
-    keys: cutlass.Constexpr[bool],
-    wide: cutlass.Constexpr[int],
-) -> Int32:
+def _next(tile: Int32, count: Int32, staying: Staying) -> Int32:
     """The first passing tile from `tile` on for which the mask holds somewhere; `count` if there is none."""
+    problem, tiles = staying.problem, staying.problem.functions.tiles
     if cutlass.const_expr(tiles is not None):
         looking = tile < count
         while looking:
-            some = Boolean(tiles(_tile(places, rows, tile * wide, sizes, keys, wide), tensors)[0])
+            some = Boolean(tiles(staying.tile(tile * problem.how.tile_n), problem.tensors)[0])
             tile = cutlass.select_(some, tile, tile + 1)
             looking = cutlass.select_(some, Boolean(False), tile < count)
     return tile

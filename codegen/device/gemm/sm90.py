@@ -20,7 +20,7 @@ TMA reads zeros outside a and b, and nothing outside the product is stored.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -82,11 +82,51 @@ def launch(stream: cuda.CUstream, mA: cute.Tensor, products: Sequence[Product], 
         if p is not products[0]:
             firsts.append(wide * tiles.cluster_n)
         wide += cute.ceil_div(cute.ceil_div(p.columns(b_is_nk), box[1]), tiles.cluster_n)
-    _launch(
-        stream, load_a, tA, tuple(tuple(load for load, _ in own) for own in loads), tuple(tuple(t for _, t in own) for own in loads),
-        tuple(p.memory for p in products), fetchers, (high, wide, L, tuple(firsts)), (M, tuple(columns), K), tiled_mma, a_layout,
-        b_layout, tiles, tuple(forms),
-    )  # fmt: skip
+    bs = tuple(tuple(load for load, _ in own) for own in loads), tuple(tuple(t for _, t in own) for own in loads)
+    clusters, extents = (high, wide, L, tuple(firsts)), (M, tuple(columns), K)
+    memories, layouts = tuple(p.memory for p in products), (a_layout, b_layout)
+    _launch(stream, (load_a, tA), bs, memories, fetchers, clusters, extents, tiled_mma, layouts, tiles, tuple(forms))
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tiles of all products, and which of them a block has."""
+
+    clusters: tuple  # rows and columns of clusters, batches; the divisors in `place`; further products' first columns of tiles
+    extents: tuple  # rows of the output, columns of each product's, K
+    rank: Int32  # of the block in its cluster
+    k_tiles: Int32  # of the block's part of K
+    tiles: Tiles
+
+    @property
+    def count(self) -> Int32:
+        """The number of clusters' tiles."""
+        high, wide, batches, *_ = self.clusters
+        return high * wide * batches
+
+    @property
+    def firsts(self) -> tuple:
+        """The first column of tiles of each further product."""
+        firsts: tuple = self.clusters[4]
+        return firsts
+
+    def place(self, index: Int32) -> tuple[Int32, Int32, Int32]:
+        """The row, column and batch, in tiles, of this block's tile in the index-th cluster. Clusters are in bands of `group` rows,
+        and within a band in order of columns."""
+        high, _, _, (of_batch, of_band, last), _ = self.clusters
+        group = self.tiles.group
+        batch, index = map(Int32, divmod(index, of_batch))
+        band, index = map(Int32, divmod(index, of_band))
+        column, row = map(Int32, divmod(index, last))
+        first = band * group
+        whole = first + group <= high
+        column = cutlass.select_(whole, index // group, column)
+        row = first + cutlass.select_(whole, index % group, row)
+        if self.tiles.cluster_m > 1:
+            row = row * 2 + self.rank
+        if self.tiles.cluster_n > 1:
+            column = column * 2 + self.rank
+        return row, column, batch
 
 
 def _layouts(
@@ -119,9 +159,8 @@ def _fetched(
 
 @cute.jit
 def _launch(
-    stream: Any, load_a: cute.CopyAtom, tA: cute.Tensor, load_bs: tuple, tBs: tuple, memories: tuple, fetchers: tuple,
-    clusters: tuple, extents: tuple, tiled_mma: cute.TiledMma, a_layout: Any, b_layout: Any, tiles: cutlass.Constexpr[Tiles],
-    forms: cutlass.Constexpr,
+    stream: Any, a: tuple, bs: tuple, memories: tuple, fetchers: tuple, clusters: tuple, extents: tuple,
+    tiled_mma: cute.TiledMma, layouts: tuple, tiles: cutlass.Constexpr[Tiles], forms: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Launch the kernel, unless there is nothing to do."""
     high, wide, batches, firsts = clusters
@@ -132,8 +171,7 @@ def _launch(
         if cutlass.const_expr(tiles.splits == 1):
             count = cutlass.min(count, tiles.blocks // tiles.multicast)
         _kernel(
-            load_a, tA, load_bs, tBs, memories, fetchers, (high, wide, batches, divisors, firsts), extents, tiled_mma, a_layout,
-            b_layout, tiles, forms,
+            a, bs, memories, fetchers, (high, wide, batches, divisors, firsts), extents, tiled_mma, layouts, tiles, forms,
         ).launch(
             grid=(tiles.cluster * count, 1, 1), block=(THREADS, 1, 1),
             cluster=(tiles.cluster, 1, 1), min_blocks_per_mp=1, stream=stream,
@@ -142,17 +180,14 @@ def _launch(
 
 @cute.kernel
 def _kernel(
-    load_a: cute.CopyAtom,
-    tA: cute.Tensor,  # (M, K, L), coordinates
-    load_bs: tuple,  # of each product, and so are the next two
-    tBs: tuple,  # (N, K, L or 1), coordinates
-    memories: tuple,  # the epilogue's tensors, row parts and column parts
+    a: tuple,  # the copy of its tiles, and its coordinates (M, K, L)
+    bs: tuple,  # of each product: the copies, and the coordinates (N, K, L or 1)
+    memories: tuple,  # of each product: the epilogue's tensors, row parts and column parts
     fetchers: tuple,  # of the one epilogue's prefetched operands
-    clusters: tuple,  # rows and columns of clusters, batches; the divisors in `_place`; further products' first columns of tiles
-    extents: tuple,  # rows of the output, columns of each product's, K
+    clusters: tuple,  # as of `Work`
+    extents: tuple,  # as of `Work`
     tiled_mma: cute.TiledMma,
-    a_layout: cute.ComposedLayout,  # (tile_m, tile_k, stages)
-    b_layout: cute.ComposedLayout,  # (tile_n, tile_k, stages)
+    layouts: tuple,  # of a's tiles (tile_m, tile_k, stages), and of b's (tile_n, tile_k, stages)
     tiles: cutlass.Constexpr,
     forms: cutlass.Constexpr,
 ) -> None:
@@ -160,7 +195,8 @@ def _kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     consumer = warp // 4  # which warpgroup
     rank = cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster())
-    k_tiles = cute.ceil_div(cute.ceil_div(extents[2], tiles.tile_k), tiles.splits)  # of this block's part of K
+    k_tiles = cute.ceil_div(cute.ceil_div(extents[2], tiles.tile_k), tiles.splits)
+    work, (a_layout, b_layout) = Work(clusters, extents, rank, k_tiles, tiles), layouts
     a_type, b_type = tiled_mma.op.a_dtype, tiled_mma.op.b_dtype
 
     allocator = SmemAllocator()
@@ -192,49 +228,20 @@ def _kernel(
     if consumer == CONSUMERS:
         cute.arch.setmaxregister_decrease(tiles.registers[0])
         if warp == PRODUCER:
-            _produce(load_a, tA, load_bs, tBs, sA, sB, full, empty, clusters, rank, k_tiles, tiles)
+            _produce(a, bs, (sA, sB), (full, empty), work)
     else:
         cute.arch.setmaxregister_increase(tiles.registers[1])
-        shared, work = (sA, sB, stage), (clusters, rank, k_tiles, extents)
-        _consume(shared, (operands, here, fetchers), full, empty, work, consumer, memories, tiled_mma, tiles, forms)
-
-
-def _place(index: cutlass.Int32, clusters: tuple, rank: cutlass.Int32, tiles: Tiles) -> tuple[Int32, Int32, Int32]:
-    """The row, column and batch, in tiles, of this block's tile in the index-th cluster. Clusters are in bands of `group` rows, and
-    within a band in order of columns."""
-    high, _, _, (of_batch, of_band, last), _ = clusters
-    batch, index = map(Int32, divmod(index, of_batch))
-    band, index = map(Int32, divmod(index, of_band))
-    column, row = map(Int32, divmod(index, last))
-    first = band * tiles.group
-    whole = first + tiles.group <= high
-    column = cutlass.select_(whole, index // tiles.group, column)
-    row = first + cutlass.select_(whole, index % tiles.group, row)
-    if cutlass.const_expr(tiles.cluster_m > 1):
-        row = row * 2 + rank
-    if cutlass.const_expr(tiles.cluster_n > 1):
-        column = column * 2 + rank
-    return row, column, batch
+        shared = sA, sB, stage
+        _consume(shared, (operands, here, fetchers), (full, empty), work, consumer, memories, tiled_mma, forms)
 
 
 @cute.jit
-def _produce(
-    load_a: cute.CopyAtom,
-    tA: cute.Tensor,
-    load_bs: tuple,
-    tBs: tuple,
-    sA: cute.Tensor,
-    sB: cute.Tensor,
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    clusters: tuple,
-    rank: cutlass.Int32,
-    k_tiles: cutlass.Int32,
-    tiles: cutlass.Constexpr,
-) -> None:
-    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free."""
+def _produce(a: tuple, bs: tuple, shared: tuple, ring: tuple, work: Work) -> None:
+    """The producer warp: loads the tiles of this block, stage by stage, as soon as a stage is free. `ring` are the barriers of full and
+    of free stages."""
+    (load_a, tA), (load_bs, tBs), (sA, sB), (full, empty), rank, tiles = a, bs, shared, ring, work.rank, work.tiles
     cpasync.prefetch_descriptor(load_a)
-    stages, part_n, firsts = tiles.stages, tiles.tile_n // len(tBs[0]), clusters[4]
+    stages, part_n, k_tiles = tiles.stages, tiles.tile_n // len(tBs[0]), work.k_tiles
     both = cutlass.Int16(0b11)  # the blocks of a cluster
     a_mask = both if cutlass.const_expr(tiles.cluster_n > 1) else None
     b_mask = both if cutlass.const_expr(tiles.cluster_m > 1) else None
@@ -254,8 +261,8 @@ def _produce(
     filled = Uint32(0)  # stages so far
     first = rank * k_tiles if cutlass.const_expr(tiles.splits > 1) else 0
     index = cute.arch.block_idx()[0] // tiles.cluster
-    while index < clusters[0] * clusters[1] * clusters[2]:
-        row, column, batch = _place(index, clusters, rank, tiles)
+    while index < work.count:
+        row, column, batch = work.place(index)
         b_batch = cutlass.min(batch, b_batches - 1)
         for k in cutlass.range(k_tiles, unroll=1):
             at, phase = place_in_ring(filled, stages)
@@ -268,7 +275,7 @@ def _produce(
                 _load_b(load_bs[0], b_copies[0], (column, first + k, b_batch), at, full + at, b_mask)
             else:
                 for p in cutlass.range_constexpr(len(tBs)):
-                    own, its = gemm_pieces.own_column(column, firsts, p)
+                    own, its = gemm_pieces.own_column(column, work.firsts, p)
                     if its:
                         _load_b(load_bs[p], b_copies[p], (own, first + k, b_batch), at, full + at, b_mask)
             filled += 1
@@ -296,13 +303,9 @@ def _pass_turn(consumer: Int32, tiles: Tiles) -> None:
 
 @cute.jit
 def _multiply(
-    tiled_mma: cute.TiledMma,
-    acc: cute.Tensor,
-    tCrA: cute.Tensor,
-    tCrB: cute.Tensor,
-    at: cutlass.Int32,
+    tiled_mma: cute.TiledMma, acc: cute.Tensor, tCrA: cute.Tensor, tCrB: cute.Tensor, at: cutlass.Int32,
     adds: cutlass.Boolean | bool,
-) -> None:
+) -> None:  # fmt: skip
     """Start the products of the stage at a place. They are added to `acc`, or replace it."""
     warpgroup.fence()
     for block in cutlass.range_constexpr(cute.size(tCrA, mode=[2])):
@@ -314,15 +317,9 @@ def _multiply(
 
 @cute.jit
 def _products(
-    tiled_mma: cute.TiledMma,
-    factors: tuple,
-    ring: tuple,
-    used: cutlass.Uint32,
-    k_tiles: cutlass.Int32,
-    consumer: cutlass.Int32,
-    tiles: cutlass.Constexpr,
+    tiled_mma: cute.TiledMma, factors: tuple, ring: tuple, used: cutlass.Uint32, consumer: cutlass.Int32, work: Work,
     anew: cutlass.Constexpr[bool],
-) -> None:
+) -> None:  # fmt: skip
     """All products of a tile, whose first stage comes after `used` others. While tensor cores work on one stage, the warpgroup waits
     for the next one, issues it, and releases the previous one.
 
@@ -331,7 +328,7 @@ def _products(
     anew: whether the accumulators' registers are free before, for which the first stage's products are issued separately; then
         K is not 0.
     """
-    (acc, tCrA, tCrB), (full, freed, signals) = factors, ring
+    (acc, tCrA, tCrB), (full, freed, signals), k_tiles, tiles = factors, ring, work.k_tiles, work.tiles
     stages, everywhere = tiles.stages, tiles.multicast > 1
     at, phase = place_in_ring(used, stages)
     if cutlass.const_expr(anew):
@@ -351,23 +348,17 @@ def _products(
 
 @cute.jit
 def _tile_products(
-    tiled_mma: cute.TiledMma,
-    factors: tuple,
-    ring: tuple,
-    used: cutlass.Uint32,
-    k_tiles: cutlass.Int32,
-    consumer: cutlass.Int32,
-    tiles: cutlass.Constexpr,
+    tiled_mma: cute.TiledMma, factors: tuple, ring: tuple, used: cutlass.Uint32, consumer: cutlass.Int32, work: Work,
     rolled: cutlass.Constexpr[bool],
-) -> None:
+) -> None:  # fmt: skip
     """`_products`, also where K is 0. Before a `rolled` epilogue the accumulators' registers are free."""
     if cutlass.const_expr(not rolled):
-        _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, False)
-    elif k_tiles == 0:
+        _products(tiled_mma, factors, ring, used, consumer, work, False)
+    elif work.k_tiles == 0:
         factors[0].fill(0)
-        _pass_turn(consumer, tiles)
+        _pass_turn(consumer, work.tiles)
     else:
-        _products(tiled_mma, factors, ring, used, k_tiles, consumer, tiles, True)
+        _products(tiled_mma, factors, ring, used, consumer, work, True)
 
 
 def _fragments(
@@ -419,19 +410,18 @@ def _share(
 
 @cute.jit
 def _finish(
-    acc: cute.Tensor, way: tuple, extents: tuple, memories: tuple, tiles: cutlass.Constexpr, forms: cutlass.Constexpr,
-    sent: tuple | None, first: tuple | None,
+    acc: cute.Tensor, way: tuple, work: Work, memories: tuple, forms: cutlass.Constexpr, sent: tuple | None,
+    first: tuple | None,
 ) -> None:  # fmt: skip
     """Run the epilogue of the product that has a tile.
 
-    way: shared memory, this warp, its number among those of its tile, the block's rank; the tile's row, column and batch.
-    extents: rows, the columns of each product, further products' first columns of tiles.
+    way: shared memory, this warp, its number among those of its tile; the tile's row, column and batch.
     """
-    ((stage, warp, peer, rank), (row, column, batch)), (M, columns, firsts) = way, extents
+    ((stage, warp, peer), (row, column, batch)), (M, columns, _), tiles = way, work.extents, work.tiles
     for p in cutlass.range_constexpr(len(forms)):
-        own, its = gemm_pieces.own_column(column, firsts, p)
+        own, its = gemm_pieces.own_column(column, work.firsts, p)
         if cutlass.const_expr(tiles.splits > 1):
-            own = own * tiles.splits + rank
+            own = own * tiles.splits + work.rank
         place = row * tiles.tile_m + peer * 16, own * (tiles.tile_n // forms[p].accumulators // tiles.splits), batch
         if its & (row * tiles.tile_m < M) & (place[1] < columns[p]):
             rows = 64 if cutlass.const_expr(tiles.pingpong) else 64 * CONSUMERS
@@ -444,18 +434,22 @@ def _finish(
 def _consume(
     shared: tuple,  # tiles of a and of b, and room for partial results
     operands: tuple,  # room for prefetched operands, barriers, and the copies
-    full: cute.Pointer,
-    empty: cute.Pointer,
-    work: tuple,  # clusters, this block's rank in its own, tiles of K, extents
+    ring: tuple,  # the barriers of full and of free stages
+    work: Work,
     consumer: cutlass.Int32,
     memories: tuple,
     tiled_mma: cute.TiledMma,
-    tiles: cutlass.Constexpr,
     forms: cutlass.Constexpr,
 ) -> None:
     """A consumer warpgroup: multiplies every tile of this block, or every second one, and runs its product's epilogue on it."""
-    (sA, sB, stage), (clusters, rank, k_tiles, (M, columns, _)) = shared, work
-    N, form, memory, firsts = columns[0], forms[0], memories[0], clusters[4]  # of the first product
+    (sA, sB, stage), (full, empty), (M, columns, _), k_tiles, tiles = (
+        shared,
+        ring,
+        work.extents,
+        work.k_tiles,
+        work.tiles,
+    )
+    N, form, memory = columns[0], forms[0], memories[0]  # of the first product
     lane = cute.arch.lane_idx()
     freed, signals = free_barrier(empty, lane, tiles)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -468,8 +462,8 @@ def _consume(
     mine, here, fetchers = _own_operands(operands, warp, form)
     begun = Int32(0)  # tiles
     index, step, used = _begin(consumer, k_tiles, tiles)
-    while index < clusters[0] * clusters[1] * clusters[2]:
-        row, column, batch = _place(index, clusters, rank, tiles)
+    while index < work.count:
+        row, column, batch = work.place(index)
         row0, column0 = row * tiles.tile_m + peer * 16, column * (tiles.tile_n // form.accumulators)
         inside, sent, first = (row * tiles.tile_m < M) & (column0 < N), None, None
         if cutlass.const_expr(form.staged > 0):
@@ -481,14 +475,14 @@ def _consume(
             first = gemm_epilogue.first_columns(accumulators, (row0, column0, batch), rows, (M, N), memory[0], form)
         if cutlass.const_expr(tiles.pingpong):
             cute.arch.barrier(barrier_id=TURN + consumer, number_of_threads=2 * WARPGROUP)
-        _tile_products(tiled_mma, factors, (full, freed, signals), used, k_tiles, consumer, tiles, form.rolled)
+        _tile_products(tiled_mma, factors, (full, freed, signals), used, consumer, work, form.rolled)
         used += k_tiles
 
         share = accumulators
         if cutlass.const_expr(tiles.splits > 1):
-            share = _share(accumulators, sB, rank, warp, peer * WARP + lane, tiles, form)
-        way = (stage, warp, peer, rank), (row, column, batch)
-        _finish(share, way, (M, columns, firsts), memories, tiles, forms, sent, first)
+            share = _share(accumulators, sB, work.rank, warp, peer * WARP + lane, tiles, form)
+        way = (stage, warp, peer), (row, column, batch)
+        _finish(share, way, work, memories, forms, sent, first)
         begun += Int32(inside)
         if cutlass.const_expr(tiles.splits > 1):
             cute.arch.cluster_wait()  # the others have read this block's shared memory

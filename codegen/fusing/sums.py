@@ -37,6 +37,11 @@ class Sum:
     xs: tuple[Value, ...]
     terms: tuple[Atom, ...]
 
+    @property
+    def carried(self) -> int:
+        """How many sums the loop carries."""
+        return len(self.step.inputs) - len(self.consts) - len(self.xs)
+
     def terms_of(self, *given: Any) -> tuple[Any, ...]:
         """The numbers that an iteration adds, from its inputs."""
         found = steps_evaluated(self.steps, dict(zip((*self.consts, *self.xs), given, strict=True)))
@@ -66,7 +71,7 @@ def sums(program: Program) -> Iterator[Sum]:
 
 def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     step = graph.steps[place]
-    first, count = step.params["num_consts"], step.params["num_carry"]
+    first, count = _constants_and_carried(step)
     chain = next((chain for _, chain, _ in program.everywhere()), None)
     after = [_summing(graph, v) for v in step.outputs[count:]]
     if chain is None or None in after or any(v.shape != () for v in step.outputs[:count]) or is_sharded(step):
@@ -86,6 +91,14 @@ def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     return Sum(
         whole, step, later, steps, flat.inputs[:first], flat.inputs[first + count :], (*terms, *flat.outputs[count:])
     )
+
+
+def _constants_and_carried(step: Step) -> tuple[int, int]:
+    """How many of a scan's inputs are the same in all iterations, and how many it carries. JAX 0.11 and newer keep trees of both."""
+    if "num_carry" in step.params:
+        return step.params["num_consts"], step.params["num_carry"]
+    constants, carried, _ = step.params["ft_in"].unpack()
+    return len(constants), len(carried)
 
 
 def _summing(graph: StepGraph, value: Value) -> int | None:
@@ -131,7 +144,7 @@ def _adding(flat: Flat, before: Value, after: Atom) -> Step | None:
 
 def call_of_sum(found: Sum, loop: Function, fuse: Callable[[Function], Function]) -> Function:
     """A loop as a function of its arrays. `loop` is the loop as it runs where no gradients are requested."""
-    consts, carried = len(found.consts), found.step.params["num_carry"]
+    consts, carried = len(found.consts), found.carried
     terms_of = fuse(found.terms_of)
 
     def plain(*arrays: Any) -> tuple[Any, ...]:
@@ -166,7 +179,7 @@ def _with_gradients(
     found: Sum, terms_of: Function, arrays: Sequence[Any], places: Sequence[int], term: int
 ) -> tuple[Any, Sequence[Any]]:
     """The sums, and the gradients of a term's sum by the arrays at these places."""
-    consts, carried, params = len(found.consts), found.step.params["num_carry"], found.step.params
+    consts, carried, params = len(found.consts), found.carried, found.step.params
     own = [i if i < consts else i - carried for i in places]  # among an iteration's inputs without sums
     shared = sum(i < consts for i in own)
 

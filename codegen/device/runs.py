@@ -259,7 +259,7 @@ def copying(how: RowLaunch | Walk) -> tuple[Int32, int]:
 
 
 def end_of_rows(run: Run, most: Int32, tensor: cute.Tensor) -> Int32:
-    """Where a run of a block's rows ends, of at most so many elements; 0 if the array ends before."""
+    """Where a run of a block's rows ends, which has at most so many elements; 0 if the array ends before it."""
     left = device.extent_of(tensor) - run.start
     end = cutlass.select_(left < run.skip + most, left, Int64(run.skip + most))
     return Int32(cutlass.select_(left > run.skip, end, Int64(0)))
@@ -388,7 +388,8 @@ def _take_shifted(
 
 
 def _shared_vector(memory: cute.Tensor, count: int) -> int:
-    """Elements of an aligned access of shared memory, of which `count` elements are several; 0 if there is none of whole words."""
+    """The elements of an aligned access of shared memory, of which several make up `count` elements; 0 if no access has
+    whole words."""
     each = min(128 // memory.element_type.width, count & -count)
     return each if each * memory.element_type.width % 32 == 0 else 0
 
@@ -448,8 +449,9 @@ def _shift_out(
 def load_column(
     src: cute.Tensor, start: Int64, column: Int32, length: Int32, dst: cute.Tensor, parts: int, certain: bool
 ) -> None:
-    """One column of what all rows share, into dst (1, 1) or (parts, 1, 1): of what begins at element `start` of an array. Past the
-    row's end it is the last column. There is no branch, so that the loads of several columns overlap."""
+    """Load one column of a row that all rows share, into dst (1, 1) or (parts, 1, 1). The row begins at element `start`
+    of an array. Past the row's end it is the last column. There is no branch, so that the loads of several columns
+    overlap."""
     at = column if certain else cutlass.select_(column < length, column, length - 1)
     to = cute.make_tensor(dst.iterator, cute.make_layout((parts,)))
     for part in range(parts):

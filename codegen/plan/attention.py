@@ -297,8 +297,8 @@ class Attention(AttentionPlan):
 
     @property
     def packs(self) -> bool:
-        """Whether a block may have rows of all elements of the batch that share k and v. So it is if the mask is the
-        same for them, and v lacks the axes that k lacks."""
+        """Whether a block may have rows of all elements of the batch that share k and v. It may if the mask is the same
+        for them, and v lacks the axes that k lacks."""
         lacking = [[a for a in self.batch if a not in self.axes_of(x)] for x in (self.k, self.v)]
         masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
         return lacking[0] == lacking[1] and not {*self.shared} & masked
@@ -338,11 +338,12 @@ class Attention(AttentionPlan):
         return self.is_cheap and bool(own - {*self.shared})
 
     def _hopper_columns(self, d: int, e: int) -> int:
-        """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers have
-        products, weights, early ones of the next tile, sums of o, and what the scores read for each column. Where weights are drawn, they
-        also have words of a row's draws. On an H200 with 16 thousand tokens, heads of 128 elements and no mask, 160 columns took as long
-        as 128, though some registers were in memory. At a mask's borders, wider tiles compute more that the mask hides: on an H100, 16
-        sequences of 2048 positions under a causal mask took 301 us with 128 columns, and 350 us with 160."""
+        """The columns of a tile on Hopper. Shared memory has a tile of q and two of k and v each. A thread's registers
+        have products, weights, early weights of the next tile, sums of o, and the values that the scores read for each
+        column. Where weights are drawn, they also have words of a row's draws. On an H200 with 16 thousand tokens,
+        heads of 128 elements and no mask, 160 columns took as long as 128, though some registers were in memory. At a
+        mask's borders, wider tiles compute more that the mask hides: on an H100, 16 sequences of 2048 positions under a
+        causal mask took 301 us with 128 columns, and 350 us with 160."""
         planned = AttentionLaunch(128, 16, d, e, warps=12, stages=2, processors=SMS, early=self.is_early)
         most = 192 if self.condition is None and not self.reads_columns else 128
         return next(n for n in range(most, 0, -16) if not self.unfit(replace(planned, tile_n=n)))

@@ -60,7 +60,7 @@ class Sums:
         return "float64" if self.dtype == "float64" else "float32"
 
     def packs(self, numbers: int = PACKED) -> bool:
-        """Whether a key and a row's number fit one of so many numbers: they are then in the order of these numbers."""
+        """Whether a key and a row's number fit into one number, so that sorting these numbers sorts the rows by key."""
         return self.rows is not None and self.keys is not None and (self.keys + 1) * self.rows < numbers
 
     def launch(self) -> SumLaunch | TallyLaunch | None:

@@ -225,8 +225,8 @@ def _narrower(vec: int, total: int, enough: int) -> int:
 
 
 def _with_rows(how: Launch, extents: Extents) -> Launch:
-    """A launch whose blocks have vectors of neighbouring rows: they find in a cache what these read for each other. A thread has
-    several rows, where there are enough for all SMs."""
+    """A launch whose blocks have vectors of neighbouring rows, so that a row finds elements in a cache that another one
+    has read. A thread has several rows, where there are enough for all SMs."""
     inner, total = extents.inner or 0, extents.total or 0
     fits = how.threads >= ROWS_AT_ONCE and inner % (how.vec * how.threads // ROWS_AT_ONCE) == 0
     if not inner or not fits or how.ragged:

@@ -44,7 +44,8 @@ class TiledContext(Context):
         return self.tensors_but(self.attention.factors)
 
     def tensors_but(self, taken: tuple[Array, ...]) -> list[str]:
-        """The tensors without those of some arrays; with one of them where these alone have an axis whose size a part uses."""
+        """The tensors except those of some arrays. One of these stays if no other array has an axis whose size a part
+        uses."""
         parts = [p.plan for p in vars(self.attention).values() if isinstance(p, Part)]
         for axis in [x for p in parts for x in p.sized if x not in (self.attention.row, *self.attention.keys)]:
             having = [a for a in self.spec.arrays if axis in a.axes and a.default is None]
@@ -232,8 +233,8 @@ class PartContext(ElementwiseContext):
         return replace(super().dialect, contracts=isinstance(self.attention, AttentionBackward))
 
     def own_forms(self) -> dict[int, str]:
-        """The text of floats of distances; of weights, where these are computed again; and of hyperbolic tangents in scores that are
-        exponents, unless the hardware's are used."""
+        """The text of three kinds of floats: distances; weights that are computed again; and hyperbolic tangents in
+        scores that are exponents, unless the hardware computes these."""
         plan, apart, shifted = self.attention, self.distances, self.shifted
         lines = {id(n.args[place]) for n, place in self.products}
         found = {id(n): f"attend.multiples({{{place}}}, {{{1 - place}}})" for n, place in self.products}

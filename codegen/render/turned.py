@@ -1,4 +1,4 @@
-"""The kernel of an element-wise op of which some arrays have their axes in another order: prepares the values of
+"""The kernel of an element-wise op some of whose arrays have their axes in another order: prepares the values of
 `templates/turned.py.jinja`."""
 
 from __future__ import annotations

@@ -84,11 +84,11 @@ def _attention_bounds(
 
 
 def work_of(tiles: Any, elements: Any, how: AttentionLaunch) -> tuple[tuple, Any]:
-    """The tiles of all elements of the batch, so many each, in the order in which blocks take them (`place`); and the
-    number of blocks. Where there are many tiles, most are taken in pairs of one element: the first and the last of its
-    tiles that are left. If a tile's work falls with its number, all pairs have the same work. An element's tiles are
-    then taken at about the same time, and find its rows in the L2 cache. The last tiles, of two turns or more, are
-    taken in the order of their numbers: the smallest come last.
+    """The tiles of all elements of the batch, the same number for each, in the order in which blocks take them
+    (`place`); and the number of blocks. Where there are many tiles, most are taken in pairs of one element: the first
+    and the last of its tiles that are left. If a tile's work falls with its number, all pairs have the same work. An
+    element's tiles are then taken at about the same time, and find its rows in the L2 cache. The last tiles, of two
+    turns or more, are taken in the order of their numbers: the smallest come last.
 
     Measured on an H200, bfloat16, a causal mask, 2048 tokens of 160 heads of 128 elements, where 132 blocks each have a head of their
     own in the order of tiles: the forward took 396 us so, and 346 us in pairs.
@@ -257,8 +257,9 @@ def fill(
     boxes: tuple, ring: tuple, filled: cutlass.Uint32, stages: cutlass.Constexpr[int], size: cutlass.Constexpr[int],
     told: tuple = (),
 ) -> None:  # fmt: skip
-    """Load boxes, together of so many bytes, into the next stage of a ring as soon as it is free. A box is TMA's copy, its partition,
-    and the coordinates of the box. What consumers are `told` of the stage are words in shared memory (numbers, stages), and numbers."""
+    """Load boxes into the next stage of a ring as soon as it is free. Together they have `size` bytes. A box is TMA's
+    copy, its partition, and the coordinates of the box. What consumers are `told` of the stage are words in shared
+    memory (numbers, stages), and numbers."""
     full, empty = ring
     at, phase = place_in_ring(filled, stages)
     cute.arch.mbarrier_wait(empty + at, phase ^ 1)
@@ -343,8 +344,8 @@ def rounded_row(part: cute.Tensor, words: cute.Tensor, r: int, dtype: Any) -> No
 
 
 def moved(source: cute.Tensor, target: cute.Tensor, nothing: Uint32) -> None:
-    """Copy words to a factor that products have read. `nothing` is 0, which the assembler must not know: it would have one register
-    for both words, and wait for the products before the source is written."""
+    """Copy words to a factor that products have read. `nothing` is 0, which the assembler must not know: it would use
+    one register for both words, and wait for the products before it writes the source."""
     for i in range(cute.size(source)):
         target[i] = source[i] ^ nothing
 

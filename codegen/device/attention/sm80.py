@@ -178,7 +178,8 @@ def _tiles_of(split: Int32, block: batches_of.Block, problem: Problem) -> tuple[
 
 @cute.jit
 def _seen(count: Int32, block: batches_of.Block, problem: Problem) -> tuple[Int32, Int32]:
-    """The first of so many tiles for which the mask holds somewhere, and the end of the last one. A warp looks at 32 at once."""
+    """Of `count` tiles, the first one in which the mask holds somewhere, and the number after the last one. A warp
+    looks at 32 at once."""
     how, lane = block.how, cute.arch.lane_idx()
     first, end = count, Int32(0)
     for start in cutlass.range(0, count, WARP):
@@ -263,8 +264,8 @@ def _store(
     acc: cute.Tensor, top: cute.Tensor, total: cute.Tensor, o: cute.Tensor, parts: cute.Tensor, split: Int32, block: batches_of.Block, halves: tuple,
     row: Int32, slab: Int32, shared: Int32, problem: Problem,
 ) -> None:  # fmt: skip
-    """Store a lane's two rows, the first of which is `row`: to o, or of blocks that share rows to `parts`. The warp's first row is
-    `slab` in the block."""
+    """Store a lane's two rows, the first of which is `row`: to o, or to `parts` if blocks share rows. The warp's first
+    row is `slab` in the block."""
     how = block.how
     for half in range(2):
         for apart in range(2):

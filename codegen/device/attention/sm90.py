@@ -350,7 +350,7 @@ def _first_scores(factors: Factors, rings: tuple, now: Int32) -> None:
 
 
 def _free_keys(rings: tuple, used: Uint32, now: Int32, stages: int) -> None:
-    """Say that a warp has read a tile of k, and that of q if this was the last one that passes it."""
+    """Say that a warp has read a tile of k; and the tile of q, if no further tile of k passes it."""
     _free(rings[1], used, Boolean(True), stages)
     _free(rings[0], Uint32(0), now & LAST != 0, 1)
 

@@ -1,4 +1,5 @@
-"""The weights of a tile's scores, by a consumer of Hopper's main loop, and what it keeps of its rows: exponentials relative to a level.
+"""The weights of a tile's scores, as a consumer of Hopper's main loop computes them, and its state of each row. Weights
+are exponentials relative to a level.
 
 A level is an earlier maximum of the row. It rises to the maximum only where that exceeds it by `RISE`, since sums of
 earlier weights must then be rescaled. A tile seldom has such a large score. When a row ends, its sums are made relative
@@ -76,8 +77,8 @@ def rescale(sums: cute.Tensor, state: State) -> None:
 
 
 def of_row(state: State, r: int, functions: Functions) -> tuple[Float32, Float32, Float32]:
-    """A row's largest score; the sum of its weights, of all lanes that have its columns; and the factor that makes sums relative to that
-    score, as this one is."""
+    """A row's largest score; the sum of its weights over all lanes that have its columns, relative to that score; and
+    the factor that makes other sums relative to it."""
     top, level, total, *_ = (Float32(x[r]) for x in state)
     for other in range(1, 3):
         total += cute.arch.shuffle_sync_bfly(total, offset=other)
@@ -131,7 +132,7 @@ def _score(
 def _change(
     s: cute.Tensor, r: int, place: tuple, sizes: tuple, function: Callable[[Scores, Any], Any], each: int = 0
 ) -> None:  # fmt: skip
-    """Replace a row's values with a function of them, of so many at a time if that is not 0."""
+    """Replace a row's values with a function of them: all at once, or `each` at a time if that is not 0."""
     places, row, column = place
     part = hopper.row_of(s, r)
     count = cute.size(part)
@@ -313,7 +314,7 @@ def _raise(
 
 
 def _factor(before: Float32, level: Float32, powers: tuple) -> Float32:
-    """The factor by which exponentials shrink that are relative to a level and were to another; 1 for the same."""
+    """The factor by which exponentials shrink when they become relative to another level; 1 if it is the same."""
     by, start = powers
     fallen = device.fma(cute.full((1,), before, Float32), by, cute.full((1,), start, Float32))
     return Float32(cutlass.select_(before == level, Float32(1), cute.math.exp2(fallen, fastmath=True)[0]))

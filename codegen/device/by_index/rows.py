@@ -1,4 +1,5 @@
-"""The rows that a thread of a sum by index adds up: some of its values, in the order of their keys, and sums of chunks of these."""
+"""The rows that a thread of a sum by index adds up: some of the values, in the order of their keys, and sums of chunks
+of them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class _Rows:
                 self.values[i, c] = _one(mValues, place + c).to(self.values.element_type)
 
     def joined(self, rows: range, column: int) -> list[Any]:
-        """For each of some rows, the sum of a column of those among them, up to it, that have its key."""
+        """For each of some rows, the sum of a column over the rows up to it that have its key."""
         sums = []
         for i in rows:
             total = self.values[i, column]
@@ -146,7 +146,8 @@ def tally_kernel(
 
 @cute.kernel
 def parts_kernel(mParts: cute.Tensor, mY: cute.Tensor, how: cutlass.Constexpr[TallyLaunch]) -> None:
-    """Add up the tables of blocks: each warp of a block those every so many, then the first adds up the warps' sums."""
+    """Add up the tables of blocks: each warp of a block adds every `WARPS`-th one, then the first warp adds up the
+    warps' sums."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, outer, _ = cute.arch.block_idx()
     sums, warp, lane = how.keys * how.columns, tidx // WARP, tidx % WARP

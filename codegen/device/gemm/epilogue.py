@@ -142,8 +142,8 @@ def _in_loops(
 
 
 def _places(lane: Int32, before: tuple[Int32, Int32] | None, walk: Pieces, form: Form) -> tuple[Int32, Int32]:
-    """Where a lane writes and reads in a piece. Where vectors are read early the places are held in registers from one piece to the
-    next; else they are computed for each."""
+    """Where a lane writes and reads in a piece. Where vectors are read early, registers hold the places from one piece
+    to the next. Otherwise they are computed for each piece."""
     if form.early and before is not None:
         return unseen(before[0]), unseen(before[1])
     return gemm_pieces.write_place(lane, walk, form), gemm_pieces.read_place(lane, walk, form)

@@ -219,7 +219,8 @@ def _tile(tiles_m: Int32, tiles_n: Int32, group: int) -> tuple[Int32, Int32, Int
 
 @dataclass(frozen=True)
 class Operands:
-    """The tiles of a and of each b in a stage, one after the other: where they are, and what this thread copies of them."""
+    """The tiles of a and of each b in a stage, one after the other: their places, and the parts that this thread
+    copies."""
 
     panels: list[Panels]
     chunks: list[Chunks]

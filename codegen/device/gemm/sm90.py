@@ -8,11 +8,11 @@ tiles that both blocks read are loaded once and multicast: b where the cluster i
 cluster shares one tile, and each of its blocks has a part of the contracted axis (`split`): there are then as many clusters as
 tiles.
 
-Two stages alternate: the products of one run, 768 cycles with the widest tiles, while the other waits. Beside an
-epilogue, with which it shares schedulers and register ports, a warp issues an instruction every five to ten cycles. So
-a stage must take few instructions, above all between the end of its products and the start of the products of the stage
-after the next. On an H100 (8192 x 8192, K = 1024), GELU took 314 thousand cycles with 84 instructions per stage, during
-which tensor cores were idle, and 296 thousand with 65. ReLU took 295 thousand.
+Two stages alternate: the products of one run, 768 cycles with the widest tiles, while the other waits. While another
+warp runs an epilogue on the same schedulers and register ports, a warp issues an instruction every five to ten cycles.
+So a stage must take few instructions, above all between the end of its products and the start of the products of the
+stage after the next. On an H100 (8192 x 8192, K = 1024), GELU took 314 thousand cycles with 84 instructions per stage,
+during which tensor cores were idle, and 296 thousand with 65. ReLU took 295 thousand.
 
 TMA reads zeros outside a and b, and nothing outside the product is stored.
 """

@@ -69,8 +69,8 @@ def fetch(
     target: cute.Pointer,
     barrier: cute.Pointer,
 ) -> None:
-    """Start the copy of a box of each array, which begins at a column and at one of two rows: counted over all batches, or within a
-    batch. Zeros past the array's end."""
+    """Start the copy of a box of each array. It begins at a column, and at a row that is counted over all batches or
+    within a batch. Zeros past the array's end."""
     with cute.arch.elect_one():
         cute.arch.mbarrier_arrive_and_expect_tx(barrier, sum(box.size for box in boxes))
     at = 0

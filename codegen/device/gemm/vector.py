@@ -119,7 +119,7 @@ def _copy_one(
     i: cutlass.Constexpr[int],
     there: cutlass.Boolean,
 ) -> None:
-    """Copy an element, if there is one: only then is its place read, which may be that of an array of indices."""
+    """Copy an element, if there is one. Only then is its place read, which an array of indices may give."""
     if there:
         dst[i] = src[place(column)]
 

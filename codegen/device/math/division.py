@@ -69,7 +69,8 @@ def divide_by_normal(a: Operand, b: Operand, approx: bool) -> Vector:
 
 
 def _halves_of_constant(b: float) -> tuple[float, float]:
-    """The reciprocal of a number as float32 that add up to it: the one below, and the rest; 0 where there is no rest."""
+    """The reciprocal of a number as two float32 that add up to it: a truncated one, and the rest; the rest is 0 if
+    nothing is left."""
     exact = 1.0 / np.float64(np.float32(b))
     high = np.float32(exact)
     if abs(np.float64(high)) > abs(exact):

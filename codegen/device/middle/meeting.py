@@ -1,5 +1,5 @@
-"""Reductions over the threads of a block that share neighbouring rows: first over the lanes of a warp, then over the warps by way
-of shared memory. Every reduction has a fixed order: two runs agree to the bit."""
+"""Reductions over the threads of a block that share neighbouring rows: first over the lanes of a warp, then over the
+warps through shared memory. Every reduction has a fixed order: two runs agree to the bit."""
 
 from __future__ import annotations
 

@@ -49,8 +49,9 @@ def gather(
     how: cutlass.Constexpr[Walk],
     rescaled: cutlass.Constexpr[tuple[Rescaled, ...]] = (),
 ) -> Boolean:
-    """Reduce the rows of all blocks that meet into the running values of some threads of the first one, and say whether this is one of
-    these. `buffers` are the shared memory for the rows of a block (`partials.shared_columns`): a block that has one row meets no other."""
+    """Reduce the rows of all blocks that meet into the running values of some threads of the first block. Gives whether
+    this thread is one of them. `buffers` are the shared memory for the rows of a block (`partials.shared_columns`): a
+    block that has one row meets no other."""
     leads = Boolean(True)
     if cutlass.const_expr(len(buffers) > 0):
         tidx, _, _ = cute.arch.thread_idx()

@@ -102,8 +102,8 @@ def _factor_decides(
     deciding: Mapping[int, frozenset[str]],
     factors: Mapping[str, str],
 ) -> str:
-    """The factors' type, if it alone decides whether a reduced value may be approximate (`precision.deciding_types`, for
-    which a product is an array of the factors' type); "" if not.
+    """The factors' type, if it alone decides whether a reduced value may be approximate; "" if not.
+    (`precision.deciding_types` takes a product for an array of the factors' type.)
 
     A backward compares elements with a maximum that is an output, and computes them as it is told for a float32 output. So a maximum
     only counts if sums of exponentials follow it."""
@@ -133,8 +133,8 @@ def _exactness(dtypes: set[str], epilogue: Spec, whole: tuple[Array, ...]) -> st
 
 
 def _check_outputs(epilogue: Spec, whole: tuple[Array, ...], late: set[str], order: tuple[str, ...]) -> None:
-    """Checks that each output has a tile's axes, or is computed from results of all tiles: from reductions such as
-    those in `late`."""
+    """Checks that each output has a tile's axes, or is computed from reductions over all tiles, such as those in
+    `late`."""
     words = ", ".join(order)
     if not whole and not late:
         raise UserError(f"no output is a tile of ({words})")

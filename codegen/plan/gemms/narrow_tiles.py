@@ -1,9 +1,10 @@
 """Products whose b has elements of a byte, or of 4 bits, and is converted in registers to a's 16 bits (`device/gemm/narrow.py`). It
 chooses the tiles, and whether to copy b to 16 bits first and multiply that, where it takes less time. Plain Python, without a GPU.
 
-Times are in cycles of an H100, as in `hopper_tiles`. The main loop's mma.sync is taken to reach a third of WGMMA's peak rate. A
-warp converts four elements in 8 instructions, and every row of tiles converts b again. Few rows are bound by memory, which has one
-byte of each element instead of five: the copy reads one and writes two, and the product reads these.
+Times are in cycles of an H100, as in `hopper_tiles`. The main loop's mma.sync is taken to reach a third of WGMMA's peak
+rate. A warp converts four elements in 8 instructions, and every row of tiles converts b again. With few rows, memory is
+the limit: this way moves one byte of each element. With a copy it is five: the copy reads one and writes two, which the
+product reads.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ class Tile:
         return self.columns[-1]
 
     def segment(self, extents: Mapping[str, int]) -> int:
-        """The columns of which a tile must have whole runs: those along the innermost axis "D", or 0. Raises `UserError` for what no
-        tile has."""
+        """The length of the runs of columns that a tile must have whole: the size of the innermost axis "D", or 0.
+        Raises `UserError` for what no tile has."""
         vectors, own = extents.get("D", 0), 2 if self.paired else 1
         if len(self.columns) > 1 and vectors % 8:
             raise UserError(f"{vectors} {self.column} are not whole vectors of 8")

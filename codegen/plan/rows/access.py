@@ -49,7 +49,8 @@ class Statistic:
 
     @property
     def value(self) -> Node:
-        """What a kernel that walks down rows computes of each element: of a sum that follows a maximum, what the maximum is of."""
+        """The value that a kernel which walks down rows computes for each element: for a sum that follows a maximum,
+        the maximum's operand."""
         return self.operand if self.follows is None else self.follows.maximum.args[0]
 
     @property
@@ -234,7 +235,7 @@ class Reads:
 
     @functools.cached_property
     def joins_rows(self) -> bool:
-        """Whether neighbouring rows of a block that walks down rows are one run, of which nothing lies between two rows."""
+        """Whether neighbouring rows of a block that walks down rows are one run, with nothing between two rows."""
         return not self.apart and all(
             self.in_run(a) and (a.interleaved or not (a.array and a.array.parts)) for a in self.along_own_rows
         )

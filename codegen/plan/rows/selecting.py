@@ -134,7 +134,7 @@ def threads_of_row(columns: int, vec: int) -> int:
 
 
 def lanes_of_row(columns: int, vec: int, count: int, rows: int | None) -> int:
-    """The threads of a warp that have a row of which so many elements are taken in turn."""
+    """The threads of a warp that share a row from which so many elements are taken in turn."""
     per_row, most = LEAST_LANES, THREAD_ELEMENTS // (2 if count <= FEW else 1)
     while per_row * most < columns or (per_row * vec < columns and (rows or BUSY) * per_row < BUSY):
         per_row *= 2

@@ -41,8 +41,8 @@ HELD_BYTES = 128  # of a thread's elements and expensive values
 
 @dataclass(frozen=True)
 class RowStep(Reduction):
-    """The plan of a step that computes elements of rows, perhaps from statistics of these. It writes equal elements of a row with equal
-    bits, as a selection wants them: no sum is rescaled by what a thread has seen."""
+    """The plan of a step that computes elements of rows, perhaps from statistics of these. It writes equal elements of
+    a row with equal bits, as a selection needs them: no sum is rescaled by a thread's own maximum."""
 
     @functools.cached_property
     def sweeps(self) -> tuple[tuple[int, ...], ...]:

@@ -126,7 +126,8 @@ def meeting(how: WalkLaunch, row: int, narrowest: int, costly: bool, call: Plann
 
 
 def settling(how: WalkLaunch, call: PlannedCall) -> WalkLaunch:
-    """The launch with as many blocks for each of several places, of which one writes its results: no other kernel is launched."""
+    """The launch where several places have as many blocks each as may meet: one of them writes the place's results, and
+    no other kernel is launched."""
     fits = (
         (call.extents.apart or 1) > 1
         and how.parts in (MEETING if call.clusters else MEETING[:1])

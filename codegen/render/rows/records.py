@@ -268,8 +268,8 @@ class Places:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results of columns that a block writes which reduces all rows of a place, instead of the kernel `finish`, and the partial
-    results that it writes besides."""
+    """The results of columns that a block writes itself, instead of the kernel `finish`, if it reduces all rows of a
+    place; and the partial results that it writes besides."""
 
     finish: str
     results: Places

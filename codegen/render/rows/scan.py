@@ -19,7 +19,8 @@ from codegen.render.records import Function, Kernel
 
 @dataclass(frozen=True)
 class ScanFunction(Function):
-    """A function of a kernel that scans: the operands of a scan, what states share or are reduced from, or the outputs."""
+    """A function of a kernel that scans. It computes the operands of a scan, values that states share or are reduced
+    from, or the outputs."""
 
     tuple: bool  # whether it gives a tuple, also of one value
     extra: list[str]  # the parameters that are not operands

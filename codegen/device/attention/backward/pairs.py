@@ -247,8 +247,8 @@ def _store(
     total: cute.Tensor, target: cute.Tensor, places: tuple, at: tuple, sizes: tuple, r: cutlass.Constexpr[int],
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """Store one of a thread's two rows: whole vectors where the tile has no column past the last one, and pairs of neighbours where
-    none is past it alone. All lanes take part."""
+    """Store one of a thread's two rows: in whole vectors if all columns of the tile exist, and in pairs of neighbours
+    if both of each pair exist or neither does. All lanes take part."""
     row, column = at
     neighbours = how.neighbours if isinstance(target.stride[2], int) and target.stride[2] == 1 else 1
     inside = Boolean(False)

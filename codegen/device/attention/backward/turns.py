@@ -24,7 +24,7 @@ PAUSE = 20  # nanoseconds between two looks at a turn
 
 
 def number(places: tuple, tile: Int32, batches: tuple, tiles: Int32) -> Int32:
-    """The number of a tile of q of an element of the batch, of which each has so many."""
+    """The number of a tile of q among those of all elements of the batch, each of which has `count` tiles."""
     found = Int32(0)
     for place, size in zip(reversed(places), reversed(batches), strict=True):
         found = found * size + place
@@ -72,7 +72,8 @@ def wait(word: cute.Pointer, value: cutlass.Int32) -> None:
 
 @cute.jit
 def send(target: cutlass.Int64, source: cutlass.Int32, size: cutlass.Constexpr[int], adds: cutlass.Boolean) -> None:
-    """Start to add a tile of so many bytes in shared memory to sums, or to store it there, as a group. One thread does so."""
+    """Start to add a tile of so many bytes in shared memory to sums, or to store it to them, as a group. One thread
+    does so."""
     operands = [target.ir_value(), source.ir_value()]
     name, how = "async.bulk.global.shared::cta.bulk_group", f"[$0], [$1], {size};"
     if adds:

@@ -415,6 +415,14 @@ def test_a_reference_of_a_dtype_of_its_own_is_told_so():
         testing.check_gradient_case(op, "xla", case_of(5))
 
 
+def test_a_reference_may_give_a_share_in_float32():
+    """As `jnp.mean` of a bool does, whatever the inputs' type: it has no slope that could be inexact."""
+    outputs, chain = "y: float32[..., N]; s: float32[...]", "y = x * x; s = mean(x > 0, axis=N)"
+    op = make_jnp_op(spec_text("x: float32[..., N]", outputs, chain, "y = x * x; s = (x > 0).mean(-1)"))
+    testing.check_case(op, "xla", case_of(5))
+    testing.check_gradient_case(op, "xla", case_of(5))
+
+
 def test_a_reference_that_raises_is_told_at_once():
     calls = []
 

@@ -79,11 +79,10 @@ def test_tiles_of_many_arrays_have_fewer_rows(tmp_path):
     for count in (2, 3, 4):
         inputs, own = "; ".join(f"{n}: T[M, N]" for n in names[:count]), " + ".join(names[:count])
         op = make_op(tmp_path, spec_text(inputs, "y: T[N, M]", f"y = {own}", f"({own}).T", types="{T: [bfloat16]}"))
-        found.append(
-            op.plan.launch(
-                PlannedCall(dict.fromkeys([*names[:count], "y"], "bfloat16"), Extents(512, 2**26, turned=512))
-            ).vec
-        )
+        dtypes = dict.fromkeys([*names[:count], "y"], "bfloat16")
+        found.append(op.plan.launch(PlannedCall(dtypes, Extents(512, 2**26, turned=512))).vec)
+        for turned, columns in ((0, 1), (1, 0), (0, 0)):
+            assert op.plan.launch(PlannedCall(dtypes, Extents(columns, 0, turned=turned))).threads >= 1
     assert found == [8, 8, 4]
     testing.check_op(op, "interpret", examples=2 if EVERY else None)
 

@@ -131,7 +131,10 @@ class Middle(Reduction):
         if not fit:
             raise UserError(f"no block can hold {columns} elements of neighbouring rows")
         filling = (how for how in fit if rows is None or -(-rows // how.rows_a_block) >= call.processors)
-        how = next(filling, None) or self._spread(min(fit, key=lambda how: how.rows_a_block), columns)
+        how = next(filling, None)
+        if how is None:
+            least = min(fit, key=lambda how: how.rows_a_block)
+            how = self._spread(self._narrowed(least, rows or 0, call), columns)
         return self._looping(how, rows, call) if self.columns else how
 
     def _widths(self, inner: int, call: PlannedCall) -> tuple[int, ...]:
@@ -200,6 +203,17 @@ class Middle(Reduction):
                     vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
                 )  # fmt: skip
         return None
+
+    def _narrowed(self, how: MiddleLaunch, rows: int, call: PlannedCall) -> MiddleLaunch:
+        """The launch where few rows leave SMs idle, if each thread has all elements of its rows: blocks are smaller, and then vectors are
+        narrower."""
+        if how.per_row > 1 or how.passes > 1 or self.columns:
+            return how
+        while how.threads > WARP and rows < how.rows_a_block * call.processors:
+            how = replace(how, threads=how.threads // 2)
+        while how.vec * self.widest(call) > LEAST_VECTOR and rows < how.rows_a_block * call.processors:
+            how = replace(how, vec=how.vec // 2)
+        return how
 
     def _spread(self, how: MiddleLaunch, columns: int) -> MiddleLaunch:
         """The launch where few rows leave SMs idle: blocks have more threads, each with fewer elements, while registers have room."""

@@ -28,3 +28,20 @@ def test_threads_hold_what_registers_have_room_for(columns):
     assert isinstance(how, MiddleLaunch)
     room = REGISTERS_OF_SM // max(how.threads, CROWDED)
     assert cost.registers(how.vec * how.vectors, plan.alive) <= room
+
+
+@pytest.mark.parametrize("rows", [96, 3000])
+def test_few_rows_have_small_blocks(rows):
+    """Blocks of 128 threads with vectors of 8 rows left all SMs but a few idle."""
+    text = spec_text("x: bfloat16[S, N]", "y: bfloat16[S, N]", "y = x - max(x, axis=S)")
+    plan = read_op("specs/made.yaml", text).plan
+    assert isinstance(plan, Staged) and plan.whole is not None and isinstance(plan.whole.plan, Middle)
+    dtypes = {"x": "bfloat16", "y": "bfloat16"}
+
+    def launch(rows: int) -> MiddleLaunch:
+        call = PlannedCall(dtypes, Extents(inner=rows, total=None, columns=5, rows=rows), arch="sm_90a")
+        assert isinstance(how := plan.whole.plan.launch(call), MiddleLaunch)
+        return how
+
+    few, many = launch(rows), launch(2**20)
+    assert few.rows_a_block <= 64 < many.rows_a_block and few.vec < many.vec

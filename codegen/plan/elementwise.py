@@ -57,7 +57,9 @@ SEVERAL = 3  # a block has several rows if each of them reads so many others
 ROWS_AT_ONCE, ROWS_OF_THREAD = 8, 4  # the rows of such a block, and of each of its threads
 MANY_ROWS = 128  # so that few threads of blocks of several rows are past the last one
 OF_POWER = 4  # other expensive operations that a power takes as long as
-LINES_HELD, MOST_HELD = 4 * 128, 16 * 1024  # bytes of the tables that a block copies to shared memory
+LINE = 128  # bytes of a cache line
+# Tables that a block copies to shared memory: their lines, times how often an element reads them; bytes
+LINES_READ, MOST_HELD = 4, 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Elementwise(Unreduced):
     backwards: bool = False
     # "rows", or "outer" positions, whose elements have expensive values in common: a thread computes them once
     repeats: str = ""
+    picks: int = 0  # how often an element reads tables at computed indices
 
     @property
     def sized(self) -> list[str]:
@@ -199,13 +202,15 @@ class Elementwise(Unreduced):
 
     def held_tables(self, how: Launch, call: PlannedCall) -> tuple[int, ...]:
         """The sizes of the tables, if a block should copy them to its shared memory: a cache reads a line at a time, shared memory an
-        element for each lane. The tables have several lines, and half the elements of the block's outputs at most: with as many, an
-        H200 took 94 us for codes of 256 vectors, and 78 without the copies."""
+        element for each lane. The tables have several lines, or two that are read twice: an H100 took 115 us and not 127 to interpolate
+        between 33 elements. They have half the elements of the block's outputs at most: with as many, an H200 took 94 us for codes
+        of 256 vectors, and 78 without the copies."""
         sizes = tuple(n for n in call.extents.tables if n is not None)
         if not sizes or len(sizes) < len(self.tables) or 2 * sum(sizes) > how.vec * how.threads:
             return ()
         bytes_of = sum(call.size(a) * n for a, n in zip(self.tables, sizes, strict=True))
-        return sizes if LINES_HELD <= bytes_of <= MOST_HELD else ()
+        lines, often = -(-bytes_of // LINE), self.picks / len(self.tables)
+        return sizes if lines > 1 and lines * often >= LINES_READ and bytes_of <= MOST_HELD else ()
 
     @property
     def reads_rows(self) -> bool:
@@ -368,7 +373,8 @@ class PlannedElements(Planner):
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         plain = not (collapsed or turned is not None or borders or scanned or self.puts) and len(groups) > 1
         repeats = self.repeats(groups) if plain else ""
-        return Elementwise(groups, collapsed, views, loads, stores, turned=turned, repeats=repeats)
+        picks = sum(n.op == "pick" for n in self.nodes)
+        return Elementwise(groups, collapsed, views, loads, stores, turned=turned, repeats=repeats, picks=picks)
 
     def repeats(self, groups: tuple[Group, ...]) -> str:
         """What shares values that take as many operations as a power (`Elementwise.repeats`)."""

@@ -54,3 +54,15 @@ def test_two_kernels_are_enough_for_any_number_of_rows(inputs, columns, dtype):
 @pytest.mark.parametrize("inputs", ["w: T[M]; b: T[]", "w: T[N]; b: T[N]", "w: T[N]; b: T[M]"])
 def test_long_rows_have_halves_where_several_vectors_are_put_together(inputs):
     assert launch(f"x: T[M, N]; {inputs}", "y = x * w + b", 1028).vec == 4
+
+
+@pytest.mark.parametrize(("places", "ahead", "held"), [(33, 1, True), (32, 1, False), (33, 0, False), (128, 0, True)])
+def test_tables_of_several_lines_that_elements_read_often_are_held(places, ahead, held):
+    """A line of a cache is read at a time, and each of two elements reads one."""
+    more = f" + take(t, cast(x, int32) + {ahead}, axis=P)" if ahead else ""
+    text = spec_text(
+        "t: float32[P]; x: float32[M, N]", "y: float32[M, N]", f"y = take(t, cast(x, int32), axis=P){more}"
+    )
+    op = read_op("specs/made.yaml", text)
+    call = PlannedCall({a.name: "float32" for a in op.spec.arrays}, Extents(2048, 2**26, tables=(places,)))
+    assert op.plan.launch(call).tables == ((places,) if held else ())

@@ -40,7 +40,8 @@ def test_few_rows_have_small_blocks(rows):
 
     def launch(rows: int) -> MiddleLaunch:
         call = PlannedCall(dtypes, Extents(inner=rows, total=None, columns=5, rows=rows), arch="sm_90a")
-        assert isinstance(how := plan.whole.plan.launch(call), MiddleLaunch)
+        how = plan.whole.plan.launch(call)
+        assert isinstance(how, MiddleLaunch)
         return how
 
     few, many = launch(rows), launch(2**20)

@@ -83,7 +83,7 @@ def _backward(how: _How, residuals: Any, cotangent: jax.Array) -> Any:
         values, factors = multiplied
         taken = taken.astype(jnp.promote_types(taken.dtype, "float32"))
         dfactors = (taken * values).sum((0, -1)).astype(factors.dtype)
-        taken = taken * factors[..., None]
+        taken = taken * factors[None, ..., None]
     return None, taken.sum(tuple(range(like.ndim, keys.ndim + 1))).astype(like.dtype), dfactors, dinto
 
 
@@ -130,7 +130,7 @@ def _in_parts(
     """What `sums` computes of values that are multiplied before, in a dtype; it is added to `into` afterwards."""
     compute = jnp.promote_types(values.dtype, "float32")
     if factors is not None:
-        values = values.astype(compute) * factors[..., None].astype(compute)
+        values = values.astype(compute) * factors[None, ..., None].astype(compute)
     return sums(values, result) if into is None else (sums(values, compute.name) + into).astype(result)
 
 

@@ -31,7 +31,9 @@ def _made(product: Product, arrays: Mapping[str, jax.Array], axes: Axes, dtype: 
     place, extent = product.b.axes.index(axis), axes.extents[axis]
     if how.bits == 4:
         # Shifts, not two halves side by side: XLA takes twice as long to join those
-        shifts = jnp.expand_dims(jnp.arange(0, 8, 4, dtype=value.dtype), range(1, value.ndim - place))
+        shifts = jnp.arange(0, 8, 4, dtype=value.dtype).reshape(
+            [2 if d == place + 1 else 1 for d in range(value.ndim + 1)]
+        )
         halves = (jnp.expand_dims(value, place + 1) >> shifts) & 15
         shape = [2 * n if d == place else n for d, n in enumerate(value.shape)]
         numbers = (halves.reshape(shape).astype(jnp.int32) ^ how.flip) - how.offset

@@ -95,10 +95,10 @@ def many(number: int, by: int):
         (changed(line(r"wgmma\.fence"), 0), "with no wgmma.fence since it was last used"),
         (changed(line(r"wgmma\.commit_group"), 0), "not waited for may still read"),
         (changed(line(r"wgmma\.wait_group\S*\s+1"), 0), "not waited for may still read"),
-        (changed(line(r"wgmma\.wait_group\S*\s+0"), 0), "a wgmma that is not waited for may still"),
+        (changed(line(r"wgmma\.wait_group\S*\s+0"), 0), "a wgmma or a bulk copy that is not waited for may still"),
         (changed(r", 1,  1, 0, 1;", 0, ", 1,  1, 0, 0;"), "Not equal to tolerance"),
         # the producer waits for a free stage: it is two phases ahead of the threads that wait for it
-        (changed(NO_WAIT, 0, "setp.eq.u32 P1, 0, 0;"), "it takes 256 threads, and 128 are there"),
+        (changed(NO_WAIT, 0, "setp.eq.u32 P1, 0, 0;"), "race: second write of byte 0 of shared memory"),
         (changed(NO_WAIT, 1, "setp.eq.u32 P1, 0, 0;"), "exits without a wait for the last phase of the mbarrier"),
         (changed(NO_WAIT, 5, "setp.eq.u32 P1, 0, 0;"), "race: wgmma of byte"),  # a consumer waits for a full stage
         (many(40960, 40944), "it takes 256 threads, and 128 are there"),  # the first consumer waits forever

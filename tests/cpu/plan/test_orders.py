@@ -62,6 +62,7 @@ def test_an_axis_that_vectors_do_not_fill_is_read_one_by_one_where_they_fill_the
     dtypes = dict.fromkeys("xyz", "bfloat16")
     both = Extents(49, 2**26, turned=1024), Extents(1024, 2**26, turned=49)
     assert [scaled.plan.launch(PlannedCall(dtypes, extents)).lanes for extents in both] == [1, 4]
+    assert scaled.plan.launch(PlannedCall(dtypes, Extents(1, 0, turned=0))).down == 1  # no elements
     testing.check_op(scaled, "interpret", examples=2 if EVERY else None)
 
 

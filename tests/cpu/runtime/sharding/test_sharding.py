@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import generated
 from codegen.checking import draw
+from codegen.graph.nodes import least_sizes
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import all_types
 from codegen.runtime.ops.op import Op
@@ -243,9 +244,12 @@ def any_specs(op: Op, given: dict, rows: int, mesh: Mesh, random: Random) -> dic
 def test_any_sharding(kernels, name):
     """Values and gradients equal those of whole arrays."""
     op, mesh, random = getattr(generated, name), make_mesh(), Random(name)
+    least = {axes[-1]: count for axes, count in least_sizes(s.value for s in op.statements).items()}
     for trial in range(2):
         extents = {
-            axis: op.spec.extents.get(axis) or random.choice([8, 16, 24]) for axis in op.spec.axes if axis != "..."
+            axis: op.spec.extents.get(axis) or max(random.choice([8, 16, 24]), least.get(axis, 0))
+            for axis in op.spec.axes
+            if axis != "..."
         }
         rows = random.choice([(8,), (4, 8), (8, 2, 4)]) if "..." in op.spec.axes else ()
         every = list(all_types(op.spec))

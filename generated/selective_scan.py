@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, flat, partials, reduce, rowwise, scan, walking
-from codegen.shared import RowLaunch, ScanLaunch, Walk
+from codegen.shared import Launch, RowLaunch, ScanLaunch, Walk
 
 SPEC = {
     "op": "selective_scan",
@@ -139,145 +139,166 @@ def selective_scan_reference(x, dt, a, b, c, skip):
     return y
 
 
-def selective_scan_frozen_stage1_operands(dy, dt, a, c):
-    """The operands of scan, on one vector of each input."""
-    t0 = device.add(
+def selective_scan_frozen_stage1_chain(dt):
+    """The chain, on one vector of each operand."""
+    step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    t1 = device.exp(t0 * a, False)
+    return step
+
+
+@cute.kernel
+def selective_scan_frozen_stage1_kernel(
+    mDt: cute.Tensor,  # (rows, cols) T
+    mStep: cute.Tensor,  # (rows, cols) float32
+    how: cutlass.Constexpr[Launch],
+):
+    at = flat.vector(how, mStep.shape)  # this thread's elements, which lie next to each other in the outputs
+    if at.valid > 0:
+        rDt, = at.load(mDt)
+        step = selective_scan_frozen_stage1_chain(device.floats(rDt))
+        at.store(step.to(mStep.element_type), mStep)
+
+
+@cute.jit
+def selective_scan_frozen_stage1_launch(
+    stream: cuda.CUstream, mDt: cute.Tensor, mStep: cute.Tensor, how: cutlass.Constexpr[Launch],
+):
+    selective_scan_frozen_stage1_kernel(mDt, mStep, how).launch(**flat.grid(how, mStep.shape, stream))
+
+
+def selective_scan_frozen_stage1_xla(dt):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    return step
+
+
+def selective_scan_frozen_stage2_operands(dy, a, c, step):
+    """The operands of scan, on one vector of each input."""
+    t1 = device.exp(step * a, False)
     return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
-def selective_scan_frozen_stage1_chain(dy, dt, a, c, state):
+def selective_scan_frozen_stage2_chain(dy, a, c, step, state):
     """The chain, on one vector of each operand."""
     scan_of_b_s_d_n = state
     return scan_of_b_s_d_n
 
 
-def selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how):
+def selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mDy, mA, mC, mStep, mScanOfBSDN, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rDt, rC) in zip(steps, ahead.held, strict=True):
+    for at, (rDy, rC, rStep) in zip(steps, ahead.held, strict=True):
         rA, = at.load(flat.read(mA, (iD, iN)))
-        given.append((device.floats(rDy), device.floats(rDt), device.floats(rA), device.floats(rC),))
+        given.append((device.floats(rDy), device.floats(rA), device.floats(rC), device.floats(rStep),))
     ahead.load(tile + 1)
-    operands = [selective_scan_frozen_stage1_operands(*own) for own in given]
+    operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d_n = selective_scan_frozen_stage1_chain(*own, *known)
+        scan_of_b_s_d_n = selective_scan_frozen_stage2_chain(*own, *known)
         at.store(scan_of_b_s_d_n.to(mScanOfBSDN.element_type), mScanOfBSDN)
 
 
 @cute.kernel
-def selective_scan_frozen_stage1_kernel(
+def selective_scan_frozen_stage2_kernel(
     mDy: cute.Tensor,  # (B, S, D) T
-    mDt: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
     mC: cute.Tensor,  # (B, S, N) T
+    mStep: cute.Tensor,  # (B, S, D) float32
     mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     iB, iS, iD, iN = walk.axes
-    ahead = scan.ahead(walk, flat.read(mDy, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mC, (iB, iS, iN)))
+    ahead = scan.ahead(walk, flat.read(mDy, (iB, iS, iD)), flat.read(mC, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)))
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage1_tile(walk, tile, carried, ahead, mDy, mDt, mA, mC, mScanOfBSDN, how)
+        selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mDy, mA, mC, mStep, mScanOfBSDN, how)
 
 
 @cute.jit
-def selective_scan_frozen_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor,
+def selective_scan_frozen_stage2_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor, mStep: cute.Tensor,
     mScanOfBSDN: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_frozen_stage1_kernel(mDy, mDt, mA, mC, mScanOfBSDN, how).launch(
+    selective_scan_frozen_stage2_kernel(mDy, mA, mC, mStep, mScanOfBSDN, how).launch(
         **scan.grid(how, mScanOfBSDN.shape, 1, stream)
     )
 
 
-def selective_scan_frozen_stage1_xla(dy, dt, a, c):
+def selective_scan_frozen_stage2_xla(dy, a, c, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
-    t1 = jnp.exp(t0 * a)
+    t1 = jnp.exp(step * a)
     scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
     return scan_of_b_s_d_n
 
 
-def selective_scan_frozen_stage2_operands(x, dt, a, b):
+def selective_scan_frozen_stage3_operands(x, a, b, step):
     """The operands of scan, on one vector of each input."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
     return device.exp(step * a, False), step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
 
 
-def selective_scan_frozen_stage2_chain(x, dt, a, b, state):
+def selective_scan_frozen_stage3_chain(x, a, b, step, state):
     """The chain, on one vector of each operand."""
     t6 = state
     return t6
 
 
-def selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how):
+def selective_scan_frozen_stage3_tile(walk, tile, carried, ahead, mX, mA, mB, mStep, mT6, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rX, rDt, rB) in zip(steps, ahead.held, strict=True):
+    for at, (rX, rB, rStep) in zip(steps, ahead.held, strict=True):
         rA, = at.load(flat.read(mA, (iD, iN)))
-        given.append((device.floats(rX), device.floats(rDt), device.floats(rA), device.floats(rB),))
+        given.append((device.floats(rX), device.floats(rA), device.floats(rB), device.floats(rStep),))
     ahead.load(tile + 1)
-    operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
+    operands = [selective_scan_frozen_stage3_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        t6 = selective_scan_frozen_stage2_chain(*own, *known)
+        t6 = selective_scan_frozen_stage3_chain(*own, *known)
         at.store(t6.to(mT6.element_type), mT6)
 
 
 @cute.kernel
-def selective_scan_frozen_stage2_kernel(
+def selective_scan_frozen_stage3_kernel(
     mX: cute.Tensor,  # (B, S, D) T
-    mDt: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
+    mStep: cute.Tensor,  # (B, S, D) float32
     mT6: cute.Tensor,  # (B, S, D, N) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     iB, iS, iD, iN = walk.axes
-    ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mDt, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)))
+    ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)))
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mX, mDt, mA, mB, mT6, how)
+        selective_scan_frozen_stage3_tile(walk, tile, carried, ahead, mX, mA, mB, mStep, mT6, how)
 
 
 @cute.jit
-def selective_scan_frozen_stage2_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mT6: cute.Tensor,
+def selective_scan_frozen_stage3_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mStep: cute.Tensor, mT6: cute.Tensor,
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_frozen_stage2_kernel(mX, mDt, mA, mB, mT6, how).launch(**scan.grid(how, mT6.shape, 1, stream))
+    selective_scan_frozen_stage3_kernel(mX, mA, mB, mStep, mT6, how).launch(**scan.grid(how, mT6.shape, 1, stream))
 
 
-def selective_scan_frozen_stage2_xla(x, dt, a, b):
+def selective_scan_frozen_stage3_xla(x, a, b, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     t6 = runtime.scanned("scan", -3, False, True, jnp.exp(step * a), step * x * b, jnp.asarray(0.0, jnp.float32))
     return t6
 
 
-def selective_scan_frozen_stage3_rows_stage0(dy, dt, a, b, c, scan_of_b_s_d_n, t6):
+def selective_scan_frozen_stage4_rows_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, step):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t0 = device.multiply(dy, c) + scan_of_b_s_d_n
-    t1 = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
-    return b * t0, a * t0 * t6 * device.exp(t1 * a, False)
+    return b * t0, a * t0 * t6 * device.exp(step * a, False)
 
 
-def selective_scan_frozen_stage3_rows_row(t3, row_sum):
+def selective_scan_frozen_stage4_rows_row(t3, row_sum):
     """The row's own results, from its statistics."""
     t3_of_rows = t3
     row_sum_of_rows = row_sum
@@ -285,7 +306,7 @@ def selective_scan_frozen_stage3_rows_row(t3, row_sum):
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_rows_kernel(
+def selective_scan_frozen_stage4_rows_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -295,6 +316,7 @@ def selective_scan_frozen_stage3_rows_kernel(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
+    mStep: cute.Tensor,  # (BS, D) float32
     mT3OfRows: cute.Tensor,  # (BS, D) float32
     mRowSumOfRows: cute.Tensor,  # (BS, D) float32
     how: cutlass.Constexpr[RowLaunch],
@@ -307,7 +329,7 @@ def selective_scan_frozen_stage3_rows_kernel(
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
     rT6 = access.registers(mT6, (vec, vectors, at_once))
     rDy = access.registers(mDy, (1, at_once))
-    rDt = access.registers(mDt, (1, at_once))
+    rStep = access.registers(mStep, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sARun = rowwise.slots(how, mA, 1)
     sBRun = rowwise.slots(how, mB, 1)
@@ -332,7 +354,7 @@ def selective_scan_frozen_stage3_rows_kernel(
         row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
         row.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
         row.load_one(mDy, (iBS, iD), rDy[None, u])
-        row.load_one(mDt, (iBS, iD), rDt[None, u])
+        row.load_one(mStep, (iBS, iD), rStep[None, u])
         reduce.meet([*sStage0], how.cluster)
         rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -344,17 +366,17 @@ def selective_scan_frozen_stage3_rows_kernel(
             part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
             part.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
             for v in cutlass.range_constexpr(vectors):
-                values = selective_scan_frozen_stage3_rows_stage0(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, u]),
+                values = selective_scan_frozen_stage4_rows_stage0(
+                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
                     device.floats(rScanOfBSDN[None, v, u]), device.floats(rT6[None, v, u]),
+                    device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                 )
                 reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
         t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
 
         if row.writes():
-            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage3_rows_row(
+            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage4_rows_row(
                 device.full(1, t3), device.full(1, row_sum),
             )
             row.store_one(t3_of_rows.to(mT3OfRows.element_type), mT3OfRows, (iBS, iD))
@@ -362,56 +384,44 @@ def selective_scan_frozen_stage3_rows_kernel(
 
 
 @cute.jit
-def selective_scan_frozen_stage3_rows_launch(
+def selective_scan_frozen_stage4_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mT3OfRows: cute.Tensor,
-    mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
+    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
-    selective_scan_frozen_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how,
+    selective_scan_frozen_stage4_rows_kernel(
+        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage3_held_t1(dt, a):
+def selective_scan_frozen_stage4_held_t1(a, step):
     """t1, on one vector of each operand: several passes need it."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
     t1 = device.exp(step * a, False)
     return t1
 
 
-def selective_scan_frozen_stage3_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
+def selective_scan_frozen_stage4_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_frozen_stage3_chain(dy, x, dt, b, c, scan_of_b_s_d_n, t6, t1):
+def selective_scan_frozen_stage4_chain(dy, x, b, c, scan_of_b_s_d_n, t6, step, t1):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
     t4 = step * x
     return t4 * t2, dy * (t1 * t6 + t4 * b)
 
 
-def selective_scan_frozen_stage3_row(dy, x, dt, skip, t3, row_sum, approx):
+def selective_scan_frozen_stage4_row(dy, x, dt, skip, step, t3, row_sum, approx):
     """The row's own results, from its statistics."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
     dx = skip * dy + t3 * step
     ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
     return dx, ddt
 
 
-def selective_scan_frozen_stage3_columns(column_sum, column_sum2):
+def selective_scan_frozen_stage4_columns(column_sum, column_sum2):
     """The columns' results, from their statistics."""
     db = column_sum
     dc = column_sum2
@@ -419,7 +429,7 @@ def selective_scan_frozen_stage3_columns(column_sum, column_sum2):
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_kernel(
+def selective_scan_frozen_stage4_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -429,6 +439,7 @@ def selective_scan_frozen_stage3_kernel(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
+    mStep: cute.Tensor,  # (BS, D) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -467,6 +478,7 @@ def selective_scan_frozen_stage3_kernel(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    rStep = access.registers(mStep, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     if cutlass.const_expr(not how.whole):
@@ -496,6 +508,7 @@ def selective_scan_frozen_stage3_kernel(
         early.load_one(mX, (iBS, iD), rX[None, u])
         early.load_one(mDt, (iBS, iD), rDt[None, u])
         early.load_one(mSkip, (iD,), rSkip[None, u])
+        early.load_one(mStep, (iBS, iD), rStep[None, u])
         if cutlass.const_expr(not how.whole):
             early.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
             early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
@@ -525,12 +538,12 @@ def selective_scan_frozen_stage3_kernel(
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    t1 = selective_scan_frozen_stage3_held_t1(
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                    t1 = selective_scan_frozen_stage4_held_t1(
+                        device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rT1Held[None, v].store(t1)
-                    values = selective_scan_frozen_stage3_stage0(
+                    values = selective_scan_frozen_stage4_stage0(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rT6[None, v, k]), t1,
@@ -552,26 +565,28 @@ def selective_scan_frozen_stage3_kernel(
                     if cutlass.const_expr(how.holds_expensive):
                         t1 = rT1Held[None, v].load()
                     else:
-                        t1 = selective_scan_frozen_stage3_held_t1(
-                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        t1 = selective_scan_frozen_stage4_held_t1(
+                            device.floats(rA[None, v, k]),
+                            device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                         )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
+                    column_sum_of, column_sum2_of = selective_scan_frozen_stage4_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), t1,
+                        device.floats(rT6[None, v, k]),
+                        device.floats(device.full(vec, rStep[0, u], rStep.element_type)), t1,
                     )
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
                         at.inside_columns(),
                     )
             if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage3_row(
+                dx, ddt = selective_scan_frozen_stage4_row(
                     device.floats(device.full(1, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(1, rX[0, u], rX.element_type)),
                     device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)),
+                    device.floats(device.full(1, rStep[0, u], rStep.element_type)), device.full(1, t3),
                     device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -584,6 +599,7 @@ def selective_scan_frozen_stage3_kernel(
             later.load_one(mX, (iBS, iD), rX[None, u])
             later.load_one(mDt, (iBS, iD), rDt[None, u])
             later.load_one(mSkip, (iD,), rSkip[None, u])
+            later.load_one(mStep, (iBS, iD), rStep[None, u])
             if cutlass.const_expr(not how.whole):
                 later.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
                 later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
@@ -602,7 +618,7 @@ def selective_scan_frozen_stage3_kernel(
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
             column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-            db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
+            db, dc = selective_scan_frozen_stage4_columns(column_sum, column_sum2)
             at.store(db.to(mDb.element_type), mDb, (iBS, 0))
             at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
     else:
@@ -616,7 +632,7 @@ def selective_scan_frozen_stage3_kernel(
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_places(
+def selective_scan_frozen_stage4_places(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -626,6 +642,7 @@ def selective_scan_frozen_stage3_places(
     mSkip: cute.Tensor | None,  # (D) float32
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
+    mStep: cute.Tensor,  # (BS, D) float32
     mDx: cute.Tensor,  # (BS, D) T
     mDdt: cute.Tensor,  # (BS, D) T
     mDb: cute.Tensor,  # (BS, N) T
@@ -656,6 +673,7 @@ def selective_scan_frozen_stage3_places(
     rX = access.registers(mX, (1, at_once))
     rDt = access.registers(mDt, (1, at_once))
     rSkip = access.registers(mSkip, (1, at_once), 0.0)
+    rStep = access.registers(mStep, (1, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
@@ -674,6 +692,7 @@ def selective_scan_frozen_stage3_places(
             own.load_one(mX, (iBS, iD), rX[None, u])
             own.load_one(mDt, (iBS, iD), rDt[None, u])
             own.load_one(mSkip, (iD,), rSkip[None, u])
+            own.load_one(mStep, (iBS, iD), rStep[None, u])
             own.load(mA, (iD, 0), rA[None, None, u])
             own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
             own.load(mT6, (iBS, iD, 0), rT6[None, None, u])
@@ -685,12 +704,12 @@ def selective_scan_frozen_stage3_places(
             rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
-                t1 = selective_scan_frozen_stage3_held_t1(
-                    device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                t1 = selective_scan_frozen_stage4_held_t1(
+                    device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                 )
                 if cutlass.const_expr(how.holds_expensive):
                     rT1Held[None, v].store(t1)
-                values = selective_scan_frozen_stage3_stage0(
+                values = selective_scan_frozen_stage4_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                     device.floats(rT6[None, v, k]), t1,
@@ -703,26 +722,28 @@ def selective_scan_frozen_stage3_places(
                     if cutlass.const_expr(how.holds_expensive):
                         t1 = rT1Held[None, v].load()
                     else:
-                        t1 = selective_scan_frozen_stage3_held_t1(
-                            device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rA[None, v, k]),
+                        t1 = selective_scan_frozen_stage4_held_t1(
+                            device.floats(rA[None, v, k]),
+                            device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                         )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
+                    column_sum_of, column_sum2_of = selective_scan_frozen_stage4_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)),
-                        device.floats(device.full(vec, rDt[0, u], rDt.element_type)), device.floats(rB[None, v]),
+                        device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), t1,
+                        device.floats(rT6[None, v, k]),
+                        device.floats(device.full(vec, rStep[0, u], rStep.element_type)), t1,
                     )
                     reduce.accumulate_at(
                         v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
                         at.inside_columns(),
                     )
             if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage3_row(
+                dx, ddt = selective_scan_frozen_stage4_row(
                     device.floats(device.full(1, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(1, rX[0, u], rX.element_type)),
                     device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)), device.full(1, t3),
+                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)),
+                    device.floats(device.full(1, rStep[0, u], rStep.element_type)), device.full(1, t3),
                     device.full(1, row_sum), approx,
                 )
                 own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
@@ -732,13 +753,13 @@ def selective_scan_frozen_stage3_places(
         at = all_rows.vector(v)
         column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-        db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
+        db, dc = selective_scan_frozen_stage4_columns(column_sum, column_sum2)
         at.store(db.to(mDb.element_type), mDb, (iBS, 0))
         at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_finish(
+def selective_scan_frozen_stage4_finish(
     mDb: cute.Tensor,  # (BS, N) T
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
@@ -751,27 +772,28 @@ def selective_scan_frozen_stage3_finish(
     iBS = (c // N)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     if there:
-        db, dc = selective_scan_frozen_stage3_columns(device.full(1, column_sum), device.full(1, column_sum2))
+        db, dc = selective_scan_frozen_stage4_columns(device.full(1, column_sum), device.full(1, column_sum2))
         mDb[iBS, iN] = db.to(mDb.element_type)[0]
         mDc[iBS, iN] = dc.to(mDc.element_type)[0]
 
 
 @cute.jit
-def selective_scan_frozen_stage3_launch(
+def selective_scan_frozen_stage4_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mDx: cute.Tensor,
-    mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor,
-    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
+    mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
+    mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
-        selective_scan_frozen_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mT3OfRows, mRowSumOfRows, how.first,
+        selective_scan_frozen_stage4_rows_launch(
+            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
-        selective_scan_frozen_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts, mColumnSum2Parts,
-            mT3OfRows, mRowSumOfRows, mCounter, how,
+        selective_scan_frozen_stage4_places(
+            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
+            mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
     else:
         pieces = rowwise.pieces(how, N, least=1)
@@ -779,22 +801,21 @@ def selective_scan_frozen_stage3_launch(
         if blocks > 0:
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-            selective_scan_frozen_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mDx, mDdt, mDb, mDc, mColumnSumParts,
+            selective_scan_frozen_stage4_kernel(
+                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
                 mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
-            selective_scan_frozen_stage3_finish(
+            selective_scan_frozen_stage4_finish(
                 mDb, mDc, mColumnSumParts, mColumnSum2Parts, N,
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6):
+def selective_scan_frozen_stage4_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
     t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
-    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     dx = skip * dy + t3 * step
     t1 = jnp.exp(step * a)
     ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
@@ -804,29 +825,25 @@ def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, 
     return dx, ddt, db, dc
 
 
-def selective_scan_backward_stage4_chain(dy, dt, a, c, scan_of_b_s_d_n, t6):
+def selective_scan_backward_stage5_chain(dy, a, c, scan_of_b_s_d_n, t6, step):
     """The values to reduce into column_sum, from one vector of each operand."""
-    step = device.add(
-        device.where(dt < 0.0, 0.0, dt),
-        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
-    )
     return step * (device.multiply(dy, c) + scan_of_b_s_d_n) * t6 * device.exp(step * a, False)
 
 
-def selective_scan_backward_stage4_columns(column_sum):
+def selective_scan_backward_stage5_columns(column_sum):
     """The columns' results, from their statistics."""
     da = column_sum
     return da
 
 
 @cute.kernel
-def selective_scan_backward_stage4_kernel(
+def selective_scan_backward_stage5_kernel(
     mDy: cute.Tensor,  # (BS, D) T
-    mDt: cute.Tensor,  # (BS, D) T
     mA: cute.Tensor,  # (D, N) float32
     mC: cute.Tensor,  # (BS, N) T
     mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
     mT6: cute.Tensor,  # (BS, D, N) float32
+    mStep: cute.Tensor,  # (BS, D) float32
     mDa: cute.Tensor,  # (D, N) float32
     mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -845,11 +862,11 @@ def selective_scan_backward_stage4_kernel(
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rDy = access.registers(mDy, (vec, vectors, at_once))
-    rDt = access.registers(mDt, (vec, vectors, at_once))
     rA = access.registers(mA, (vec, vectors))
     rC = access.registers(mC, (vec, vectors, at_once))
     rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
     rT6 = access.registers(mT6, (vec, vectors, held))
+    rStep = access.registers(mStep, (vec, vectors, at_once))
     if cutlass.const_expr(how.staged):
         sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
         sT6 = rowwise.staging(how, mT6)
@@ -864,8 +881,8 @@ def selective_scan_backward_stage4_kernel(
         iBS = row
         early = rowwise.walked(how, row < BS, D * N, first)
         early.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
-        early.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
         early.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
+        early.gather(mStep, (iBS, 0), (None, 0), (D, N,), rStep[None, None, u])
         if cutlass.const_expr(how.staged):
             early.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
             early.fetch(mT6, (iBS, 0, 0), sT6, u)
@@ -887,18 +904,18 @@ def selective_scan_backward_stage4_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage4_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rDt[None, v, u]), device.floats(rA[None, v]),
-                        device.floats(rC[None, v, u]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]),
+                    column_sum_of = selective_scan_backward_stage5_chain(
+                        device.floats(rDy[None, v, u]), device.floats(rA[None, v]), device.floats(rC[None, v, u]),
+                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rT6[None, v, k]),
+                        device.floats(rStep[None, v, u]),
                     )
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             iBS = row
             later = rowwise.walked(how, row < BS, D * N, first)
             later.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
-            later.gather(mDt, (iBS, 0), (None, 0), (D, N,), rDt[None, None, u])
             later.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
+            later.gather(mStep, (iBS, 0), (None, 0), (D, N,), rStep[None, None, u])
             if cutlass.const_expr(how.staged):
                 later.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
                 later.fetch(mT6, (iBS, 0, 0), sT6, u)
@@ -913,7 +930,7 @@ def selective_scan_backward_stage4_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            da = selective_scan_backward_stage4_columns(column_sum)
+            da = selective_scan_backward_stage5_columns(column_sum)
             at.store(da.to(mDa.element_type), mDa, (0, 0))
     else:
         partials.store_parts(
@@ -922,7 +939,7 @@ def selective_scan_backward_stage4_kernel(
 
 
 @cute.kernel
-def selective_scan_backward_stage4_finish(
+def selective_scan_backward_stage5_finish(
     mDa: cute.Tensor,  # (D, N) float32
     mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
     N: cutlass.Int32,
@@ -933,50 +950,48 @@ def selective_scan_backward_stage4_finish(
     iD = (c // N)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        da = selective_scan_backward_stage4_columns(device.full(1, column_sum))
+        da = selective_scan_backward_stage5_columns(device.full(1, column_sum))
         mDa[iD, iN] = da.to(mDa.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage4_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor,
-    mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+def selective_scan_backward_stage5_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor,
+    mT6: cute.Tensor, mStep: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     D, N = mDy.shape[1], mA.shape[1]
     pieces = rowwise.pieces(how, D * N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage4_kernel(
-            mDy, mDt, mA, mC, mScanOfBSDN, mT6, mDa, mColumnSumParts, how,
+        selective_scan_backward_stage5_kernel(
+            mDy, mA, mC, mScanOfBSDN, mT6, mStep, mDa, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D * N)
     if blocks > 0:
-        selective_scan_backward_stage4_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage5_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage4_xla(dy, dt, a, c, scan_of_b_s_d_n, t6):
+def selective_scan_backward_stage5_xla(dy, a, c, scan_of_b_s_d_n, t6, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
     da = jnp.sum(
         step * (runtime.settled(dy * c) + scan_of_b_s_d_n) * t6 * jnp.exp(step * a), axis=(-4, -3), keepdims=True,
     )
     return da
 
 
-def selective_scan_backward_stage5_chain(dy, x):
+def selective_scan_backward_stage6_chain(dy, x):
     """The values to reduce into column_sum, from one vector of each operand."""
     return dy * x
 
 
-def selective_scan_backward_stage5_columns(column_sum):
+def selective_scan_backward_stage6_columns(column_sum):
     """The columns' results, from their statistics."""
     dskip = column_sum
     return dskip
 
 
 @cute.kernel
-def selective_scan_backward_stage5_kernel(
+def selective_scan_backward_stage6_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDskip: cute.Tensor,  # (D) float32
@@ -1030,7 +1045,7 @@ def selective_scan_backward_stage5_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage5_chain(
+                    column_sum_of = selective_scan_backward_stage6_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                     )
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
@@ -1051,7 +1066,7 @@ def selective_scan_backward_stage5_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            dskip = selective_scan_backward_stage5_columns(column_sum)
+            dskip = selective_scan_backward_stage6_columns(column_sum)
             at.store(dskip.to(mDskip.element_type), mDskip, (0,))
     else:
         partials.store_parts(
@@ -1060,7 +1075,7 @@ def selective_scan_backward_stage5_kernel(
 
 
 @cute.kernel
-def selective_scan_backward_stage5_finish(
+def selective_scan_backward_stage6_finish(
     mDskip: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
 ):
@@ -1068,12 +1083,12 @@ def selective_scan_backward_stage5_finish(
     c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        dskip = selective_scan_backward_stage5_columns(device.full(1, column_sum))
+        dskip = selective_scan_backward_stage6_columns(device.full(1, column_sum))
         mDskip[c] = dskip.to(mDskip.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage5_launch(
+def selective_scan_backward_stage6_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
@@ -1081,15 +1096,15 @@ def selective_scan_backward_stage5_launch(
     pieces = rowwise.pieces(how, D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
+        selective_scan_backward_stage6_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
-        selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage6_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage5_xla(dy, x):
+def selective_scan_backward_stage6_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dskip = jnp.sum(dy * x, axis=(-3, -2), keepdims=True)
     return dskip
@@ -1106,16 +1121,20 @@ def selective_scan_backward_stage5_xla(dy, x):
     frozen_stage2_xla=selective_scan_frozen_stage2_xla,
     frozen_stage3_launch=selective_scan_frozen_stage3_launch,
     frozen_stage3_xla=selective_scan_frozen_stage3_xla,
+    frozen_stage4_launch=selective_scan_frozen_stage4_launch,
+    frozen_stage4_xla=selective_scan_frozen_stage4_xla,
     backward_stage1_launch=selective_scan_frozen_stage1_launch,
     backward_stage1_xla=selective_scan_frozen_stage1_xla,
     backward_stage2_launch=selective_scan_frozen_stage2_launch,
     backward_stage2_xla=selective_scan_frozen_stage2_xla,
     backward_stage3_launch=selective_scan_frozen_stage3_launch,
     backward_stage3_xla=selective_scan_frozen_stage3_xla,
-    backward_stage4_launch=selective_scan_backward_stage4_launch,
-    backward_stage4_xla=selective_scan_backward_stage4_xla,
+    backward_stage4_launch=selective_scan_frozen_stage4_launch,
+    backward_stage4_xla=selective_scan_frozen_stage4_xla,
     backward_stage5_launch=selective_scan_backward_stage5_launch,
     backward_stage5_xla=selective_scan_backward_stage5_xla,
+    backward_stage6_launch=selective_scan_backward_stage6_launch,
+    backward_stage6_xla=selective_scan_backward_stage6_xla,
 )
 def selective_scan(
     x: jax.Array,

@@ -10,6 +10,7 @@ kernel computes values of elements again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, SpecError, UserError
@@ -22,6 +23,7 @@ from codegen.language.chain import in_chain
 from codegen.plan.op import Gemm, Op, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
+from codegen.stages.neighbours import shared_by_states
 from codegen.stages.splitting import restricted
 
 _WORDS = {"cast": "factor", "contract": "product"}  # in the names of values that the chain does not name
@@ -55,7 +57,22 @@ def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> St
         return None
     made = Cutting(spec, kernel, more)
     ops = made.stages()
-    return None if ops is None else Stages(ops, made.held())
+    return None if ops is None else _written_before(spec, kernel, more, ops) or Stages(ops, made.held())
+
+
+def _written_before(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]], ops: Sequence[Op]) -> Stages | None:
+    """The stages of an op, the first of which write the expensive values that the states share which other `ops` would write. None if
+    there are none, and for an op with a backward, which would take them."""
+    written = [a.axes for op in ops if op.plan.kind == "scan" for a in op.spec.outputs]
+    first = shared_by_states(spec, written) if spec.grad == "none" else []
+    if not first:
+        return None
+    made = Cutting(spec, kernel, [*more, *((value, "shared") for value in first)])
+    with suppress(SpecError, UserError):
+        made.add(made.grouped(first))
+        if (found := made.stages()) is not None:
+            return Stages(found, made.held())
+    return None
 
 
 class Cutting:

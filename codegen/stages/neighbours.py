@@ -1,4 +1,5 @@
-"""Writes expensive values and reductions whose neighbours are read, where one kernel would compute them again for each neighbour.
+"""Writes expensive values and reductions whose neighbours are read, where one kernel would compute them again for each neighbour; and
+expensive values that several states share, where a kernel that scans writes these states.
 
 In the graph a neighbour of a value is the value's expression, evaluated at another position (`graph/shifting.py`). Here such
 expressions are found again, and become `shift` nodes of the value: the graph is then cut, and an earlier stage writes the value.
@@ -9,11 +10,12 @@ along the axis is multiplied last.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from codegen.graph.nodes import Graph, Node, topological
-from codegen.graph.ops import COSTLY, REDUCTIONS
+from codegen.graph.ops import COSTLY, IN_STAGES, REDUCTIONS
 from codegen.graph.shifting import evaluated_at
 from codegen.spec.spec import Spec
 from codegen.stages.rewriting import rewritten
@@ -35,7 +37,7 @@ class Family:
     def saved(self) -> int:
         """The simple operations that the other nodes take."""
         nodes = topological([self.value], lambda n: self.axis not in n.dims)
-        return len(self.there) * sum(COST if n.op in COSTLY else 1 for n in nodes if n.args and self.axis in n.dims)
+        return len(self.there) * sum(_operations(n) for n in nodes if self.axis in n.dims)
 
 
 def written_once(spec: Spec) -> Spec | None:
@@ -57,6 +59,32 @@ def reduced_once(spec: Spec) -> Spec | None:
     while (family := next(_families(spec.read.graph.fork(), spec.read.nodes, _is_reduction), None)) is not None:
         spec = found = rewritten(spec, functools.partial(_read, family), "neighbours")
     return found
+
+
+def shared_by_states(spec: Spec, written: Sequence[tuple[str, ...]]) -> list[Node]:
+    """The expensive values that several states share, of states that kernels have `written` along some axes: each state computes them
+    again."""
+    found: dict[int, Node] = {}
+    users: dict[int, set[frozenset[str]]] = {}
+    for node in spec.read.nodes:
+        for value in node.args:
+            users.setdefault(id(value), set()).add(frozenset(node.dims))
+
+    def cost(value: Node) -> float:
+        """The simple operations of a value that others do not share; none for one that kernels cannot write before they scan."""
+        inside = [n for n in topological([value], lambda n: id(n) in found) if id(n) not in found]
+        return 0 if any(n.op in IN_STAGES for n in inside) else sum(_operations(n) for n in inside)
+
+    for value in spec.read.nodes:
+        spread = [{*axes} - {*value.dims} for axes in written if {*axes} in users.get(id(value), ())]
+        states = max((math.prod(spec.extents.get(a, 1) for a in axes) for axes in spread), default=1)
+        if value.kind == "float" and (states - 1) * cost(value) >= WORTH:
+            found[id(value)] = value
+    return list(found.values())
+
+
+def _operations(node: Node) -> int:
+    return COST if node.op in COSTLY else 1 if node.args else 0
 
 
 def _is_reduction(node: Node) -> bool:

@@ -53,6 +53,9 @@ COLUMN_BYTES = 4
 # least so many bytes: an element then takes fewer instructions. A gradient with states in float32 took an H200 0.85 of
 # the time
 LEAST_WIDTH = 2
+# Where neighbours share elements of an array, such as the states of a gradient that memory holds, a vector has so many of them, and a
+# thread so many elements at once: each of Mamba's 16 states then takes 43 instructions of PTX, 90 with one in a vector
+SHARING, SHARED = 4, 16
 MOST_STATES = 64  # of an element, in a thread
 UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has instructions for each
 MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many states: it needs many registers
@@ -118,6 +121,11 @@ class Scan(Elementwise):
         """Whether a thread loads an array's elements for the next tile while it computes one."""
         return access.array is not None and self.place in access.tokens and not self.is_of_states(access)
 
+    @property
+    def shares(self) -> bool:
+        """Whether neighbours along the innermost axes share elements of an array along the scanned one, as states do."""
+        return any(self.is_ahead(a) and len(self.groups) - 1 not in a.tokens for a in self.loads)
+
     def launch(self, call: PlannedCall) -> Launch:
         """The launch of a call."""
         extents = call.extents
@@ -131,9 +139,12 @@ class Scan(Elementwise):
         vec = 1 if self.states and not self.innermost else vector(max(widths))
         most = STEPS
         if not (self.innermost or self.states):
-            wider = vector(max(min(widths), LEAST_WIDTH))
+            wider, elements = vector(max(min(widths), LEAST_WIDTH)), STEPS * vec
+            if self.shares:
+                alike = min(vector_width(max(widths)), SHARING)
+                wider, elements = max(wider, math.gcd(alike, extents.inner or 1)), max(elements, SHARED)
             if (scans or 0) // wider * MOST_ALONG[False] >= BUSY[False]:
-                vec, most = wider, STEPS * vec // wider
+                vec, most = wider, elements // wider
         if self.states:
             along, steps = self._for_states(vec, size, scans)
         else:

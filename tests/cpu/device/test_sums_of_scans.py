@@ -1,4 +1,5 @@
-"""Kernels that scan and sum along the same axis: the sums, and gradients of what sequences share, which read no states again."""
+"""Kernels that scan and sum along the same axis: the sums, and gradients of what sequences share, which read no states again; and
+states that memory holds."""
 
 import math
 
@@ -10,6 +11,7 @@ import pytest
 from codegen.autodiff.backward import backward_of
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents, PlannedCall
+from codegen.plan.rows import scanning
 from tests.making import make_op, spec_text
 
 SUMS = "h = scan(0.9, x * w, axis=S); y = h; last = sum(where(index(S) == size(S) - 1, h, 0.0), axis=S); total = sum(h * x, axis=S)"
@@ -57,3 +59,17 @@ def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(t
     found, expected = (jax.grad(loss, (0, 1))(x, jnp.linspace(0.5, 1.5, 20), how) for how in ("interpret", "xla"))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_states_that_memory_holds(tmp_path, monkeypatch):
+    """A thread has four of them. What they share, the softplus, an earlier kernel writes."""
+    monkeypatch.setitem(scanning.BUSY, False, 1)
+    chain = "h = scan(exp(softplus(t) * a), x * b, axis=S); y = h; z = sum(h, axis=D)"
+    inputs = "x: float32[B, S, D]; t: float32[B, S, D]; a: float32[D, N=8]; b: float32[B, S, N=8]"
+    outputs = "y: float32[B, S, D, N=8]; z: float32[B, S, N=8]"
+    op = make_op(tmp_path, spec_text(inputs, outputs, chain, "y = x; z = x", more="grad: none"))
+    assert [stage.plan.kind for stage in op.plan.stages][:2] == ["elementwise", "scan"]
+    shapes = ((2, 21, 6), (2, 21, 6), (6, 8), (2, 21, 8))
+    given = [jnp.asarray(np.random.default_rng(i).uniform(-1, 0.5, s), "float32") for i, s in enumerate(shapes)]
+    for found, expected in zip(*(op(*given, implementation=how) for how in ("interpret", "xla")), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

@@ -91,3 +91,13 @@ def test_vectors_of_many_scans_fit_the_narrowest_array(states, scans, vec, steps
         PlannedCall({"x": "float16", "h": states, "y": "float16"}, Extents(scans, None, 4096, scans), arch="sm_90a")
     )
     assert (how.vec, how.steps) == (vec, steps)
+
+
+def test_vectors_of_states_share_what_they_have_in_common():
+    """Of many scans, four states read the same x, and a thread has sixteen elements at once."""
+    text = spec_text("x: float32[S, D]; b: float32[S, N=16]", "h: float32[S, D, N=16]", "h = cumsum(x * b, axis=S)")
+    plan = read_op("specs/made.yaml", text).plan
+    for scans, expected in ((2**18, (4, 4)), (2**10, (1, 8))):
+        extents = Extents(16, None, 4096, scans)
+        how = plan.launch(PlannedCall(dict.fromkeys("xbh", "float32"), extents, arch="sm_90a"))
+        assert (how.vec, how.steps) == expected

@@ -120,8 +120,8 @@ def _rounding_once(attention: Op) -> Op:
     ]
     if all(s in attention.statements for s in statements):
         return replace(attention, spec=spec)
-    calls = spec.read.graph.calls
-    return one_kernel(restricted(spec, spec.source.path, statements, list(spec.outputs), [], {}, {}, calls))
+    values = Values(tuple(statements), spec.read.graph.calls)
+    return one_kernel(restricted(spec, spec.source.path, values, list(spec.outputs)))
 
 
 def _part(
@@ -135,7 +135,8 @@ def _part(
     names = {id(s.value): s.name for s in reversed(spec.read.statements) if s.part is None}
     title = f"{spec.op} ({', '.join(a.name for a in outputs)})"
     own = replace(spec, aliases=(), tolerance=(), domain=(), bench=(), schedule=())
-    made = restricted(own, title, statements, outputs, more, names, leaves, spec.read.graph.calls)
+    values = Values(tuple(statements), spec.read.graph.calls, names, leaves)
+    made = restricted(own, title, values, outputs, more)
     return derived(replace(made, op=f"{spec.op}_{name}"))
 
 

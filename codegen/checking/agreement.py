@@ -59,22 +59,32 @@ class EmptyCall(BrokenReference):
     """A reference raised an exception in a call with an axis of size 0, as many references do."""
 
 
-def compare(
-    name: str, array: str, dtype: str, got: np.ndarray, expected: np.ndarray, narrow: np.ndarray, bound: Bound, case: Case,
-    report: Report, made: Mapping[str, np.ndarray],
-) -> None:  # fmt: skip
-    """Compare each element with its interval, around the reference's value in float64 (`expected`), or, where float32 overflows
-    on the way, near its value in float32 (`narrow`). Raises `Disagreement`."""
+@dataclass(frozen=True)
+class Result:
+    """An output of a call, and what it may be: in intervals around the reference's value in float64, or, where float32 overflows on the
+    way, near its value in float32."""
+
+    array: str
+    dtype: str
+    got: np.ndarray
+    expected: np.ndarray  # in float64
+    narrow: np.ndarray  # in float32
+    bound: Bound
+
+
+def compare(name: str, result: Result, case: Case, report: Report, made: Mapping[str, np.ndarray]) -> None:
+    """Compare each element with its interval. Raises `Disagreement`, with the result's `name`."""
+    got, expected, bound = result.got, result.expected, result.bound
     low = high = expected
-    if DTYPES[dtype].kind == "bool":
+    if DTYPES[result.dtype].kind == "bool":
         decided = got == expected
         allowed = bound.error > 0
     else:
-        low, high, decided, allowed = _numbers(dtype, got, expected, narrow, bound, case, report)
+        low, high, decided, allowed = _numbers(result, case, report)
     good, open_ = decided | allowed, allowed & ~decided
     report.elements += got.size
     report.undecided += int(np.count_nonzero(open_))
-    counts = report.decided.setdefault(array, [0, 0])
+    counts = report.decided.setdefault(result.array, [0, 0])
     counts[0] += got.size
     counts[1] += int(np.count_nonzero(open_))
     if not np.all(good):
@@ -87,10 +97,9 @@ def compare(
         )
 
 
-def _numbers(
-    dtype: str, got: np.ndarray, expected: np.ndarray, narrow: np.ndarray, bound: Bound, case: Case, report: Report
-) -> tuple[np.ndarray, ...]:
+def _numbers(result: Result, case: Case, report: Report) -> tuple[np.ndarray, ...]:
     """The ends of the intervals; which elements agree, and which are allowed although they are undecided."""
+    dtype, got, expected, bound = result.dtype, result.got, result.expected, result.bound
     error, overflow = bound.error, bound.overflow
     with np.errstate(all="ignore"):
         wide = expected.astype(np.float64) if expected.dtype.kind == "f" else expected
@@ -109,7 +118,7 @@ def _numbers(
         value = bound.value
         model = np.asarray(stored(np.where(np.abs(value) > np.finfo(np.float32).max, np.inf * np.sign(value), value)
                                   if value.dtype.kind == "f" else value, dtype), np.float64)  # fmt: skip
-        in_float32 = np.asarray(stored(narrow, dtype), np.float64)
+        in_float32 = np.asarray(stored(result.narrow, dtype), np.float64)
         close = np.abs(numbers - in_float32) <= 1e-2 * np.abs(in_float32)
         over = overflow & (same(numbers, model) | same(numbers, in_float32) | close)
         unit = ulp(wide, dtype)

@@ -19,7 +19,7 @@ import numpy as np
 
 from codegen import extras
 from codegen.checking import draw
-from codegen.checking.agreement import BrokenReference, Disagreement, EmptyCall, Report, compare
+from codegen.checking.agreement import BrokenReference, Disagreement, EmptyCall, Report, Result, compare
 from codegen.checking.bounds import BY_EXP
 from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
@@ -190,7 +190,7 @@ def _check_case(
         if got.shape != shape or got.dtype != jnp.dtype(dtype):
             raise Disagreement(f"{name} is {got.dtype}{got.shape}, but {array} is {dtype}{shape}; {case}")
         try:
-            compare(name, array.name, dtype, got, expected[i], narrow[i], bounds[i], case, report, made)
+            compare(name, Result(array.name, dtype, got, expected[i], narrow[i], bounds[i]), case, report, made)
         except Disagreement as error:
             raise Disagreement(f"{error}{_past_axes(op, case, made)}") from None
 

@@ -20,6 +20,7 @@ from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, nodes_o
 from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, SCANS, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
+from codegen.language.transfer import Values
 from codegen.plan.op import Gemm, Op, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array, Axis, Spec, types_of
@@ -311,11 +312,11 @@ class Cutting:
         ordered = tuple(a.name for a in arrays if a.name in self.ordered)
         spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=(), ordered=ordered)
         title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
-        calls = self.spec.read.graph.calls
-        made = restricted(spec, title, assigned, arrays, more, names, known, calls, marked)
+        values = Values(tuple(assigned), self.spec.read.graph.calls, names, known, pinned=marked)
+        made = restricted(spec, title, values, arrays, more)
         if not made.computes_as(self.spec):  # with another input that makes it float64
             more += [a for a in self.spec.inputs if a.dtype in self.spec.doubles and a not in made.inputs]
-            made = restricted(spec, title, assigned, arrays, more, names, known, calls, marked)
+            made = restricted(spec, title, values, arrays, more)
         op = self.kernel(made)
         plan = op.plan
         if (

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Call, Leaf, Node, Put, Statement, put_inputs, topological
+from codegen.graph.nodes import Leaf, Node, Put, Statement, put_inputs, topological
 from codegen.language.chain import written_axes
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.op import Summed
 from codegen.spec.spec import Array, Axis, Spec
 
 
-def restricted(
-    spec: Spec,
-    title: str,
-    statements: Iterable[Statement],
-    outputs: list[Array],
-    more: list[Array],
-    names: Mapping[int, str],
-    leaves: Mapping[int, Leaf],
-    calls: Mapping[int, Call],
-    pinned: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
-) -> Spec:
-    """A spec of some statements. Its inputs are the inputs that the statements read, the inputs that give the sizes of their
-    axes, and `more`. `pinned` values are marked."""
-    statements = list(statements)
-    nodes = list(topological((s.value for s in statements), lambda n: id(n) in leaves))
-    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf) and id(n) not in leaves}
-    read |= put_inputs(statements)
+def restricted(spec: Spec, title: str, values: Values, outputs: list[Array], more: Sequence[Array] = ()) -> Spec:
+    """A spec of some statements of another one. Its inputs are the inputs that the statements read, the inputs that give the sizes of
+    their axes, and `more`."""
+    nodes = list(topological((s.value for s in values.statements), values.is_leaf))
+    read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf) and not values.is_leaf(n)}
+    read |= put_inputs(values.statements)
     params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
@@ -42,7 +30,7 @@ def restricted(
     given = {axis for a in inputs for axis in a.axes}
     sized = tuple(_sized(a, {axis: size for axis, size in spec.extents.items() if axis not in given}) for a in outputs)
     part = replace(spec, inputs=tuple(inputs), outputs=sized, params=params)
-    return derived_spec(part, title, Values(tuple(statements), calls, names, leaves, pinned=pinned), taken)
+    return derived_spec(part, title, values, taken)
 
 
 def _sized(array: Array, extents: Mapping[str, int]) -> Array:
@@ -79,7 +67,8 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
     assigned = [s for s in statements if s.name in names]
     called = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in names}
     own = replace(spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
-    made = restricted(own, spec.source.path, assigned, [*outputs.values()], [], called, {}, spec.read.graph.calls)
+    values = Values(tuple(assigned), spec.read.graph.calls, called)
+    made = restricted(own, spec.source.path, values, [*outputs.values()])
     return made, tuple(summed)
 
 
@@ -102,6 +91,6 @@ def only(spec: Spec, names: Collection[str]) -> Spec:
     statements = spec.read.statements
     outputs = [a for a in spec.outputs if a.name in names]
     assigned = [s for s in statements if s.name in names]
-    values = {id(s.value): s.name for s in reversed(statements) if s.part is None}
+    called = {id(s.value): s.name for s in reversed(statements) if s.part is None}
     title = f"{spec.source.path} ({', '.join(names)})"
-    return restricted(spec, title, assigned, outputs, [], values, {}, spec.read.graph.calls)
+    return restricted(spec, title, Values(tuple(assigned), spec.read.graph.calls, called), outputs)

@@ -221,13 +221,15 @@ def _size(count: int) -> str:
 # Bytes that this process may store before it looks at a folder again: its share of the room that it found there
 _room: dict[tuple[Path, int], int] = {}
 _WRITERS = 8  # processes that may fill a folder at once and stay below its limit
+_EVICTED = 16  # a full folder loses one part of so many at once: listing many thousands of entries takes seconds
 
 
 def _trim(folder: Path, most: int) -> int:
-    """Evicts the least recently used entries beyond `most` bytes; returns the bytes that are free then."""
+    """Evicts the least recently used entries of a folder with more than `most` bytes; returns the bytes that are free then."""
     found = entries(folder)
     left = sum(entry.size for entry in found)
-    while found and left > most:
+    kept = most - most // _EVICTED if left > most else most
+    while found and left > kept:
         oldest = found.pop()
         left -= oldest.size
         oldest.path.unlink(missing_ok=True)  # another process may have been faster

@@ -137,7 +137,7 @@ def test_a_folder_that_can_only_be_read_is_read(folder, monkeypatch):
 def test_those_used_last_stay(folder, monkeypatch):
     cache.store("relu", "0", PARTS)
     (path,) = folder.iterdir()
-    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", str(3 * path.stat().st_size + 2))
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", str(33 * path.stat().st_size // 10))
     for i in range(1, 3):
         cache.store("relu", str(i), PARTS)
     for entry in folder.iterdir():
@@ -163,6 +163,23 @@ def test_a_folder_with_much_room_is_listed_once(folder, monkeypatch):
     for i in range(1, 6):
         cache.store("relu", str(i), PARTS)
     assert len(listed) == 1 + 1 + 1  # the first, the first under that limit, and the one after three more
+
+
+def test_a_full_folder_is_listed_seldom(folder, monkeypatch):
+    """A store that found the folder full evicts for those that follow too."""
+    listed: list[object] = []
+    monkeypatch.setattr(cache, "entries", lambda at, found=cache.entries: listed.append(at) or found(at))
+    monkeypatch.setattr(cache, "_WRITERS", 1)
+    cache.store("relu", "0", PARTS)
+    (path,) = folder.iterdir()
+    monkeypatch.setenv("CODEGEN_CACHE_LIMIT", str(32 * path.stat().st_size))
+    for i in range(1, 32):
+        cache.store("relu", str(i), PARTS)
+    listed.clear()
+    for i in range(32, 48):
+        cache.store("relu", str(i), PARTS)
+    assert 0 < len(listed) <= 16 // 2
+    assert len([*folder.iterdir()]) <= 32
 
 
 def test_what_nobody_finished_goes_after_a_while(folder):

@@ -12,7 +12,7 @@ from typing import Any
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
-from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
+from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed, of_less
 from codegen.fusing.staged import has_kernel, read_again
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention
@@ -154,20 +154,31 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
     if sequences:
         grown.take_next_products()
     found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
-    kept = {g: made for g, made in found.items() if made is not None and not is_sum(made)}
-    for part in worthwhile(
-        graph, {g: 0 if isinstance(made.planned.plan, Attention) else LEAST for g, made in kept.items()}
-    ):
-        made, key, inputs, outputs = expressing.made(graph, sorted(part.places), part.results)
-        if made is not None:
-            free, _ = graph.sources(part.places)
-            places = tuple(sorted({*part.places, *free}))
-            again = expressing.again(key)
-            more = between(graph, part.places) if is_sequence(made) else again
-            own = replace(part.cost, fused=part.cost.fused + more)
-            if not again or own.saved > LEAST * own.now:
-                chosen.append(Chain(places, tuple(inputs), tuple(outputs), made, own, key, again))
+    least = {
+        group: 0 if isinstance(made.planned.plan, Attention) else LEAST
+        for group, made in found.items() if made is not None and not is_sum(made)
+    }  # fmt: skip
+    for part in worthwhile(graph, least):
+        chosen += _chain(graph, expressing, part)
     return sorted(chosen, key=lambda chain: chain.places)
+
+
+def _chain(graph: StepGraph, expressing: Expressing, part: Part) -> list[Chain]:
+    """The chain of a part; of its whole group where the rest is no op, as attention without the order of its result's dimensions."""
+    made, key, inputs, outputs = expressing.made(graph, sorted(part.places), part.results)
+    if made is None and part.places != part.group:
+        results = tuple(graph.results_of(part.group))
+        return _chain(graph, expressing, Part(part.group, part.group, results, cost(graph, part.group)))
+    if made is None:
+        return []
+    free, _ = graph.sources(part.places)
+    places = tuple(sorted({*part.places, *free}))
+    again = expressing.again(key)
+    more = between(graph, part.places) if is_sequence(made) else again
+    own = replace(part.cost, fused=part.cost.fused + more)
+    if again and own.saved <= LEAST * own.now:
+        return []
+    return [Chain(places, tuple(inputs), tuple(outputs), made, own, key, again)]
 
 
 def attention(graph: StepGraph, expressing: Expressing, place: int) -> Chain | None:
@@ -192,8 +203,9 @@ def between(graph: StepGraph, places: Set[int]) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """The steps of a chain that its op computes, and the results that it writes."""
+    """The steps of a chain that its op computes, of those of a group, and the results that it writes."""
 
+    group: frozenset[int]
     places: frozenset[int]
     results: tuple[Value, ...]
     cost: Cost
@@ -217,7 +229,7 @@ def part_of(graph: StepGraph, group: frozenset[int], chains: Set[int]) -> Part:
     results = written(graph, group, chains - group)
     places = graph.needed(group, results)
     own = cost(graph, places, results)
-    return Part(places, tuple(results), replace(own, fused=own.fused + unwritten(graph, places, chains)))
+    return Part(group, places, tuple(results), replace(own, fused=own.fused + unwritten(graph, places, chains)))
 
 
 class _Growing:
@@ -228,6 +240,8 @@ class _Growing:
         steps = [p for p, step in enumerate(graph.steps) if not step.is_attention]
         real = [p for p in steps if graph.is_expressed(p) and not graph.is_free(p)]
         self.group: dict[int, frozenset[int]] = {p: frozenset([p]) for p in real}
+        less = of_less(graph.flat)
+        self.recomputed = {p for p, step in enumerate(graph.steps) if step in less or is_recomputed(step)}
         self.before = {p: graph.real_makers(p) for p in range(len(graph.steps)) if not graph.is_free(p)}
         self.after: dict[int, list[int]] = {}
         for place, makers in self.before.items():
@@ -291,9 +305,8 @@ class _Growing:
     def waits(self, place: int) -> bool:
         """Whether a step is recomputed, so that it joins the step that uses it before it joins its own arguments'
         steps."""
-        step = self.graph.steps[place]
         users = [u for u in self.after.get(place, ()) if u in self.group and not self.is_product(u)]
-        return is_recomputed(step) and step.outputs[0] not in self.graph.results and bool(users)
+        return place in self.recomputed and self.graph.steps[place].outputs[0] not in self.graph.results and bool(users)
 
     def take_attention(self) -> None:
         """Join two products and the softmax between them, and the order of the result's dimensions, where one kernel computes them."""

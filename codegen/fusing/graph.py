@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from jax.sharding import AxisType
 
+from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.axes import added, renames
+from codegen.tracing.axes import Axes, added, renames
 from codegen.tracing.steps import Atom, Flat, Number, Place, Step, Value
 from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, constants_apart, is_exact, wraps
 
@@ -25,6 +26,7 @@ COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan",
                     "custom_jvp_call", "atan2", "sinh", "cosh", "log2"})  # fmt: skip
 FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do
 OWN_KERNEL = frozenset({"dot_general", "scatter-add"})  # in XLA, of the steps that the language has
+LESS = 8  # times as many bytes as its sources have an array that is computed again where it is used
 OTHER = -1  # what takes an array, where it is no side of a product
 # Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
@@ -95,7 +97,7 @@ def is_sharded(step: Step) -> bool:
 def prepared(flat: Flat) -> Flat:
     """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
     each use of a recomputed step, or of a constant, has one of its own. Factors are separate."""
-    return _factors_apart(spread(constants_apart(once(_needed(flat)))))
+    return _factors_apart(spread(_sides_apart(constants_apart(once(_needed(flat))))))
 
 
 def _needed(flat: Flat) -> Flat:
@@ -132,6 +134,54 @@ def _on(step: Step, same: Mapping[Value, Value]) -> Step:
     """A step on other values, as are the steps within it."""
     inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
     return replace(step, inputs=inputs, inner=tuple(_on(s, same) for s in step.inner))
+
+
+def _sides_apart(flat: Flat) -> Flat:
+    """The same function, in which a step that combines an array with itself along other axes, as documents `d[:, None] == d`, takes a copy
+    of it too, whose axes are its own. What is computed of numbers is computed again instead (`of_less`)."""
+    constants = StepGraph(flat).constants
+    maker = {v: s for s in flat.steps for v in s.outputs}
+    copies: dict[Value, Value] = {}
+    made: list[Step] = []
+
+    def path(value: Atom) -> list[Step]:
+        """The steps that move an array to this value, the last first."""
+        found: list[Step] = []
+        while isinstance(value, Value) and value in maker and maker[value].name in MOVED:
+            found.append(maker[value])
+            value = found[-1].inputs[0]
+        return found
+
+    for place, step in enumerate(flat.steps):
+        sides = [path(v) for v in step.inputs]
+        if step.name in ELEMENTWISE and place not in constants and _meet(step, sides):
+            value = sides[1][-1].inputs[0]
+            assert isinstance(value, Value)
+            if value not in copies:
+                copies[value] = Value(value.shape, value.dtype)
+                made.append(Step(FACTOR, (value,), (copies[value],), {}, Place()))
+            value = copies[value]
+            for move in reversed(sides[1]):
+                moved = Value(move.outputs[0].shape, move.outputs[0].dtype)
+                made.append(replace(move, inputs=(value,), outputs=(moved,)))
+                value = moved
+            step = replace(step, inputs=(step.inputs[0], value))
+        made.append(step)
+    return Flat(flat.inputs, tuple(made), flat.outputs)
+
+
+def _meet(step: Step, sides: Sequence[Sequence[Step]]) -> bool:
+    """Whether both sides of a step are moved from one array, of which two dimensions of the result have the same axis."""
+    if len(sides) != 2 or not all(sides) or sides[0][-1].inputs[0] is not sides[1][-1].inputs[0]:
+        return False
+    axes = Axes()
+    try:
+        for move in (*sides[0][::-1], *sides[1][::-1], step):
+            axes.see(move)
+    except UserError:
+        return False
+    found = axes.all(step.outputs[0])
+    return len(set(found)) < len(found)
 
 
 def _factors_apart(flat: Flat) -> Flat:
@@ -178,6 +228,7 @@ def spread(flat: Flat) -> Flat:
     made: list[Step] = []
     few = max((v.bytes for v in maker), default=0) // 8
     each = {s for s in flat.steps if is_recomputed(s) or _is_of_numbers(s, maker) or _is_of_labels(s, few)}
+    each |= of_less(flat)
     taking = _taking(flat)
     for step in reversed(flat.steps):
         again = step in each
@@ -221,6 +272,25 @@ def _is_of_numbers(step: Step, maker: Mapping[Value, Step]) -> bool:
     return table is not None and table.name == "broadcast_in_dim" and isinstance(table.inputs[0], Number)
 
 
+def of_less(flat: Flat) -> set[Step]:
+    """The steps that compute an array of others with a fraction of its bytes, as the mask of all layers' attention of positions or of
+    documents: to compute it again costs less than to read it."""
+    found: set[Step] = set()
+    sources: dict[Value, frozenset[Value]] = {}  # of what is computed again, or moved
+    for step in flat.steps:
+        given = [v for v in step.inputs if isinstance(v, Value)]
+        own = frozenset[Value]().union(*(sources.get(v, {v}) for v in given))
+        moves = step.name in MOVED | LAYOUT
+        if len(step.outputs) != 1 or step.inner or step.saved or not (moves or step.name in ELEMENTWISE - COSTLY):
+            continue
+        (result,) = step.outputs
+        if LESS * sum(v.bytes for v in own) <= result.bytes:
+            sources[result] = own
+            if not moves or not given or any(v in sources for v in given):
+                found.add(step)
+    return found
+
+
 def _is_of_labels(step: Step, few: int) -> bool:
     """Whether a step compares or selects integers of a `few` bytes, as the labels of rows: to read them again costs nothing."""
     values = [v for v in (*step.inputs, *step.outputs) if isinstance(v, Value)]
@@ -255,7 +325,7 @@ class StepGraph:
         self.ordered += [p for p, step in enumerate(self.flat.steps) if has_effects(step)]
         for place, step in enumerate(self.flat.steps):
             made = [isinstance(v, Number) or self.maker.get(v) in self.constants for v in step.inputs]
-            if all(made) and (step.name in LAYOUT or step.name in SAME or step.name in COMPUTED):
+            if all(made) and step.name in LAYOUT | ELEMENTWISE:
                 self.constants.add(place)
 
     @property

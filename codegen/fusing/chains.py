@@ -64,9 +64,11 @@ class Expressing:
         free, inputs = graph.sources(places)
         outputs = graph.results_of(places) if results is None else list(results)
         steps = [graph.steps[p] for p in sorted({*places, *free})]
-        key = key_of(steps, inputs, outputs)
+        arrays = [graph.copied(v) for v in inputs]
+        first = [arrays.index(v) for v in arrays]
+        key = (*key_of(steps, inputs, outputs), tuple(first))
         if key not in self._tried:
-            made = _made(steps, inputs, outputs)
+            made = _made(steps, inputs, outputs, first)
             again = self._again[key] = (
                 0 if made is None or isinstance(made.planned.plan, Gemm) or is_sequence(made) else read_again(made)
             )
@@ -78,13 +80,17 @@ class Expressing:
         return self._again[key] or 0
 
 
-def _made(steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value]) -> Made | None:
+def _made(
+    steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value], first: Sequence[int]
+) -> Made | None:
+    """The spec of steps. `first` has for each input the place of the first that is a copy of the same array."""
     if any(v.dtype.startswith("uint32") for v in inputs):
         return None
     names = [f"x{place}" for place in range(len(inputs))]
     request = Request(
         "chain", "A chain of a model.", steps, dict(zip(inputs, names, strict=True)),
         list(zip(unique(["y"] * len(outputs), names), outputs, strict=True)), generic=False, own=False, lean=True,
+        copies={names[i]: names[n] for i, n in enumerate(first)},
     )  # fmt: skip
     try:
         made = spec_of(request)

@@ -423,6 +423,12 @@ class StepGraph:
             n for n in step.outputs[0].shape if n != 1
         ]
 
+    def copied(self, value: Value) -> Value:
+        """The array of which a value is a copy, or the value."""
+        maker = self.maker.get(value)
+        given = self.steps[maker].inputs[0] if maker is not None and self.steps[maker].name == FACTOR else value
+        return given if isinstance(given, Value) else value
+
     def origin(self, value: Value) -> Value:
         """The value that free steps of one array make a value of."""
         while (maker := self.maker.get(value)) is not None and self.is_free(maker):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +186,92 @@ def with_less_work(formulas: Formulas, roots: Iterable[Formula], picks: bool) ->
         return (picks and _picked(formulas, formula)) or _with_one_factor(formulas, formula) or formula
 
     return mapped(formulas, roots, change)
+
+
+HIDDEN = -1e30  # a score of at most this has no weight in a softmax beside others
+
+
+def with_masks(formulas: Formulas, roots: Iterable[Formula], copies: Mapping[str, str]) -> list[Formula]:
+    """The roots, in which a mask's scores of the lowest numbers, such as `finfo.min`, are -inf where each row of a softmax is known to have
+    others: a kernel need not compute these. Inputs that are `copies` of one array have that array's name there."""
+
+    def change(formula: Formula) -> Formula:
+        if formula.op not in ("softmax", "logsumexp") or len(formula.attr) != 1:
+            return formula
+        (axis,), (score,) = formula.attr, formula.args
+        found = _mask(score)
+        if found is None or not _sees(found[0], axis, copies):
+            return formula
+        masked = formulas.make("where", (*found, formulas.number(-math.inf)), "float")
+        return formulas.make(formula.op, (masked,), formula.kind, formula.attr)
+
+    return mapped(formulas, roots, change)
+
+
+def _mask(score: Formula) -> tuple[Formula, Formula] | None:
+    """The condition outside of which a score is hidden, and the score: of `where(c, s, -1e30)` and of `s + where(c, 0, -1e30)`."""
+
+    def hides(value: Formula) -> bool:
+        return value.is_number and value.attr <= HIDDEN
+
+    if score.op == "where" and hides(score.args[2]):
+        return score.args[0], score.args[1]
+    for one, other in (score.args, score.args[::-1]) if score.op == "add" else ():
+        if other.op == "where" and other.args[1].is_number and other.args[1].attr == 0 and hides(other.args[2]):
+            return other.args[0], one
+    return None
+
+
+def _sees(condition: Formula, axis: Axis, copies: Mapping[str, str]) -> bool:
+    """Whether a condition holds somewhere along an axis whatever the arrays have: at the first place, or where another axis has the same
+    place, as of a causal mask."""
+    others = [a for a in condition.axes if a is not axis and a.size <= axis.size]
+    return any(_holds(condition, axis, at, copies) for at in (None, *others))
+
+
+def _holds(condition: Formula, axis: Axis, at: Axis | None, copies: Mapping[str, str]) -> bool:
+    """Whether a condition holds at the place along `axis` that an index along `at` has, or at the first."""
+
+    def moved(axes: Iterable[Axis]) -> frozenset[Axis | None]:
+        return frozenset(at if a is axis else a for a in axes)
+
+    if condition.op in ("and", "or"):
+        both = [_holds(a, axis, at, copies) for a in condition.args]
+        return all(both) if condition.op == "and" else any(both)
+    if condition.op not in ("eq", "lt", "le", "gt", "ge"):
+        return condition.is_number and bool(condition.attr)
+    a, b = condition.args
+    if condition.op == "eq" and a.op == b.op == "input" and at is not None:
+        (one, part), (other, another) = a.attr, b.attr
+        same = copies.get(one, one) == copies.get(other, other) and part == another
+        return same and moved(a.axes) == moved(b.axes)
+    if a.kind != "int" or (left := _linear(a, axis, at)) is None or (right := _linear(b, axis, at)) is None:
+        return False
+    apart = {x: left.get(x, 0) - right.get(x, 0) for x in (*left, *right)}
+    ends = [[n, n] if x is None else sorted((0, n * (x.size - 1))) for x, n in apart.items()]
+    least, most = (sum(e[i] for e in ends) for i in (0, 1))
+    held = {"eq": least == most == 0, "lt": most < 0, "le": most <= 0, "gt": least > 0, "ge": least >= 0}
+    return held[condition.op]
+
+
+def _linear(value: Formula, axis: Axis, at: Axis | None) -> dict[Axis | None, int] | None:
+    """A sum of indices times numbers, by axis, with a number by None; None for other values."""
+    if value.is_number:
+        return {None: int(value.attr)}
+    if value.op == "index":
+        own = at if value.attr is axis else value.attr
+        return {own: 1} if own is not None else {}
+    if value.op not in ("add", "sub", "neg"):
+        return None
+    found: dict[Axis | None, int] = {}
+    for place, arg in enumerate(value.args):
+        terms = _linear(arg, axis, at)
+        if terms is None:
+            return None
+        sign = -1 if value.op == "neg" or (value.op == "sub" and place) else 1
+        for x, n in terms.items():
+            found[x] = found.get(x, 0) + sign * n
+    return found
 
 
 LEAST, MOST = 2.0**-60, 2.0**60  # factors that no product of values of their size takes beyond float32

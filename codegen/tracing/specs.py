@@ -14,7 +14,7 @@ from codegen.pipeline import read_op
 from codegen.plan.attention import Attention
 from codegen.plan.op import Op, Staged
 from codegen.tracing.axes import Axis
-from codegen.tracing.formulas import Formula, walk, with_less_work
+from codegen.tracing.formulas import Formula, walk, with_less_work, with_masks
 from codegen.tracing.layout import ArrayOf, Layout, array_of, layouts
 from codegen.tracing.naming import assigned_names
 from codegen.tracing.patterns import recognised
@@ -57,6 +57,7 @@ class Request:
     own: bool = True  # whether functions with their own derivative may be read by their values
     lean: bool = False  # whether formulas may be written otherwise than the steps are, with less work
     notes: Sequence[str] = ()
+    copies: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one's array
     dtypes: Mapping[Value, str] = field(default_factory=dict)  # of inputs and outputs, where they are not their values'
 
 
@@ -131,7 +132,7 @@ def _spec_of(request: Request, single: Sequence[Value]) -> Made:
     forms = [after]
     if request.lean:
         slopes = any(step.name == "scatter-add" for step in request.steps)
-        lean = with_less_work(formulas, after, picks=slopes)
+        lean = with_less_work(formulas, with_masks(formulas, after, request.copies), picks=slopes)
         forms = [lean, after] if lean != after else forms
     sizes = [len(parts) for parts in roots]
     chains = [_Chain.of(form, sizes, [name for _, name in named]) for form in forms]

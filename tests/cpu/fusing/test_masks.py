@@ -26,10 +26,13 @@ def by_positions():
 MASKS = {
     "causal": lambda d: causal()[None, None],
     "positions": lambda d: by_positions()[None, None],
+    "window": lambda d: (by_positions() & (jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH) < 9))[None, None],
+    "after": lambda d: (jnp.arange(LENGTH)[:, None] > jnp.arange(LENGTH))[None, None],
     "padding": lambda d: (d > 0)[:, None, None, :],
     "documents": lambda d: ((d[:, :, None] == d[:, None, :]) & causal())[:, None],
     "lengths": lambda d: (jnp.arange(LENGTH) < d[:, -1, None])[:, None, None, :] & by_positions(),
 }
+SEEN = {"causal", "positions", "window", "documents", "slopes"}  # masks in which each row is known to see something
 BIASES = {
     "additive": lambda d: jnp.where(MASKS["documents"](d), 0.0, -1e9),
     "slopes": lambda d: (
@@ -69,6 +72,8 @@ def test_each_layer_computes_the_mask(name):
     attentions = [c for c in program.chains if isinstance(c.made.planned.plan, Attention)]
     assert len(attentions) == LAYERS
     assert not any(v.shape[-2:] == (LENGTH, LENGTH) for c in attentions for v in c.inputs)
+    hidden = ["-inf" in c.made.planned.spec.chain.value for c in attentions]
+    assert hidden == [name in SEEN] * LAYERS  # a kernel need not compute what is hidden
     got, wanted = jax.jit(codegen.fuse(function))(*given), jax.jit(function)(*given)
     np.testing.assert_allclose(got.astype("float32"), wanted.astype("float32"), atol=3e-2)
 

@@ -286,7 +286,7 @@ def of_less(flat: Flat) -> set[Step]:
         (result,) = step.outputs
         if LESS * sum(v.bytes for v in own) <= result.bytes:
             sources[result] = own
-            if not moves or not given or any(v in sources for v in given):
+            if not moves or any(v in sources for v in given):
                 found.add(step)
     return found
 

@@ -37,16 +37,13 @@ y = jnp.where(mask, x / keep, 0) + residual
 }
 
 
-def dropout_chain(x, residual, key0, key1, index_rows, size_n, index_n, keep, approx):
+def dropout_chain(x, residual, key0, key1, index_rows, size_n, index_n, keep, approx, following):
     """The chain, on one vector of each operand."""
-    t0 = device.cast(
+    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n, following, True), 9)
+    t1 = device.cast(
         cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t1 = device.where(
-        device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9) < t0,
-        device.divide_by_shared(x, keep, approx), 0.0,
-    )
-    y = t1 + residual
+    y = device.where(t0 < t1, device.divide_by_shared(x, keep, approx), 0.0) + residual
     return y
 
 
@@ -62,6 +59,7 @@ def dropout_kernel(
     at = flat.vector(how, mY.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iN = at.axes
     approx = device.narrow(mY)
+    following = not how.ragged
     if at.valid > 0:
         rX, rResidual, rKey0, rKey1, rIndexRows, rIndexN = at.load(
             mX, mResidual, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iN,
@@ -69,7 +67,7 @@ def dropout_kernel(
         y = dropout_chain(
             device.floats(rX), device.floats(rResidual), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mY.shape[1], cutlass.Int64),
-            rIndexN.load().to(cutlass.Int64), device.full(how.vec, keep), approx,
+            rIndexN.load().to(cutlass.Int64), device.full(how.vec, keep), approx, following,
         )
         at.store(y.to(mY.element_type), mY)
 
@@ -99,15 +97,13 @@ def dropout_reference(x, residual, key, keep):
     return y
 
 
-def dropout_backward_chain(dy, key0, key1, index_rows, size_n, index_n, keep, approx):
+def dropout_backward_chain(dy, key0, key1, index_rows, size_n, index_n, keep, approx, following):
     """The chain, on one vector of each operand."""
-    t0 = device.cast(
+    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n, following, True), 9)
+    t1 = device.cast(
         cute.math.ceil(device.cast(keep, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t1 = device.where(
-        device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9) < t0, dy, 0.0,
-    )
-    dx = device.divide_by_shared(t1, keep, approx)
+    dx = device.divide_by_shared(device.where(t0 < t1, dy, 0.0), keep, approx)
     return dx
 
 
@@ -122,12 +118,13 @@ def dropout_backward_kernel(
     at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iN = at.axes
     approx = device.narrow(mDx)
+    following = not how.ragged
     if at.valid > 0:
         rDy, rKey0, rKey1, rIndexRows, rIndexN = at.load(mDy, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iN)
         dx = dropout_backward_chain(
             device.floats(rDy), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mDx.shape[1], cutlass.Int64),
-            rIndexN.load().to(cutlass.Int64), device.full(how.vec, keep), approx,
+            rIndexN.load().to(cutlass.Int64), device.full(how.vec, keep), approx, following,
         )
         at.store(dx.to(mDx.element_type), mDx)
 

@@ -39,10 +39,10 @@ z = center + exp(0.5 * log_variance) * normal(key)
 }
 
 
-def gaussian_sample_chain(center, log_variance, key0, key1, index_rows, size_n, index_n, approx):
+def gaussian_sample_chain(center, log_variance, key0, key1, index_rows, size_n, index_n, approx, following):
     """The chain, on one vector of each operand."""
-    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
-    t1 = 2.0 * (t0 * 1.1920928955078125e-07) - 0.9999999403953552
+    t0 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n, following, False), 9)
+    t1 = 2.0 * (t0.to(cutlass.Float32) * 1.1920928955078125e-07) - 0.9999999403953552
     t2 = -device.log1p(-(t1 * t1), approx)
     t3 = t2 - 2.5
     t4 = (((2.81022636e-08 * t3 + 3.43273939e-07) * t3 - 3.5233877e-06) * t3 - 4.39150654e-06) * t3 + 0.00021858087
@@ -67,6 +67,7 @@ def gaussian_sample_kernel(
     at = flat.vector(how, mZ.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iN = at.axes
     approx = device.narrow(mZ)
+    following = not how.ragged
     if at.valid > 0:
         rCenter, rLogVariance, rKey0, rKey1, rIndexRows, rIndexN = at.load(
             mCenter, mLogVariance, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iN,
@@ -74,7 +75,7 @@ def gaussian_sample_kernel(
         z = gaussian_sample_chain(
             device.floats(rCenter), device.floats(rLogVariance), rKey0.load().to(cutlass.Int64),
             rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
-            device.full(how.vec, mZ.shape[1], cutlass.Int64), rIndexN.load().to(cutlass.Int64), approx,
+            device.full(how.vec, mZ.shape[1], cutlass.Int64), rIndexN.load().to(cutlass.Int64), approx, following,
         )
         at.store(z.to(mZ.element_type), mZ)
 
@@ -111,10 +112,10 @@ def gaussian_sample_reference(center, log_variance, key):
     return center + jnp.exp(0.5 * log_variance) * jax.random.normal(key, center.shape, 'float32').astype(center.dtype)
 
 
-def gaussian_sample_backward_chain(dz, log_variance, key0, key1, index_rows, size_n, index_n, approx):
+def gaussian_sample_backward_chain(dz, log_variance, key0, key1, index_rows, size_n, index_n, approx, following):
     """The chain, on one vector of each operand."""
-    t4 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n), 9).to(cutlass.Float32)
-    t0 = 2.0 * (t4 * 1.1920928955078125e-07) - 0.9999999403953552
+    t4 = device.shift_right(device.random_bits(key0, key1, index_rows * size_n + index_n, following, False), 9)
+    t0 = 2.0 * (t4.to(cutlass.Float32) * 1.1920928955078125e-07) - 0.9999999403953552
     t1 = -device.log1p(-(t0 * t0), approx)
     t2 = t1 - 2.5
     t3 = device.sqrt(t1, approx) - 3.0
@@ -139,6 +140,7 @@ def gaussian_sample_backward_kernel(
     at = flat.vector(how, mDlogVariance.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iN = at.axes
     approx = device.narrow(mDlogVariance)
+    following = not how.ragged
     if at.valid > 0:
         rDz, rLogVariance, rKey0, rKey1, rIndexRows, rIndexN = at.load(
             mDz, mLogVariance, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iN,
@@ -147,6 +149,7 @@ def gaussian_sample_backward_kernel(
             device.floats(rDz), device.floats(rLogVariance), rKey0.load().to(cutlass.Int64),
             rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
             device.full(how.vec, mDlogVariance.shape[1], cutlass.Int64), rIndexN.load().to(cutlass.Int64), approx,
+            following,
         )
         at.store(dlog_variance.to(mDlogVariance.element_type), mDlogVariance)
 

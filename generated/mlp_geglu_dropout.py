@@ -104,16 +104,18 @@ def mlp_geglu_dropout_stage1_launch(
     )
 
 
-def mlp_geglu_dropout_stage1_epilogue_chain(acc, acc2, key0, key1, index_rows, size_f, index_f, rate, approx, T):
+def mlp_geglu_dropout_stage1_epilogue_chain(
+    acc, acc2, key0, key1, index_rows, size_f, index_f, rate, approx, following, T,
+):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
     t1 = acc * device.sigmoid(acc * (1.5957691216057308 + 0.07135481627260025 * (acc * acc)), approx) * acc2
     z = device.divide_by_shared(t1, t0, approx)
-    t2 = device.cast(
+    t2 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f, following, False), 9)
+    t3 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t3 = device.where(device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t2, z, 0.0)
-    factor_of_rows_f = device.cast(t3, T).to(cutlass.Float32)
+    factor_of_rows_f = device.cast(device.where(t2 < t3, z, 0.0), T).to(cutlass.Float32)
     return factor_of_rows_f
 
 
@@ -129,6 +131,7 @@ def mlp_geglu_dropout_stage1_epilogue_kernel(
     at = flat.vector(how, mFactorOfRowsF.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
     approx = device.narrow(mFactorOfRowsF)
+    following = not how.ragged
     if at.valid > 0:
         rAcc, rAcc2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mAcc, mAcc2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
@@ -136,7 +139,8 @@ def mlp_geglu_dropout_stage1_epilogue_kernel(
         factor_of_rows_f = mlp_geglu_dropout_stage1_epilogue_chain(
             device.floats(rAcc), device.floats(rAcc2), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64),
-            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), approx, mFactorOfRowsF.element_type,
+            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), approx, following,
+            mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
 
@@ -282,17 +286,19 @@ def mlp_geglu_dropout_forward_stage1_launch(
     )
 
 
-def mlp_geglu_dropout_forward_stage1_epilogue_chain(t1, t2, key0, key1, index_rows, size_f, index_f, rate, T):
+def mlp_geglu_dropout_forward_stage1_epilogue_chain(
+    t1, t2, key0, key1, index_rows, size_f, index_f, rate, following, T,
+):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
     z = device.divide_by_shared(
         t1 * device.sigmoid(t1 * (1.5957691216057308 + 0.07135481627260025 * (t1 * t1)), False) * t2, t0, False,
     )
-    t3 = device.cast(
+    t3 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f, following, False), 9)
+    t4 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t4 = device.where(device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t3, z, 0.0)
-    factor_of_rows_f = device.cast(t4, T).to(cutlass.Float32)
+    factor_of_rows_f = device.cast(device.where(t3 < t4, z, 0.0), T).to(cutlass.Float32)
     product_saved = t2
     product_saved2 = t1
     return factor_of_rows_f, product_saved, product_saved2
@@ -311,6 +317,7 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
 ):
     at = flat.vector(how, mFactorOfRowsF.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
+    following = not how.ragged
     if at.valid > 0:
         rT1, rT2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mT1, mT2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
@@ -318,7 +325,7 @@ def mlp_geglu_dropout_forward_stage1_epilogue_kernel(
         factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
             device.floats(rT1), device.floats(rT2), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
             rIndexRows.load().to(cutlass.Int64), device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64),
-            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), mFactorOfRowsF.element_type,
+            rIndexF.load().to(cutlass.Int64), device.full(how.vec, rate), following, mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
         at.store(product_saved.to(mProductSaved.element_type), mProductSaved)
@@ -414,17 +421,15 @@ def mlp_geglu_dropout_frozen_stage1_launch(
 
 
 def mlp_geglu_dropout_frozen_stage1_epilogue_chain(
-    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, following, T,
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
-    t2 = device.cast(
+    t2 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f, following, False), 9)
+    t7 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t7 = device.where(
-        device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t2, acc, 0.0,
-    )
-    t1 = device.divide_by_shared(t7, t0, approx)
+    t1 = device.divide_by_shared(device.where(t2 < t7, acc, 0.0), t0, approx)
     t8 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
@@ -453,6 +458,7 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
     at = flat.vector(how, mFactorOfRowsF.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
     approx = device.narrow(mFactorOfRowsF)
+    following = not how.ragged
     if at.valid > 0:
         rAcc, rProductSaved, rProductSaved2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mAcc, mProductSaved, mProductSaved2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
@@ -461,7 +467,7 @@ def mlp_geglu_dropout_frozen_stage1_epilogue_kernel(
             device.floats(rAcc), device.floats(rProductSaved), device.floats(rProductSaved2),
             rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
             device.full(how.vec, mFactorOfRowsF.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-            device.full(how.vec, rate), approx, mFactorOfRowsF.element_type,
+            device.full(how.vec, rate), approx, following, mFactorOfRowsF.element_type,
         )
         at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF)
         at.store(factor_of_rows_f2.to(mFactorOfRowsF2.element_type), mFactorOfRowsF2)
@@ -692,17 +698,15 @@ def mlp_geglu_dropout_backward_stage1_launch(
 
 
 def mlp_geglu_dropout_backward_stage1_epilogue_chain(
-    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, T,
+    acc, product_saved, product_saved2, key0, key1, index_rows, size_f, index_f, rate, approx, following, T,
 ):
     """The chain, on one vector of each operand."""
     t0 = 1.0 - rate
-    t8 = device.cast(
+    t8 = device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f, following, False), 9)
+    t9 = device.cast(
         cute.math.ceil(device.cast(t0, cutlass.Float32).to(cutlass.Float32) * 8388608.0), cutlass.Int32,
     ).to(cutlass.Int64)
-    t9 = device.where(
-        device.shift_right(device.random_bits(key0, key1, index_rows * size_f + index_f), 9) < t8, acc, 0.0,
-    )
-    t1 = device.divide_by_shared(t9, t0, approx)
+    t1 = device.divide_by_shared(device.where(t8 < t9, acc, 0.0), t0, approx)
     t10 = device.sigmoid(
         product_saved2 * (1.5957691216057308 + 0.07135481627260025 * (product_saved2 * product_saved2)), approx,
     )
@@ -731,6 +735,7 @@ def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
     at = flat.vector(how, mT2.shape)  # this thread's elements, which lie next to each other in the outputs
     row, iF = at.axes
     approx = device.narrow(mT2)
+    following = not how.ragged
     if at.valid > 0:
         rAcc, rProductSaved, rProductSaved2, rKey0, rKey1, rIndexRows, rIndexF = at.load(
             mAcc, mProductSaved, mProductSaved2, flat.read(mKey, (0,)), flat.read(mKey, (1,)), row, iF,
@@ -739,7 +744,7 @@ def mlp_geglu_dropout_backward_stage1_epilogue_kernel(
             device.floats(rAcc), device.floats(rProductSaved), device.floats(rProductSaved2),
             rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64),
             device.full(how.vec, mT2.shape[1], cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-            device.full(how.vec, rate), approx, mT2.element_type,
+            device.full(how.vec, rate), approx, following, mT2.element_type,
         )
         at.store(t2.to(mT2.element_type), mT2)
         at.store(t7.to(mT7.element_type), mT7)

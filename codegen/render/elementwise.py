@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import replace
 
 from codegen.graph import emit
+from codegen.graph.ops import COSTLY
+from codegen.graph.positions import rises
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.render.common import Context, camel, full, quoted
 from codegen.render.records import Chain, ElementwiseKernel, Kernel
 from codegen.spec.spec import Array
+
+FOLLOWING = "following"  # the flag of draws whose places follow each other, as the elements of a vector do
 
 
 class ElementwiseContext(Context):
@@ -48,7 +53,8 @@ class ElementwiseContext(Context):
     def chain(self) -> Chain:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect)
-        extra = [n for n in ("compute", *self.flags, *dict(self.spec.types)) if self.mentions(lines, n)]
+        flags = [*self.flags, *([FOLLOWING] if self.following else [])]
+        extra = [n for n in ("compute", *flags, *dict(self.spec.types)) if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return Chain(
             params=[*self.vector_names(), *extra],
@@ -59,6 +65,23 @@ class ElementwiseContext(Context):
             results=", ".join(returns),
             arguments=[*self.chain_arguments(), *(self.extra_argument(n) for n in extra)],
         )
+
+    @functools.cached_property
+    def following(self) -> dict[int, str]:
+        """The text of draws whose places rise by one along a vector: where rows are whole vectors, none is in another row."""
+        if self.template != ElementwiseContext.template or not self.groups or not self.groups[-1].axes:
+            return {}
+        rising = rises(self.nodes, self.groups[-1].axes[-1])
+        draws = [n for n in self.nodes if n.op == "_bits" and rising.get(id(n.args[2])) == 1]
+        divided = {id(n) for n in self.nodes if n.op == "div" and not n.args[1].dims}  # by one number
+        alone = not any(n.op in COSTLY and n.dims and id(n) not in divided for n in self.nodes if n.op != "_bits")
+        return dict.fromkeys(map(id, draws), f"device.random_bits({{0}}, {{1}}, {{2}}, {FOLLOWING}, {alone})")
+
+    def own_forms(self) -> dict[int, str]:
+        return {**super().own_forms(), **self.following}
+
+    def extra_argument(self, name: str) -> str:
+        return name if name == FOLLOWING else super().extra_argument(name)
 
     def formula_doc(self) -> str:
         return "The chain, on one vector of each operand."
@@ -106,6 +129,8 @@ class ElementwiseContext(Context):
         if self.wide and (self.needs_compute(chain)):
             lines.append(self.compute_line())
         lines += self.flag_lines(chain.extra)
+        if FOLLOWING in chain.extra:
+            lines.append(f"{FOLLOWING} = not how.ragged")
         for number, array in enumerate(self.plan.tables if self.holds_tables else ()):
             lines.append(f"{self.table(array)} = flat.held(how, {number}, {self.tensors[array.name]})")
         return lines

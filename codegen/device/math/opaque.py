@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
 
@@ -15,6 +15,12 @@ _ORDERED = range(2, 10)  # the predicates of `arith.cmpi` but == and !=
 def unseen(word: cutlass.Int32) -> cutlass.Int32:
     """The same word, but the compiler does not know that."""
     return Int32(llvm.inline_asm(Int32.mlir_type, [word.ir_value()], "mov.b32 $0, $1;", "=r,r"))
+
+
+def unseen_one(word: cutlass.Uint32) -> cutlass.Uint32:
+    """1, but the compilers do not know that: no word has 64 bits set."""
+    text = "{ .reg .b32 bits; popc.b32 bits, $1; shr.u32 bits, bits, 6; add.u32 $0, bits, 1; }"
+    return Uint32(llvm.inline_asm(Uint32.mlir_type, [word.ir_value()], text, "=r,r"))
 
 
 def nothing(x: cutlass.Float32) -> cutlass.Float32:

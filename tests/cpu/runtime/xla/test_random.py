@@ -22,14 +22,15 @@ def mask(key, shape):
     return jax.random.bernoulli(key, jnp.float32(0.9), shape)
 
 
-@pytest.mark.parametrize("implementation", ["interpret", "xla"])
-def test_bits_are_those_of_jax(tmp_path, implementation):
+@pytest.mark.parametrize(("n", "implementation"), [(5, "interpret"), (8, "interpret"), (5, "xla")])
+def test_bits_are_those_of_jax(tmp_path, n, implementation):
+    """Rows are whole vectors, whose places follow each other, or not."""
     op = make_op(tmp_path, TEXT)
-    got = op(normal(2, 3, 5), KEY, OTHER, implementation=implementation)
-    np.testing.assert_array_equal(got.a, jax.random.bits(KEY, (3, 2, 5), "uint32"))
-    np.testing.assert_array_equal(got.u, jax.random.uniform(OTHER, (3, 2, 5), "float32"))
-    mask = jax.random.bernoulli(KEY, jnp.float32(0.3), (2, 5))
-    np.testing.assert_array_equal(got.m, jnp.broadcast_to(mask, (3, 2, 5)))
+    got = op(normal(2, 3, n), KEY, OTHER, implementation=implementation)
+    np.testing.assert_array_equal(got.a, jax.random.bits(KEY, (3, 2, n), "uint32"))
+    np.testing.assert_array_equal(got.u, jax.random.uniform(OTHER, (3, 2, n), "float32"))
+    mask = jax.random.bernoulli(KEY, jnp.float32(0.3), (2, n))
+    np.testing.assert_array_equal(got.m, jnp.broadcast_to(mask, (3, 2, n)))
 
 
 @pytest.mark.parametrize("implementation", ["interpret", "xla"])

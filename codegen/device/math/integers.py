@@ -140,7 +140,7 @@ def _multiplied_sum(one: Uint32) -> Callable[[Vector, Vector], Vector]:
         found = cute.make_rmem_tensor(a.shape, Uint32)
         for i in range(cute.size(found)):
             operands = [word.ir_value() for word in (a[i], one, b[i])]
-            found[i] = Uint32(llvm.inline_asm(Uint32.mlir_type, operands, "mad.lo.u32 $0, $1, $2, $3;", "=r,r,r,r"))
+            found[i] = Uint32(llvm.inline_asm(Uint32.mlir_type, operands, "mad.lo.s32 $0, $1, $2, $3;", "=r,r,r,r"))
         return found.load()
 
     return plus

@@ -19,7 +19,7 @@ def unseen(word: cutlass.Int32) -> cutlass.Int32:
 
 def unseen_one(word: cutlass.Uint32) -> cutlass.Uint32:
     """1, but the compilers do not know that: no word has 64 bits set."""
-    text = "{ .reg .b32 bits; popc.b32 bits, $1; shr.u32 bits, bits, 6; add.u32 $0, bits, 1; }"
+    text = "{ .reg .b32 bits; popc.b32 bits, $1; shr.u32 bits, bits, 6; add.s32 $0, bits, 1; }"
     return Uint32(llvm.inline_asm(Uint32.mlir_type, [word.ir_value()], text, "=r,r"))
 
 

@@ -9,6 +9,7 @@ ARCHITECTURES = tuple("""
     sm_107 sm_107a sm_107f sm_110 sm_110a sm_110f sm_120 sm_120a sm_120f sm_121 sm_121a sm_121f
 """.split())  # fmt: skip
 REGISTERS_OF_SM, MOST_REGISTERS = 64 * 1024, 255  # of an SM, and of a thread
+PARTS_WARPS, REGISTER_UNIT = 128, 8  # the threads of a warp in each part of an SM; what a thread has a multiple of
 # Those that run at a time, at most: 1536, and 16 or 24, on GPUs that are not for data centers
 THREADS_OF_SM, BLOCKS_OF_SM = 2048, 32
 THREADS_OF_BLOCK = 1024  # at most
@@ -49,6 +50,13 @@ UNKNOWN = Features(processors=132, shared=96)
 def features(arch: str | None) -> Features:
     """The features of an architecture; for those without a row, and for None, some that suit most."""
     return UNKNOWN if arch is None else FEATURES.get(family(arch), UNKNOWN)
+
+
+def registers_of_thread(threads: int) -> int:
+    """The registers that a thread may have where an SM runs so many threads at a time. Each of its four parts has a quarter of the
+    registers, for whole warps."""
+    each = -(-threads // PARTS_WARPS) * PARTS_WARPS
+    return min(MOST_REGISTERS, REGISTERS_OF_SM // each // REGISTER_UNIT * REGISTER_UNIT)
 
 
 def has_wgmma(arch: str | None) -> bool:

@@ -6,10 +6,10 @@ from codegen.graph.nodes import DTYPES, topological
 from codegen.measuring.compiled.compile import Compiled, Variant, launch_of
 from codegen.plan.access import Access
 from codegen.plan.planner import overrides
-from codegen.runtime.compiled.cubins import UNIT, blocks_that_fit
+from codegen.runtime.compiled.cubins import blocks_that_fit
 from codegen.runtime.compiled.kernels import MOST_SPILLED
 from codegen.runtime.ops.op import Op
-from codegen.targets import MOST_REGISTERS
+from codegen.targets import MOST_REGISTERS, REGISTER_UNIT
 
 # Bytes of a thread's stack where ptxas itself takes fewer registers, so that one more block fits
 TO_FIT_A_BLOCK = 24
@@ -46,11 +46,11 @@ def has_reason_to_spill(op: Op, variant: Variant, arch: str, compiled: Compiled)
     how, registers, stack = launch_of(op, variant, arch), compiled.registers, compiled.stack
     if op.plan.kind == "elementwise" and not variant.ragged:
         return False
-    if registers >= MOST_REGISTERS or not blocks_that_fit(how.threads, registers + UNIT):
+    if registers >= MOST_REGISTERS or not blocks_that_fit(how.threads, registers + REGISTER_UNIT):
         return compiled.spills <= WHERE_FULL.get(op.plan.kind, 0)
     if getattr(how, "resident", 0) and not compiled.unbound:  # the runtime keeps the bound
         return stack <= MOST_SPILLED
-    return stack <= TO_FIT_A_BLOCK and blocks_that_fit(how.threads, registers + UNIT) < blocks_that_fit(
+    return stack <= TO_FIT_A_BLOCK and blocks_that_fit(how.threads, registers + REGISTER_UNIT) < blocks_that_fit(
         how.threads, registers
     )
 

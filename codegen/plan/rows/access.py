@@ -74,12 +74,13 @@ class Expensive:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a sweep needs of a thread's registers, for each column: the most values that are alive at once, and what later sweeps take from
-    it and those before it."""
+    """What a sweep needs of a thread's registers, for each column: the most values that are alive at once, what later sweeps take from it
+    and those before it, and what a kernel that walks down rows computes once."""
 
     alive: int
     kept: int  # computed values
     expensive: int  # those of them that the kernel holds
+    shared: int  # values that all rows share, which those of a row need
     inputs: tuple[Leaf, ...]
 
 
@@ -394,6 +395,11 @@ class Reads:
                 if not own or access.index_of is not None or self.leading - 1 in access.tokens:
                     loaded[access.array] = loaded.get(access.array, 0) + call.size(access.array)
         return sum(loaded.values()) or (self.column_bytes(call) if own else 4)
+
+    def row_sizes(self, call: PlannedCall) -> tuple[int, ...]:
+        """The bytes of an element in each input of which registers hold a row."""
+        held = (a for a in self.loads if a.array is not None and self.in_columns(a) and self.of_row(a))
+        return tuple(call.size(a.array) for a in held)
 
     def moved_bytes(self, call: PlannedCall) -> int:
         """The bytes of one column that a block reads and writes of each of its rows. Arrays that lack an axis of the rows, as a

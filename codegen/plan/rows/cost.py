@@ -32,6 +32,37 @@ NARROWER = 0.9  # of the time with wider vectors: from there on narrower ones ar
 
 
 @dataclass(frozen=True)
+class Held:
+    """What a thread holds of a column."""
+
+    values: int  # that it has computed
+    sizes: tuple[int, ...]  # bytes of an element in each array of which it holds the elements
+
+    def registers(self, vec: int) -> float:
+        """The registers of a column. Narrow elements share one only within a vector."""
+        return self.values + sum(max(size / 4, 1 / vec) for size in self.sizes)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a thread wants registers for while it sweeps over a row: the row, and for each sweep the most values of a column that are alive
+    at once, and what is left to later sweeps."""
+
+    row: Held
+    sweeps: Sequence[tuple[int, Held]]
+
+    def of_column(self, vec: int) -> tuple[float, float]:
+        """The registers that hold a column, and the most other values of a column that a sweep needs beside them."""
+        held = self.row.registers(vec)
+        most, beside = held, 0.0
+        for number, (alive, left) in enumerate(self.sweeps):
+            if number < len(self.sweeps) - 1:  # the last one leaves nothing
+                held = left.registers(vec)
+            most, beside = max(most, held), max(beside, alive - held)
+        return most, beside
+
+
+@dataclass(frozen=True)
 class Row:
     """What a kernel does with a row. Bytes are of a column."""
 

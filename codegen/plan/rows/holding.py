@@ -28,7 +28,9 @@ def demands(roots: Sequence[Sequence[Node]], along: set[str], rows: set[str], ea
         kept = [n for n in sweeps.kept(number) if not rows or rows & set(n.dims) or id(n) in sweeps.costly]
         inputs = tuple(n.attr for n in kept if n.op == "input" and isinstance(n.attr, Leaf))
         alive, expensive = most_alive(values, along, within=True), sum(id(n) in held for n in kept)
-        found.append(Demand(alive, len(kept) - len(inputs), expensive, inputs))
+        own = [n for n in sweeps.computed(number) if not rows or rows & set(n.dims)]
+        shared = {id(a) for n in own for a in n.args if not sweeps.of_row(a)} - {id(n) for n in own}
+        found.append(Demand(alive, len(kept) - len(inputs), expensive, len(shared), inputs))
     return tuple(found)
 
 

@@ -412,7 +412,17 @@ class Reduction(Reads):
             gathered=vec * sum(n for a, n in of_row.items() if a.mode == "gather"),
             written=vec * sum(4 for a in self.stores if a.mode == "flat"),
             values=bool(self.rows) or any(a.mode == "row" and a.tokens for a in self.loads),
+            wanted=self.wanted(call),
+            shared=max((d.shared for d in self.demands), default=0),
         )
+
+    def wanted(self, call: PlannedCall) -> cost.Wanted:
+        """What a thread wants registers for."""
+        sweeps = [
+            (d.alive, cost.Held(d.kept, tuple(call.size(self.view(a.name).array) for a in d.inputs)))
+            for d in self.demands
+        ]
+        return cost.Wanted(cost.Held(0, self.row_sizes(call)), sweeps)
 
     def _read_again(self, vec: int, ragged: bool, width: int, call: PlannedCall, cluster: int = 1) -> RowLaunch:
         """The launch for a row that registers cannot hold (`cost.threads_again`)."""

@@ -19,7 +19,7 @@ from codegen.plan.access import INT_MAX
 from codegen.plan.launches import PlannedCall
 from codegen.plan.rows import cost
 from codegen.shared import WARP, WalkLaunch
-from codegen.targets import REGISTERS_OF_SM
+from codegen.targets import REGISTERS_OF_SM, registers_of_thread
 
 # The threads of a row, where a block has whole rows. A row has more of them rather than that a thread holds more bytes of it
 WALKED_THREAD_BYTES = 96
@@ -40,6 +40,10 @@ CROWDED_REGISTERS = 150  # a larger cluster shares the row if more would be need
 WALKING = 1.5  # a kernel that holds the columns' results takes so many times the estimate
 # A thread that wants more gets all that it asks for: an H100 took 1058 us with 128 of 164 registers, and 706 with all
 TAKEN_FREELY = 190
+
+# Part of a vector's values that are alive at once besides those that a thread keeps; times the registers that it has, from which on it
+# lacks many: of 64 kernels, ptxas spilled registers of the six that want more by `spills`, or they took 166 to 244 without a bound of 128
+MIXED, SPILLING = 0.7, 1.1
 
 # The threads for which an SM has registers
 RESIDENT = 512
@@ -98,6 +102,8 @@ class Needs:
     costly: bool  # an expensive value is computed of each column: registers for that
     alive: int  # the most values of a column that are alive at once
     folds: int  # along a row, one after the other
+    wanted: cost.Wanted
+    shared: int  # values of a column that all rows share: the kernel computes them once
     gathered: int = 0  # of the inputs of a row that are gathered: those of prefetched rows are in registers
     written: int = 0  # of the results along a row
     values: bool = False  # whether each row also has values of its own, read or from an earlier kernel
@@ -305,9 +311,19 @@ class _WholeRows:
         return values > TAKEN_FREELY and (needs.costly or self.apart > 1) and not limited and cluster == 1
 
     def is_crowded(self, launch: WalkLaunch) -> bool:
-        """Whether an expensive value lacks registers, so that a larger cluster may be better."""
+        """Whether a thread lacks registers, so that a larger cluster may be better."""
         needed = cost.registers(self.vec * launch.vectors, self.needs.alive)
-        return self.needs.costly and not self.ragged and launch.vectors > self.most and needed > CROWDED_REGISTERS
+        if self.needs.costly:
+            return not self.ragged and launch.vectors > self.most and needed > CROWDED_REGISTERS
+        return launch.vectors > 1 and self.spills(launch.vectors, max(1, launch.resident) * launch.threads)
+
+    def spills(self, vectors: int, threads: int) -> bool:
+        """Whether a thread with so many vectors lacks many registers, if so many threads are resident. By estimate it wants them for what it
+        keeps from one sweep to the next, for the values that all rows share, and for some of the other values of a vector. The columns'
+        results may be in shared memory."""
+        held, beside = self.needs.wanted.of_column(self.vec)
+        needed = cost.OWN_REGISTERS + self.vec * (vectors * (held + self.needs.shared) + MIXED * beside)
+        return needed > SPILLING * registers_of_thread(threads)
 
 
 def in_runs(threads: int, per_row: int, vectors: int, resident: int, call: PlannedCall) -> WalkLaunch:

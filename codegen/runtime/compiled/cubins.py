@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from codegen.shared import WARP, RowLaunch, ScanLaunch, Walk
-from codegen.targets import REGISTERS_OF_SM
+from codegen.targets import REGISTER_UNIT, REGISTERS_OF_SM
 
 _EM_CUDA = 190
 # Attributes of .nv.info (EIATTR_... in cuobjdump -elf): a stack's size includes called functions
 _REGCOUNT, _MIN_STACK_SIZE = 0x2F, 0x12
 _SIZED = 4  # a form of attributes
-UNIT = 8  # registers: an SM gives each thread a multiple
 PARTITIONS = 4  # of an SM, each with a quarter of its registers; a warp is in one of them
 
 
@@ -53,7 +52,7 @@ def are_resident(how: RowLaunch | Walk | ScanLaunch, registers: int) -> bool:
 
 def blocks_that_fit(threads: int, registers: int) -> int:
     """The number of blocks of `threads` threads that an SM has registers for, if each thread takes `registers`."""
-    warps = REGISTERS_OF_SM // PARTITIONS // (WARP * -(-registers // UNIT) * UNIT) * PARTITIONS
+    warps = REGISTERS_OF_SM // PARTITIONS // (WARP * -(-registers // REGISTER_UNIT) * REGISTER_UNIT) * PARTITIONS
     return warps // -(-threads // WARP)
 
 

@@ -155,8 +155,8 @@ class TileContext(ElementwiseContext):
         for access in tiled:
             assert access.array is not None
             tensor, parts = self.tensors[access.array.name], access.array.parts or 1
-            if parts > 1 and access.mode == "tile":
-                tensor, parts = f"gemm.part({tensor}, {access.tokens.index('parts')}, {access.part})", 1
+            if access.array.parts == 1 or (parts > 1 and access.mode == "tile"):
+                tensor, parts = f"gemm.part({tensor}, {access.tokens.index('parts')}, {access.part or 0})", 1
             words.append(f"({tensor}, {parts}, {0 in access.tokens}),")
         return f"({' '.join(words)})"
 

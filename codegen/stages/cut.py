@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from codegen.errors import Diagnostic, SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
-from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, nodes_of, topological
-from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, SCANS, SELECTIONS, UNSORT
+from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, lost_axes, nodes_of, topological
+from codegen.graph.ops import ALONE, IN_STAGES, NUCLEUS, PINNED, PLACED, REDUCTIONS, SCANS, SELECTIONS, UNSORT
 from codegen.graph.precision import deciding_types
 from codegen.language.chain import in_chain
 from codegen.language.transfer import Values
@@ -296,10 +296,22 @@ class Cutting:
             raise found
         return found
 
+    def refuse_unknown_sizes(self, nodes: Sequence[Node], outputs: Sequence[Array]) -> None:
+        """Raises `UserError` for a reduction over an axis that no array of a kernel has."""
+        known = [self.known[id(n)].name for n in nodes if self.is_known(n)]
+        read = [n.attr.name for n in nodes if isinstance(n.attr, Leaf)]
+        arrays = [self.spec.array(name) for name in read] + [a for a in self.results.values() if a.name in known]
+        there = {axis for a in (*arrays, *outputs) for axis in a.axes}
+        for node in nodes:
+            if node.op in REDUCTIONS and not self.is_known(node) and not there.issuperset(lost_axes(node)):
+                message = f"no array of the kernel has the axes that {node.op} reduces"
+                raise UserError(message)
+
     def planned(self, items: Sequence[Item]) -> Op:
         assigned = self.assigned(items)
         arrays = list(dict.fromkeys(self.results[id(i)] if isinstance(i, Node) else i for i in items))
         nodes = list(topological((s.value for s in assigned), self.is_known))
+        self.refuse_unknown_sizes(nodes, arrays)
         alone = any(n.op in ALONE and not self.is_known(n) for n in nodes)
         known = {i: leaf for i, leaf in self.known.items() if alone or i not in self.copied}
         read = {id(n) for n in nodes} & known.keys()

@@ -35,17 +35,18 @@ class Vector:
         self,
         src: cute.Tensor | None,
         place: cute.Coord,
-        parts: int = 1,
+        parts: int = 0,
         default: float | None = None,
         dtype: type[Numeric] = Float32,
     ) -> cute.Tensor:
         """Registers with the elements of a row from `place` on: (vec,), or (parts, vec) of an array whose parts lie next to each
         other."""
-        shape = (self.vec,) if parts == 1 else (parts, self.vec)
+        shape = (self.vec,) if parts == 0 else (parts, self.vec)
         if src is None:
             return access.registers(src, shape, default, dtype)
-        found = self.read(src, _offset(src, place), _times(parts, self.valid), parts * self.vec, self.ragged)
-        return found if parts == 1 else cute.make_tensor(found.iterator, cute.make_layout(shape))
+        count = max(parts, 1)
+        found = self.read(src, _offset(src, place), _times(count, self.valid), count * self.vec, self.ragged)
+        return found if parts == 0 else cute.make_tensor(found.iterator, cute.make_layout(shape))
 
     def load_one(
         self,

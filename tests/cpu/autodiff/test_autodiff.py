@@ -443,3 +443,14 @@ def test_the_formula_of_the_documentation(tmp_path, implementation):
     op = make_op(tmp_path, text)
     slope = jax.grad(lambda x: op(x, implementation=implementation).sum())(jnp.asarray([[-1.0, 2.0]]))
     assert slope.tolist() == [[0, 3]]
+
+
+def test_a_sum_over_an_axis_that_its_terms_alone_do_not_have(tmp_path):
+    """A kernel that reads the sum of all cotangents has no array with the axis along which they are counted."""
+    text = spec_text(
+        "g: float32[..., B, G]; l: float32[]", "y: float32[..., B]; z: float32[..., B, G]",
+        "y = sum(where(index(G) == 0, l, 0.0), axis=G); z = g * l",
+    )  # fmt: skip
+    op, g = make_op(tmp_path, text), jnp.arange(24.0).reshape(2, 3, 4)
+    found = jax.grad(lambda level: sum(jnp.sum(y) for y in op(g, level)))(jnp.float32(2))
+    assert found == 2 * 3 + np.arange(24).sum()

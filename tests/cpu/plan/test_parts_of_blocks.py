@@ -72,3 +72,21 @@ def test_rows_of_4_bits_are_reduced(tmp_path, more):
     expected = x * X[:, :1, None] - x.max(-1, keepdims=True)
     got = op(jnp.asarray(x.reshape(3, 40)).astype("int4"), X[:, 0], implementation="interpret")
     np.testing.assert_allclose(got, expected.reshape(3, 40), rtol=1e-6)
+
+
+@pytest.mark.each
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_one_part_beside_a_product(tmp_path, arch, monkeypatch):
+    """The kernel reads it as an array without parts: Hopper's copies boxes of it."""
+    monkeypatch.setenv("CUTE_DSL_ARCH", arch)
+    text = spec_text(
+        "x: bfloat16[M, K]; w: bfloat16[K, N]; s: float32[M, N, 1]", "y: float32[M, N]", "y = (x @ w) * s[0]", ""
+    )
+    x, w, s = (
+        jnp.asarray(X[:, :16], jnp.bfloat16),
+        jnp.asarray(X[:, :64].T @ X[:, :16], jnp.bfloat16).T,
+        X[:, :64, None],
+    )
+    y = make_op(tmp_path, text)(x, w, s, implementation="interpret")
+    exact = (np.asarray(x, np.float32) @ np.asarray(w, np.float32)) * s[..., 0]
+    np.testing.assert_allclose(y, exact, rtol=1e-4, atol=1e-4)

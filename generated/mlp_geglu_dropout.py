@@ -75,10 +75,11 @@ def mlp_geglu_dropout_stage1_tile(at: gemm.Vector, acc: tuple, operands: tuple, 
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mFactorOfRowsF)
+    following = True
     factor_of_rows_f = mlp_geglu_dropout_stage1_epilogue_chain(
         acc[0].load(), acc[1].load(), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
         rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-        device.full(at.vec, rate), approx, mFactorOfRowsF.element_type,
+        device.full(at.vec, rate), approx, following, mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     return ()
@@ -253,10 +254,11 @@ def mlp_geglu_dropout_forward_stage1_tile(at: gemm.Vector, acc: tuple, operands:
     rKey0, rKey1 = operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
+    following = True
     factor_of_rows_f, product_saved, product_saved2 = mlp_geglu_dropout_forward_stage1_epilogue_chain(
         acc[0].load(), acc[1].load(), rKey0.load().to(cutlass.Int64), rKey1.load().to(cutlass.Int64),
         rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64), rIndexF.load().to(cutlass.Int64),
-        device.full(at.vec, rate), mFactorOfRowsF.element_type,
+        device.full(at.vec, rate), following, mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     at.store(product_saved.to(mProductSaved.element_type), mProductSaved, (row, iF))
@@ -386,10 +388,11 @@ def mlp_geglu_dropout_frozen_stage1_tile(at: gemm.Vector, acc: tuple, operands: 
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mFactorOfRowsF)
+    following = True
     factor_of_rows_f, factor_of_rows_f2 = mlp_geglu_dropout_frozen_stage1_epilogue_chain(
         acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), rKey0.load().to(cutlass.Int64),
         rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64),
-        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mFactorOfRowsF.element_type,
+        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, following, mFactorOfRowsF.element_type,
     )
     at.store(factor_of_rows_f.to(mFactorOfRowsF.element_type), mFactorOfRowsF, (row, iF))
     at.store(factor_of_rows_f2.to(mFactorOfRowsF2.element_type), mFactorOfRowsF2, (row, iF))
@@ -664,10 +667,11 @@ def mlp_geglu_dropout_backward_stage1_tile(at: gemm.Vector, acc: tuple, operands
     rIndexRows = at.fill(device.place(row, mFirstRow))
     rIndexF = at.count_up(device.place(iF, mFirstF))
     approx = device.narrow(mT2)
+    following = True
     t2, t7 = mlp_geglu_dropout_backward_stage1_epilogue_chain(
         acc[0].load(), device.floats(rProductSaved), device.floats(rProductSaved2), rKey0.load().to(cutlass.Int64),
         rKey1.load().to(cutlass.Int64), rIndexRows.load().to(cutlass.Int64), device.full(at.vec, F, cutlass.Int64),
-        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, mT2.element_type,
+        rIndexF.load().to(cutlass.Int64), device.full(at.vec, rate), approx, following, mT2.element_type,
     )
     at.store(t2.to(mT2.element_type), mT2, (row, iF))
     at.store(t7.to(mT7.element_type), mT7, (row, iF))

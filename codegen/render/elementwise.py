@@ -66,10 +66,15 @@ class ElementwiseContext(Context):
             arguments=[*self.chain_arguments(), *(self.extra_argument(n) for n in extra)],
         )
 
+    @property
+    def in_order(self) -> str:
+        """The text of whether all elements of a vector are in one row, next to each other; empty where they may never be."""
+        return "not how.ragged" if self.template == ElementwiseContext.template else ""
+
     @functools.cached_property
     def following(self) -> dict[int, str]:
         """The text of draws whose places rise by one along a vector: where rows are whole vectors, none is in another row."""
-        if self.template != ElementwiseContext.template or not self.groups or not self.groups[-1].axes:
+        if not self.in_order or not self.groups or not self.groups[-1].axes:
             return {}
         rising = rises(self.nodes, self.groups[-1].axes[-1])
         draws = [n for n in self.nodes if n.op == "_bits" and rising.get(id(n.args[2])) == 1]
@@ -130,7 +135,7 @@ class ElementwiseContext(Context):
             lines.append(self.compute_line())
         lines += self.flag_lines(chain.extra)
         if FOLLOWING in chain.extra:
-            lines.append(f"{FOLLOWING} = not how.ragged")
+            lines.append(f"{FOLLOWING} = {self.in_order}")
         for number, array in enumerate(self.plan.tables if self.holds_tables else ()):
             lines.append(f"{self.table(array)} = flat.held(how, {number}, {self.tensors[array.name]})")
         return lines

@@ -68,6 +68,7 @@ class TileContext(ElementwiseContext):
 
     template = "gemm.py.jinja"
     width = "at.vec"
+    in_order = "True"
 
     def __init__(self, op: Op, chain: str = ""):
         assert isinstance(op.plan, Gemm) and isinstance(op.plan.tile, Tile)

@@ -146,7 +146,7 @@ EXCEPTIONS = {
     "no kernel that reduces over rows reads neighbours": "the same",
     "no kernel reduces {what}": "the same",
     "groups of the row": "the same",
-    "reductions one after the other": "the same",
+    "reductions, each of the result": "the same",
     "takes from a table after": "the same",
     "column reductions of different axes": "the same",
     "make it an op of its own": "the hint of these",

@@ -7,7 +7,7 @@ import pytest
 
 GENERATED = sorted(Path("generated").glob("*.py"))
 MOST_COLUMNS = 120
-MOST_PARAMETERS = 20
+MOST_PARAMETERS = 20  # besides the stream, which each launcher has
 SCREEN = 70  # lines
 
 
@@ -21,7 +21,11 @@ def test_no_line_is_longer_than_a_screen_is_wide():
 
 
 def test_no_function_has_more_parameters_than_a_reader_can_tell_apart():
-    found = [(f"{path.name}: {f.name}", len(f.args.args)) for path in GENERATED for f in functions(path)]
+    found = [
+        (f"{path.name}: {f.name}", sum(a.arg != "stream" for a in f.args.args))
+        for path in GENERATED
+        for f in functions(path)
+    ]
     assert [(name, count) for name, count in found if count > MOST_PARAMETERS] == []
 
 

@@ -11,6 +11,7 @@ from codegen.fusing.fuse import EXPRESSING
 from codegen.fusing.program import evaluate, program_of
 from codegen.plan.attention import Attention
 from codegen.tracing.ops import op_of
+from tests.turns import some
 
 BATCH, COLUMNS, HEADS, SIZE = 2, 24, 4, 16
 
@@ -77,7 +78,7 @@ def test_attention_of_one_row_is_one_kernel(form):
     np.testing.assert_allclose(got.astype("float32"), wanted.astype("float32"), atol=2e-2)
 
 
-@pytest.mark.parametrize("form", [a_row, no_row, repeated], ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", some([repeated, a_row, no_row], 2), ids=lambda form: form.__name__)
 def test_its_kernel_computes_the_rows(form):
     def interpreted(chain):
         op = op_of(chain.made.planned)

@@ -23,8 +23,9 @@ from codegen.tracing.steps import Atom, Number, Step, Value
 from codegen.tracing.translate import NotExpressed
 
 MOST_STEPS = 150  # of a chain
-LEAST = 0.03  # of the bytes that XLA's kernels move: a chain that saves less is left to XLA, unless it is attention, whose kernel
-# also skips what the mask hides
+# A chain that saves a smaller share of the bytes that XLA's kernels move is left to XLA. Attention is not: its kernel also skips what
+# the mask hides.
+LEAST = 0.03
 LARGE_HEADS = 64  # elements of a head, beyond which the op of attention is faster than cuDNN
 SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
 MOVING = frozenset(
@@ -284,10 +285,9 @@ class _Growing:
             for maker in makers:
                 self.try_joined(self.group[maker], self.group[place])
             if self.group[place] is not alone:  # with one of them, the step may be worth joining to another
+                # A step before a maker may wait too: its user alone had no axes, as zeros with one element set
                 for early in sorted({p for m in makers if self.group[m] is self.group[place] for p in self.before[m]}):
-                    if early in self.group and self.waits(
-                        early
-                    ):  # its user alone had no axes, as zeros with one element set
+                    if early in self.group and self.waits(early):
                         self.try_joined(self.group[early], self.group[place])
                 for maker in makers:
                     self.try_joined(self.group[maker], self.group[place])

@@ -384,9 +384,8 @@ class StepGraph:
         inside = set(places)
         free, outside = self._sources(inside, set())
         forms = Counter(map(self.origin, outside))
-        several = {
-            v for v in outside if forms[self.origin(v)] > 1 or elements(self.origin(v).shape) < elements(v.shape)
-        }
+        origins = {v: self.origin(v) for v in outside}
+        several = {v for v, own in origins.items() if forms[own] > 1 or elements(own.shape) < elements(v.shape)}
         return self._sources(inside, several) if several else (free, outside)
 
     def _sources(self, inside: Set[int], through: Set[Value]) -> tuple[set[int], list[Value]]:

@@ -275,27 +275,27 @@ def _order(graph: StepGraph, replaced: Sequence[Chain]) -> list[Step | Chain]:
     for chain in replaced:
         maker |= dict.fromkeys(chain.outputs, chain)
     found: list[Step | Chain] = []
-    done: set[Step | Chain] = set()
+    finished: set[Step | Chain] = set()
     effects = [graph.steps[p] for p in graph.ordered]
     before = dict(zip(effects[1:], effects, strict=False))
     stack: list[tuple[Step | Chain, bool]] = [(step, False) for step in effects[-1:]]
 
     def push(atoms: Sequence[Atom]) -> None:
         for atom in reversed(atoms):
-            if isinstance(atom, Value) and atom in maker and maker[atom] not in done:
+            if isinstance(atom, Value) and atom in maker and maker[atom] not in finished:
                 stack.append((maker[atom], False))
 
     push(graph.flat.outputs)
     while stack:
         item, ready = stack.pop()
-        if item in done:
+        if item in finished:
             continue
         if ready:
-            done.add(item)
+            finished.add(item)
             found.append(item)
             continue
         stack.append((item, True))
         push(item.inputs)
-        if isinstance(item, Step) and item in before and before[item] not in done:
+        if isinstance(item, Step) and item in before and before[item] not in finished:
             stack.append((before[item], False))
     return found

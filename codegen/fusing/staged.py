@@ -1,6 +1,6 @@
-"""How ops run for a chain's sizes: whether attention has a kernel, and what ops of several kernels read again. Such is a norm along
-axes that no row has together; it reads nothing again where a block has room for them.
-"""
+"""How ops run for a chain's sizes: whether attention has a kernel, and what ops of several kernels read again.
+
+A norm along axes that no row has together is an op of several kernels. It reads nothing again where a block has room for them."""
 
 from __future__ import annotations
 

@@ -77,12 +77,12 @@ def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     if chain is None or None in after or any(v.shape != () for v in step.outputs[:count]) or is_sharded(step):
         return None
     flat = _body(step.params["jaxpr"])
-    sums = flat.inputs[first : first + count]
-    adding = [_adding(flat, a, b) for a, b in zip(sums, flat.outputs, strict=False)]
+    before = flat.inputs[first : first + count]  # the sums, as an iteration finds them
+    adding = [_adding(flat, a, b) for a, b in zip(before, flat.outputs, strict=False)]
     if None in adding or not any(s.name == "dot_general" for s in flat.steps):
         return None
     added = [s for s in adding if s is not None]
-    terms = tuple(next(v for v in s.inputs if v is not a) for s, a in zip(added, sums, strict=True))
+    terms = tuple(next(v for v in s.inputs if v is not a) for s, a in zip(added, before, strict=True))
     steps = tuple(s for s in flat.steps if s not in added)
     later = tuple(graph.steps[p] for p in after if p is not None)
     outputs = (*step.outputs[:count], *(s.outputs[0] for s in later))

@@ -260,9 +260,8 @@ def _tile_launch(vec: int, call: PlannedCall, written: Sequence[bool]) -> Launch
     threads = call.schedule.get("threads", threads)
     if inner is None or turned is None:
         return Launch(vec, vec > 1, threads, min(ACROSS, threads // 2), vec)
-    few = [
-        0 < n < vec and not own for n, own in zip((inner, turned), written, strict=True)
-    ]  # whole, where it is only read
+    # A short axis is read whole, where it is only read
+    few = [0 < n < vec and not own for n, own in zip((inner, turned), written, strict=True)]
     sizes = [n if whole else min(vec, _power_of_two(n)) for n, whole in zip((inner, turned), few, strict=True)]
     fitting = [math.gcd(n, size) for n, size in zip((inner, turned), sizes, strict=True)]
     short = [2 * n < size for n, size in zip(fitting, sizes, strict=True)]

@@ -102,12 +102,10 @@ class PlannedCall:
 class ProductCall:
     """The call that the launch of a product's kernel is planned for."""
 
-    dtypes: Mapping[
-        str, str
-    ]  # of the epilogue's arrays by name, and of the factors as "a" and "b", of their scales as "scale"
-    extents: Mapping[
-        str, int
-    ]  # L, M, N and K; of the columns' innermost axis D, if they have several; "covered", see `loading`
+    # By name those of the epilogue's arrays; those of the factors are "a" and "b", that of their scales is "scale"
+    dtypes: Mapping[str, str]
+    # L, M, N and K; the size of the columns' innermost axis D, if they have several; "covered", see `loading`
+    extents: Mapping[str, int]
     precise: bool  # whether float32 factors are not rounded to TF32
     arch: str
 

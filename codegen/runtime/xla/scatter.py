@@ -28,9 +28,8 @@ MOST_PLACES = 2**31 - 2  # which are numbered in int32
 Named = tuple[jax.Array, Sequence[str]]  # an array and its axes, of which "..." is any number
 
 
-Summing = Callable[
-    ..., jax.Array
-]  # `sums_by_index`: keys, values (outer, ..., columns), the number of rows, a dtype, whether to clamp, factors, what is added to
+# `sums_by_index`: keys, values (outer, ..., columns), the number of rows, a dtype, whether to clamp, factors, what is added to
+Summing = Callable[..., jax.Array]
 
 
 @dataclass(frozen=True)

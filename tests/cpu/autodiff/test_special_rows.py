@@ -24,10 +24,8 @@ WORDS = {
     "x - max(x, axis=N)": lambda x: x - x.max(), "cumsum(x, axis=N)": jnp.cumsum, "cumprod(x, axis=N)": jnp.cumprod,
     "sort(x, axis=N)": jnp.sort, "mean(top_k(x, K=3, axis=N), axis=K)": lambda x: jax.lax.top_k(x, 3)[0].mean(),
 }  # fmt: skip
-FINITE = (
-    "cumprod(x, axis=N)",
-    "std(x, axis=N)",
-)  # where an element is infinite or NaN, jnp has NaN at other places too
+# Where an element is infinite or NaN, jnp has NaN at other places too
+FINITE = ("cumprod(x, axis=N)", "std(x, axis=N)")
 
 
 def check(folder, words, implementation):

@@ -151,7 +151,7 @@ def forget() -> None:
     """Makes every op, and every op derived from it, make its functions again."""
     for op in (getattr(generated, name) for name in generated.__all__):
         steps = getattr(op, "steps", ())
-        for made in (op, *op.kernels, *steps, op._backward, getattr(op._backward, "keeping", None)):
+        for made in (op, *op.kernels, *steps, op._backward, getattr(op._backward, "forward", None)):
             if made is not None:
                 made._functions.cache_clear()
 

@@ -192,7 +192,7 @@ def is_stage(kernel: AnyOp) -> bool:
     return (
         isinstance(kernel, Stage)
         and not isinstance(kernel, GemmOp)
-        and not kernel.plan_of_whole.sampled_axes(kernel.place)
+        and not kernel.plan_of_all.sampled_axes(kernel.place)
     )
 
 

@@ -11,11 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codegen.autodiff import backward as backwards
 from codegen.autodiff.reverse import Scattered
 from codegen.graph.nodes import DTYPES
-from codegen.plan.launches import Tuned
-from codegen.plan.op import Op as PlannedOp
+from codegen.plan.gemms.tiles import Tile
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import store
@@ -43,8 +41,9 @@ from codegen.runtime.xla.products import gradient, is_product, product
 from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
 
-# How the gradients of a call may be computed; "whole": by differentiating the op's jnp form
-WAYS = ("backward", "frozen", "xla", "whole")
+# How the gradients of a call may be computed: by the backward, by the frozen backward, by the jnp form of the backward, or
+# by JAX's derivative of the op's jnp form
+WAYS = ("backward", "frozen", "backward in jnp", "op in jnp")
 
 
 class ForwardByGraph(ByGraph[..., Any], DerivedOp):
@@ -56,30 +55,26 @@ class BackwardOp(DerivedOp):
     Where only gradients of rows are requested, `frozen` replaces it, which computes only these. Where it is several kernels,
     they are its `stages`."""
 
-    forward: DerivedOp | None = None
-    frozen: BackwardOp | None = None
-    stages: tuple[Stage, ...] = ()
-    whole: Whole | WholeInStages | None = None  # instead of the stages, where it has room
-
-    def __init__(self, forward: AnyOp, parts: dict[str, Any], whole: BackwardOp | None = None):
-        which = "backward" if whole is None else "frozen"
-        super().__init__(forward, which, parts)
-        self.stages = stages_of(self, f"{which}_", parts)
-        self.whole = whole_of(self, f"{which}_", parts)
-        if whole is not None:
-            self.forward = whole.forward
-            return
-        if has_kernels("forward", parts):
-            own = ForwardByGraph if parts.get("kind") == "attention" else DerivedOp
-            self.forward = (
-                own(forward, "forward", parts) if "forward_launch" in parts else StagedForward(forward, parts)
-            )
-        self.frozen = type(self)(forward, parts, self) if has_kernels("frozen", parts) else None
+    def __init__(self, op: AnyOp, parts: dict[str, Any], full: BackwardOp | None = None):
+        """The backward of `op`; with `full`, the frozen backward besides that one."""
+        which = "backward" if full is None else "frozen"
+        super().__init__(op, which, parts)
+        self._parts, self._full = parts, full
+        self.stages: tuple[Stage, ...] = stages_of(self, f"{which}_", parts)
+        # instead of the stages, where it has room
+        self.whole: Whole | WholeInStages | None = whole_of(self, f"{which}_", parts)
+        self.frozen = type(self)(op, parts, self) if full is None and has_kernels("frozen", parts) else None
 
     @functools.cached_property
-    def keeping(self) -> GemmForward | None:
-        """The op that runs where gradients are requested, if it is an op with more outputs that contracts."""
-        return None
+    def forward(self) -> AnyOp | None:
+        """The op that runs where gradients are requested, with more outputs for the backward; None if that is the op itself."""
+        return self._forward() if self._full is None else self._full.forward
+
+    def _forward(self) -> AnyOp | None:
+        op, parts = self.origin, self._parts
+        if "forward_launch" in parts:
+            return (ForwardByGraph if parts.get("kind") == "attention" else DerivedOp)(op, "forward", parts)
+        return StagedForward(op, parts) if has_kernels("forward", parts) else None
 
     @property
     def generated(self) -> tuple[AnyOp, ...]:
@@ -93,17 +88,17 @@ class BackwardOp(DerivedOp):
         return (*joined, *kernels_of(self.stages)) or (self,)
 
     def way(self, key: Key, perturbed: Sequence[bool]) -> str:
-        """The way to compute the gradients of the operands that are `perturbed`. Where none of them is shared by all rows: "frozen",
-        if it exists, or "xla", the jnp form of this op, if it would only pass its cotangents on. Where no kernel has one of them,
-        "whole", all of the op's jnp form. Else "backward", this op."""
+        """The way to compute the gradients of the operands that are `perturbed`. Where no kernel computes one of them, JAX
+        differentiates the op in jnp. Where none of them is shared by all rows, the frozen backward runs, if it exists, or the
+        backward in jnp, if it would only pass its cotangents on."""
         wanted = {name for name, asked in zip(self.origin.operand_names(key), perturbed, strict=True) if asked}
         if wanted & self.derived.lacking:
-            return "whole"
+            return "op in jnp"
         if not wanted & self.derived.shared:
             if self.frozen is not None:
                 return "frozen"
             if self.derived.copies_rows and key.implementation is None:
-                return "xla"
+                return "backward in jnp"
         return "backward"
 
     def by(self, way: str) -> BackwardOp:
@@ -216,24 +211,15 @@ def kernels_of_call(op: AnyOp, types: Types, axes: Axes) -> tuple[AnyOp, ...]:
     return kernels_of(op.stages) or op.own_kernels
 
 
-class GemmForward(GemmOp[..., Any]):
+class GemmForward(DerivedOp, GemmOp[..., Any]):
     """An op that contracts, with the values that its backward needs of the products as additional outputs."""
 
-    def __init__(self, origin: GemmOp[..., Any], parts: dict[str, Any]):
-        self.__name__ = f"{origin.__name__}_forward"  # type: ignore[attr-defined]
-        self.origin = origin
-        self._backward = self._result = None
-        self._begin(parts.get("forward_launch"), None)
+    origin: GemmOp[..., Any]
 
     @property
-    def tuning(self) -> tuple[Tuned, ...]:
-        return self.origin.tuning
-
-    @functools.cached_property
-    def planned(self) -> PlannedOp:
-        found = backwards.backward_of(self.origin.planned)
-        assert isinstance(found, backwards.Derived) and found.forward is not None
-        return found.forward
+    def own_kernels(self) -> tuple[AnyOp, ...]:
+        """Its kernel, where it has one: the epilogue is the op's own."""
+        return (self,) if isinstance(self.plan.tile, Tile) else ()
 
     @functools.cached_property
     def spec(self) -> Spec:
@@ -245,7 +231,7 @@ class GemmForward(GemmOp[..., Any]):
         """The op's own epilogue: outputs that it lacks are computed in jnp."""
         return self.origin.epilogue
 
-    def kept(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
+    def more_outputs(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
         op, own = self.epilogue, self.plan.epilogue
         arrays = op.arrays(key, operands)
         split = split or Split(arguments.bind_axes(op.spec, arrays))
@@ -261,19 +247,8 @@ class GemmBackwardOp(BackwardOp):
 
     origin: GemmOp[..., Any]
 
-    def __init__(self, forward: GemmOp[..., Any], parts: dict[str, Any], whole: GemmBackwardOp | None = None):
-        which = "backward" if whole is None else "frozen"
-        DerivedOp.__init__(self, forward, which, parts)
-        self.stages = stages_of(self, f"{which}_", parts)
-        self._parts, self._whole = parts, whole
-        self.frozen = type(self)(forward, parts, self) if whole is None and has_kernels("frozen", parts) else None
-
-    @functools.cached_property
-    def keeping(self) -> GemmForward | None:
-        """The op that runs where gradients are requested, if it is not the op itself."""
-        if self._whole is not None:
-            return self._whole.keeping
-        return None if self.derived.forward is None else GemmForward(self.origin, self._parts)
+    def _forward(self) -> GemmForward | None:
+        return None if self.derived.forward is None else GemmForward(self.origin, "forward", self._parts)
 
     def saves(self) -> list[str]:
         """Outputs, products, tiles, by the names under which they are saved."""
@@ -282,14 +257,6 @@ class GemmBackwardOp(BackwardOp):
     def takes(self, key: Key) -> list[str]:
         """Everything: the products' gradients are products with the factors."""
         return self.origin.operand_names(key)
-
-    def saved(
-        self, key: Key, plain: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        op = self.keeping or self.origin
-        outputs = plain(*operands) if self.keeping is None else self.keeping._functions(key)(*operands)
-        made = dict(zip((a.name for a in op.spec.outputs), outputs, strict=True))
-        return outputs[: len(self.origin.spec.outputs)], {name: made[name] for name in self.saves()}
 
     def pull(
         self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...], copies: bool = False

@@ -55,14 +55,6 @@ class GemmOp(Op[P, R]):
         """Its own kernel, where it has one, and its epilogue's."""
         return (self, self.epilogue) if isinstance(self.plan.tile, Tile) else (self.epilogue,)
 
-    @property
-    def kernels(self) -> tuple[AnyOp, ...]:
-        """Its own kernel, where it has one, and the kernels of its epilogue and of its gradient."""
-        backward = self._backward
-        found = [self, backward.keeping if backward is not None else None]
-        products = [op for op in found if op is not None and isinstance(op.plan.tile, Tile)]
-        return (*products, self.epilogue, *(backward.generated if backward is not None else ()))
-
     @functools.cached_property
     def multiplied(self) -> frozenset[str]:
         return frozenset(x.name for p in self.plan.products for x in (p.a, *p.inputs))
@@ -119,7 +111,7 @@ class GemmOp(Op[P, R]):
         names = [*own.present, *("" for _ in values[len(own.present) :])]
         values = tuple(jax.lax.psum(x, over[n]) if over.get(n) else x for n, x in zip(names, values, strict=True))
         kernel = functools.partial(self.epilogue._run_cute, own, ())
-        return (*self.epilogue.on_shard(own, kernel, values, split), *self.kept(own, values, split))
+        return (*self.epilogue.on_shard(own, kernel, values, split), *self.more_outputs(own, values, split))
 
     @functools.cached_property
     def stored_sums(self) -> tuple[str, ...]:
@@ -152,13 +144,13 @@ class GemmOp(Op[P, R]):
             ways = [functools.partial(self.stored, narrow, key) for narrow in (True, False)]
             return tuple(choose(lambda donated: ways[0], ways[1], *operands))
         own, values = self.epilogue_call(key, operands)
-        return (*self.epilogue._functions(own)(*values), *self.kept(own, values))
+        return (*self.epilogue._functions(own)(*values), *self.more_outputs(own, values))
 
     def jnp_form(self, key: Key, *operands: Any) -> tuple[Any, ...]:
         own, values = self.epilogue_call(replace(key, implementation="xla"), operands)
-        return (*self.epilogue.jnp_form(own, *values), *self.kept(own, values))
+        return (*self.epilogue.jnp_form(own, *values), *self.more_outputs(own, values))
 
-    def kept(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
+    def more_outputs(self, key: Key, operands: tuple[Any, ...], split: Split | None = None) -> tuple[jax.Array, ...]:
         """The outputs that its epilogue does not compute, from the epilogue's operands, on one shard where arrays are `split`."""
         del key, operands, split
         return ()
@@ -324,7 +316,7 @@ class GemmOp(Op[P, R]):
             axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
             return results if parts else self.finished(key, operands, results, Split(axes))
         own, values = self.epilogue_call(key, operands)
-        return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.kept(own, values))
+        return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.more_outputs(own, values))
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
         composed, cute = functools.partial(self.composed, key), self._on_gpu(key)

@@ -15,10 +15,6 @@ class Gradient(Protocol):
     @property
     def spec(self) -> Spec: ...
     @property
-    def keeping(self) -> Any:
-        """The op that runs where gradients are requested, if it is an op with more outputs that contracts; else None."""
-
-    @property
     def generated(self) -> tuple[Any, ...]:
         """The ops that are generated for gradients: the backward is the last; before it, the ops that run with it or replace it."""
 

@@ -118,9 +118,9 @@ class Op(Generic[P, R]):
 
     @property
     def kernels(self) -> tuple[AnyOp, ...]:
-        """The op itself and the ops generated with it. The backward is the last; before it are the ops that run with it or replace
-        it."""
-        return (self, *(self._backward.generated if self._backward is not None else ()))
+        """Its own kernels, and the ops generated for its gradient. The backward is the last; before it are the ops that run with it
+        or replace it."""
+        return (*self.own_kernels, *(self._backward.generated if self._backward is not None else ()))
 
     @property
     def backward(self) -> backwards.Derived | UserError:
@@ -313,9 +313,9 @@ class Op(Generic[P, R]):
             if kernel is None or isinstance(residuals, dict):
                 return jax.vjp(xla, *residuals[""])[1](cotangents)
             way, values = kernel.unpacked(key, residuals)
-            if way == "whole":
+            if way == "op in jnp":
                 return jax.vjp(xla, *(values[name] for name in self.operand_names(key)))[1](cotangents)
-            return kernel.by(way).pull(key, values, cotangents, way == "xla")
+            return kernel.by(way).pull(key, values, cotangents, way == "backward in jnp")
 
         def backward(shardings: Any, residuals: Any, cotangents: Any) -> Any:
             if self.refuses_gradients:

@@ -42,10 +42,10 @@ class Stage(DerivedOp):
 
     @functools.cached_property
     def planned(self) -> PlannedOp:
-        return self.plan_of_whole.stages[self.place]
+        return self.plan_of_all.stages[self.place]
 
     @property
-    def plan_of_whole(self) -> Staged:
+    def plan_of_all(self) -> Staged:
         plan = self.whole.plan
         assert isinstance(plan, Staged)
         return plan
@@ -53,7 +53,7 @@ class Stage(DerivedOp):
     def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
         """The stage's call, on a sample of the elements where the plan says so."""
         own, operands = super().call(key, there)
-        if not (axes := self.plan_of_whole.sampled_axes(self.place)):
+        if not (axes := self.plan_of_all.sampled_axes(self.place)):
             return own, operands
         arrays = dict(zip(own.present, operands, strict=False))
         return own, (*sample(self.spec.inputs, arrays, axes).values(), *operands[len(arrays) :])
@@ -61,7 +61,7 @@ class Stage(DerivedOp):
     def left_to_xla(self, types: Types, axes: Axes) -> str:
         """Why such a call runs the jnp form although there is a kernel, or "": the results of XLA's functions have
         other bits."""
-        return "" if self.plan_of_whole.together else super().left_to_xla(types, axes)
+        return "" if self.plan_of_all.together else super().left_to_xla(types, axes)
 
 
 class GemmStage(Stage, GemmOp[..., Any]):
@@ -154,7 +154,7 @@ def has_kernels(which: str, parts: dict[str, Any]) -> bool:
 def steps_of(stages: tuple[Stage, ...]) -> tuple[Stage | Joint, ...]:
     """The stages, with those that may be one launch together."""
     found: list[Stage | Joint] = list(stages)
-    for run in reversed(stages[0].plan_of_whole.joint if stages else ()):
+    for run in reversed(stages[0].plan_of_all.joint if stages else ()):
         found[run.start : run.stop] = [
             Joint(tuple(s for s in stages[run.start : run.stop] if isinstance(s, GemmStage)))
         ]
@@ -177,10 +177,6 @@ class InStages(Op[P, R]):
     def own_kernels(self) -> tuple[AnyOp, ...]:
         joined = (one for one in (self.whole, self.saving) if one is not None)
         return (*kernels_of(joined), *kernels_of(self.stages))
-
-    @property
-    def kernels(self) -> tuple[AnyOp, ...]:
-        return (*self.own_kernels, *(self._backward.generated if self._backward is not None else ()))
 
     @property
     def multiplied(self) -> frozenset[str]:

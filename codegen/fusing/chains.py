@@ -31,13 +31,16 @@ SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
 MOVING = frozenset(
     {"input", "contract", "const", "param", "float"}
 )  # a chain of these alone only copies, or multiplies
+# Steps that a kernel may not compute though their results have one shape
+PARTS = frozenset({"dot_general", "gather", "split", "slice", "concatenate", "stack", "unstack", "select_n", "transpose",
+                   "reshape", "scatter-add"})  # fmt: skip
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
     """Steps that one op computes: their places, and the places of free steps among them; their inputs and results; the spec;
-    the cost. `again`: the bytes that the op's kernels move besides its arrays, each of these once."""
+    the cost. `reread` is the number of bytes that the op's kernels move besides reading and writing each array once."""
 
     places: tuple[int, ...]
     inputs: tuple[Value, ...]
@@ -45,7 +48,7 @@ class Chain:
     made: Made
     cost: Cost
     key: Key
-    again: int = 0
+    reread: int = 0
 
 
 class Expressing:
@@ -55,7 +58,7 @@ class Expressing:
     def __init__(self, rereading: bool = False) -> None:
         self._rereading = rereading
         self._tried: dict[Key, Made | None] = {}
-        self._again: dict[Key, int | None] = {}
+        self._reread: dict[Key, int | None] = {}
 
     def made(
         self, graph: StepGraph, places: Sequence[int], results: Sequence[Value] | None = None
@@ -70,15 +73,15 @@ class Expressing:
         key = (*key_of(steps, inputs, outputs), tuple(first))
         if key not in self._tried:
             made = _made(steps, inputs, outputs, first)
-            again = self._again[key] = (
+            reread = self._reread[key] = (
                 0 if made is None or isinstance(made.planned.plan, Gemm) or is_sequence(made) else read_again(made)
             )
-            self._tried[key] = made if again == 0 or (again is not None and self._rereading) else None
+            self._tried[key] = made if reread == 0 or (reread is not None and self._rereading) else None
         return self._tried[key], key, inputs, outputs
 
-    def again(self, key: Key) -> int:
-        """The bytes that the kernels of a chain's op move besides its arrays."""
-        return self._again[key] or 0
+    def reread(self, key: Key) -> int:
+        """The bytes that the kernels of a chain's op move besides reading and writing each array once."""
+        return self._reread[key] or 0
 
 
 def _made(
@@ -153,13 +156,13 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
     another product: its kernels move as many bytes, and its gradient fewer. cuDNN's attention is a chain then, too."""
     calls = range(len(graph.steps)) if sequences else ()
     chosen = [chain for place in calls if (chain := attention(graph, expressing, place)) is not None]
-    grown = _Growing(graph, expressing)
-    grown.join()
-    grown.take_attention()
-    grown.join_orders()
-    grown.take_products()
+    grown = _Groups(graph, expressing)
+    grown.join_steps()
+    grown.join_attention()
+    grown.join_reorderings()
+    grown.join_products()
     if sequences:
-        grown.take_next_products()
+        grown.join_next_products()
     found = {group: expressing.made(graph, sorted(group))[0] for group in grown.groups()}
     least = {
         group: 0 if isinstance(made.planned.plan, Attention) else LEAST
@@ -180,12 +183,12 @@ def _chain(graph: StepGraph, expressing: Expressing, part: Part) -> list[Chain]:
         return []
     free, _ = graph.sources(part.places)
     places = tuple(sorted({*part.places, *free}))
-    again = expressing.again(key)
-    more = between(graph, part.places) if is_sequence(made) else again
+    reread = expressing.reread(key)
+    more = between(graph, part.places) if is_sequence(made) else reread
     own = replace(part.cost, fused=part.cost.fused + more)
-    if again and own.saved <= LEAST * own.now:
+    if reread and own.saved <= LEAST * own.now:
         return []
-    return [Chain(places, tuple(inputs), tuple(outputs), made, own, key, again)]
+    return [Chain(places, tuple(inputs), tuple(outputs), made, own, key, reread)]
 
 
 def attention(graph: StepGraph, expressing: Expressing, place: int) -> Chain | None:
@@ -239,8 +242,9 @@ def part_of(graph: StepGraph, group: frozenset[int], chains: Set[int]) -> Part:
     return Part(group, places, tuple(results), replace(own, fused=own.fused + unwritten(graph, places, chains)))
 
 
-class _Growing:
-    """Groups of steps, by the place of each step."""
+class _Groups:
+    """Groups of steps, each of which may become a chain: at first one step each, which are joined. `group` has the group of each
+    step, by its place."""
 
     def __init__(self, graph: StepGraph, expressing: Expressing):
         self.graph, self.expressing = graph, expressing
@@ -257,68 +261,69 @@ class _Growing:
         for place, following in itertools.pairwise(graph.ordered):
             self.after.setdefault(place, []).append(following)
         self._costs: dict[frozenset[int], Cost] = {}
-        self._least: dict[frozenset[int], int] = {}
-        self._again: dict[frozenset[int], int] = {}  # what the kernels of a group's op move besides its arrays
+        self._saved_alone: dict[frozenset[int], int] = {}
+        self._reread: dict[frozenset[int], int] = {}  # what the kernels of a group's op move besides its arrays
 
     def groups(self) -> list[frozenset[int]]:
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
 
-    def join(self) -> None:
+    def join_steps(self) -> None:
         """Join each step with the steps before it, if one kernel computes them together. Products are left out."""
         for place in sorted(self.group):
-            if self.is_product(place) or self.waits(place) or self.orders(place):
+            if self.is_product(place) or self.joins_its_user(place) or self.reorders_product(place):
                 continue
             left, others = list(self.before[place]), []
             while left:  # first what is recomputed for it, and for that
                 maker = left.pop()
-                if maker not in self.group or self.is_product(maker) or self.orders(maker):
+                if maker not in self.group or self.is_product(maker) or self.reorders_product(maker):
                     continue
-                if self.waits(maker) and self.is_sensible(self.group[maker], self.group[place]):
-                    self.try_joined(self.group[maker], self.group[place])
+                if self.joins_its_user(maker) and self.repeats_no_work(self.group[maker], self.group[place]):
+                    self.try_to_join(self.group[maker], self.group[place])
                     if self.group[maker] is self.group[place]:
                         left += self.before[maker]
                     continue
-                if self.waits(maker):  # as the logarithm of a row's sum, which each element would compute again
+                if self.joins_its_user(
+                    maker
+                ):  # as the logarithm of a row's sum, which each element would compute again
                     self.join_makers(maker)
                 others.append(maker)
             makers, alone = sorted(set(others), reverse=True), self.group[place]
             for maker in makers:
-                self.try_joined(self.group[maker], self.group[place])
+                self.try_to_join(self.group[maker], self.group[place])
             if self.group[place] is not alone:  # with one of them, the step may be worth joining to another
-                # A step before a maker may wait too: its user alone had no axes, as zeros with one element set
+                # Now a recomputed step before a maker may join: its user alone had no axes, as zeros with one element set
                 for early in sorted({p for m in makers if self.group[m] is self.group[place] for p in self.before[m]}):
-                    if early in self.group and self.waits(early):
-                        self.try_joined(self.group[early], self.group[place])
+                    if early in self.group and self.joins_its_user(early):
+                        self.try_to_join(self.group[early], self.group[place])
                 for maker in makers:
-                    self.try_joined(self.group[maker], self.group[place])
+                    self.try_to_join(self.group[maker], self.group[place])
 
     def join_makers(self, place: int) -> None:
         for maker in sorted(self.before[place], reverse=True):
             if maker in self.group and not self.is_product(maker):
-                self.try_joined(self.group[maker], self.group[place])
+                self.try_to_join(self.group[maker], self.group[place])
 
-    def join_orders(self) -> None:
-        """Join the orders of products' dimensions that are no part of attention with the steps that use them."""
-        for place in filter(self.orders, sorted(self.group)):
+    def join_reorderings(self) -> None:
+        """Join each transpose of a product's result that is no part of attention with the steps that use it."""
+        for place in filter(self.reorders_product, sorted(self.group)):
             for user in self.after.get(place, ()):
                 if user in self.group and len(self.group[place]) == 1 and not self.is_product(user):
-                    self.try_joined(self.group[place], self.group[user])
+                    self.try_to_join(self.group[place], self.group[user])
 
-    def orders(self, place: int) -> bool:
-        """Whether a step only changes the order of a product's dimensions."""
+    def reorders_product(self, place: int) -> bool:
+        """Whether a step is a transpose of a product's result."""
         return self.graph.steps[place].name == "transpose" and any(map(self.is_product, self.before[place]))
 
-    def waits(self, place: int) -> bool:
-        """Whether a step is recomputed, so that it joins the step that uses it before it joins its own arguments'
-        steps."""
+    def joins_its_user(self, place: int) -> bool:
+        """Whether a step is recomputed where it is used: it joins that step before it joins the steps of its arguments."""
         users = [u for u in self.after.get(place, ()) if u in self.group and not self.is_product(u)]
         return place in self.recomputed and self.graph.steps[place].outputs[0] not in self.graph.results and bool(users)
 
-    def take_attention(self) -> None:
-        """Join two products and the softmax between them, and the order of the result's dimensions, where one kernel computes them."""
+    def join_attention(self) -> None:
+        """Join two products, the softmax between them, and a transpose of the result, where one kernel computes them."""
         for place in filter(self.is_product, sorted(self.group)):
             for weights in {self.group[m] for m in self.before[place] if m in self.group}:
-                between = weights.union(m for p in weights for m in self.before[p] if self.orders(m))
+                between = weights.union(m for p in weights for m in self.before[p] if self.reorders_product(m))
                 scores = {m for p in between for m in self.before[p] if m in self.group and self.is_product(m)}
                 if len(scores) != 1 or any(len(self.group[p]) > 1 for p in (place, *scores)):
                     continue
@@ -327,63 +332,67 @@ class _Growing:
                 whole = between | {place, *scores, *ordered}
                 made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
                 if made is not None and isinstance(made.planned.plan, Attention):
-                    self.set(whole)
+                    self.merge(whole)
 
     def is_product(self, place: int) -> bool:
         return self.graph.steps[place].name == "dot_general"
 
-    def take_products(self) -> None:
+    def join_products(self) -> None:
         """Join each product with a chain that uses it: with the first one that is better so, where there are several, as of a
         forward and of its backward. The others then read the product's result, which the op writes too."""
         for place in sorted(self.group, reverse=True):
             if self.is_product(place):
                 for user in sorted(self.after.get(place, ())):
                     if user in self.group and len(self.group[place]) == 1:
-                        self.take(place, self.group[user])
+                        self.join_product(place, self.group[user])
 
-    def take(self, place: int, users: frozenset[int]) -> None:
+    def join_product(self, place: int, users: frozenset[int]) -> None:
         """Join a product to a chain, together with the other products that the chain uses, or else alone."""
         others = {
             m for u in users for m in self.before[u]
             if m not in users and m in self.group and self.is_product(m) and len(self.group[m]) == 1
         }  # fmt: skip
         whole = frozenset({place, *others}) | users
-        if others != {place} and self.is_convex(whole) and self.is_better(whole, [users]):
-            self.set(whole)
+        if others != {place} and self.is_convex(whole) and self.saves_more(whole, [users]):
+            self.merge(whole)
         else:
-            self.try_joined(frozenset([place]), users)
+            self.try_to_join(frozenset([place]), users)
 
-    def take_next_products(self) -> None:
+    def join_next_products(self) -> None:
         """Join a product's epilogue with the product that alone takes its result, as the two layers of an MLP. The gradient of what is
         between them is then computed in the epilogue of a product too."""
         for place in filter(self.is_product, sorted(self.group)):
             for first in {self.group[m] for m in self.before[place] if m in self.group}:
-                if first is self.group[place] or not any(map(self.is_product, first)) or self.takers(first) != {place}:
+                if (
+                    first is self.group[place]
+                    or not any(map(self.is_product, first))
+                    or self.users_of(first) != {place}
+                ):
                     continue
                 whole = first | self.group[place]
                 made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
                 if made is not None and is_sequence(made):
-                    self.set(whole)
+                    self.merge(whole)
 
-    def takers(self, places: frozenset[int]) -> set[int]:
+    def users_of(self, places: frozenset[int]) -> set[int]:
         """The steps that take a chain's results; OTHER where the function returns one."""
         results = self.graph.results_of(places)
         found = {p for v in results for p in self.after.get(self.graph.maker[v], ())} - places
         return found | ({OTHER} if self.graph.results.intersection(results) else set())
 
-    def set(self, whole: frozenset[int]) -> None:
+    def merge(self, whole: frozenset[int]) -> None:
         for place in whole:
             self.group[place] = whole
 
-    def try_joined(self, first: frozenset[int], second: frozenset[int]) -> None:
-        if first is second or len(first) + len(second) > MOST_STEPS or not self.is_sensible(first, second):
+    def try_to_join(self, first: frozenset[int], second: frozenset[int]) -> None:
+        if first is second or len(first) + len(second) > MOST_STEPS or not self.repeats_no_work(first, second):
             return
         whole = first | second
-        if self.is_convex(whole) and self.is_better(whole, [first, second]):
-            self.set(whole)
+        if self.is_convex(whole) and self.saves_more(whole, [first, second]):
+            self.merge(whole)
 
-    def is_sensible(self, first: frozenset[int], second: frozenset[int]) -> bool:
-        """Whether the elements of the first chain would not be recomputed for many elements of the second."""
+    def repeats_no_work(self, first: frozenset[int], second: frozenset[int]) -> bool:
+        """Whether no expensive step of the first group would be computed again for many elements of the second."""
         if self.size(first) * 2 >= self.size(second):
             return True
         names = {self.graph.steps[p].name for p in first}
@@ -395,7 +404,7 @@ class _Growing:
         return max(elements(v.shape) for s in steps for v in (*s.inputs, *s.outputs))
 
     def is_convex(self, whole: frozenset[int]) -> bool:
-        """Whether no step outside of both chains depends on the chain and is needed by it."""
+        """Whether no step outside of a group depends on the group and is needed by it."""
         last = max(whole)
         left = [u for p in whole for u in self.after.get(p, ()) if u not in whole]
         seen: set[int] = set()
@@ -413,49 +422,33 @@ class _Growing:
             left += after
         return True
 
-    def is_better(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
-        own, least = self.cost(whole), sum(map(self.least, parts))
+    def saves_more(self, whole: frozenset[int], parts: Sequence[frozenset[int]]) -> bool:
+        """Whether a kernel computes the joined group, which saves at least as many bytes as its parts do apart."""
+        own, least = self.cost(whole), sum(map(self.saved_alone, parts))
         if own.saved + SLACK * own.fused < least:
             return False
-        if self.is_plain(whole):
+        if self.is_elementwise(whole):
             return True
         made, key, *_ = self.expressing.made(self.graph, sorted(whole))
         if made is None or is_sequence(made):
             return False
-        again = self._again[whole] = self.expressing.again(key)
-        return own.saved - again + SLACK * own.fused >= least
+        reread = self._reread[whole] = self.expressing.reread(key)
+        return own.saved - reread + SLACK * own.fused >= least
 
-    def is_plain(self, whole: frozenset[int]) -> bool:
+    def is_elementwise(self, whole: frozenset[int]) -> bool:
         """Whether all steps are element-wise on one shape: a kernel computes any of these."""
         shapes = {v.shape for p in whole for v in self.graph.steps[p].outputs}
         names = {self.graph.steps[p].name for p in whole}
         return len(shapes) == 1 and not names & (REDUCING | PARTS) and not any(self.graph.steps[p].inner for p in whole)
 
-    def least(self, places: frozenset[int]) -> int:
-        """The least that a part saves: values that XLA would not write either don't count."""
-        if places not in self._least:
+    def saved_alone(self, places: frozenset[int]) -> int:
+        """The bytes that a group saves by itself. Values that XLA would not write either do not count."""
+        if places not in self._saved_alone:
             own = min(self.cost(places).saved, part_of(self.graph, places, places).cost.saved)
-            self._least[places] = max(own - self._again.get(places, 0), 0)
-        return self._least[places]
+            self._saved_alone[places] = max(own - self._reread.get(places, 0), 0)
+        return self._saved_alone[places]
 
     def cost(self, places: frozenset[int]) -> Cost:
         if places not in self._costs:
             self._costs[places] = cost(self.graph, places)
         return self._costs[places]
-
-
-PARTS = frozenset(
-    {
-        "dot_general",
-        "gather",
-        "split",
-        "slice",
-        "concatenate",
-        "stack",
-        "unstack",
-        "select_n",
-        "transpose",
-        "reshape",
-        "scatter-add",
-    }
-)

@@ -105,7 +105,7 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
 
     for item in _order(graph, tuple(replaced)):
         if isinstance(item, Chain):
-            call = _where_differentiated(item, graph, replaced[item]) if item.again else replaced[item]
+            call = _where_differentiated(item, graph, replaced[item]) if item.reread else replaced[item]
             results = call(*(read(v, values) for v in item.inputs))
             values |= zip(item.outputs, results, strict=True)
         else:

@@ -1,5 +1,6 @@
 """The Python code of the documents runs as written, and so does the tutorial, from its spec to its sharded arrays."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from tests.places import ROOT
 
-TUTORIAL = ROOT / "docs/tutorial.md"
+TUTORIAL, ARCHITECTURE = ROOT / "docs/tutorial.md", ROOT / "docs/architecture.md"
 BLOCK = re.compile(r"^```(python|console) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DOCUMENTS = [
     pytest.param(document, id=document.relative_to(ROOT).as_posix())
@@ -30,6 +31,45 @@ def test_python_of_a_document_runs(document, monkeypatch):
 
 def test_there_are_documents_to_run():
     assert len(DOCUMENTS) >= 6
+
+
+CALLED = """
+import json, sys
+import jax.numpy as jnp
+from codegen.runtime.compiled import kernels
+
+kernels.launch = lambda call, operands, outputs, pairs: [jnp.zeros(y.shape, y.dtype) for y in outputs]
+
+def called(script):
+    found = {}
+    def note(frame, event, _):
+        if event == "call" and "/codegen/" in frame.f_code.co_filename:
+            found.setdefault((frame.f_code.co_qualname, frame.f_code.co_filename.rpartition("/codegen/")[2]))
+    sys.setprofile(note)
+    exec(compile(script, "architecture.md", "exec"), {"__name__": "document"})
+    sys.setprofile(None)
+    return list(found)
+
+found = [called(script) for script in sys.argv[1:]]
+print(json.dumps(found))
+"""
+
+
+def test_the_functions_of_the_walk_throughs_are_called_in_this_order():
+    """The tables of a call and of `fuse`, against the functions that their scripts call. Nothing is compiled."""
+    sections = re.split(r"^## ", ARCHITECTURE.read_text(), flags=re.MULTILINE)
+    walks = [
+        (re.findall(r"^\| `([\w.]+)` in `([\w/.]+)` \|", text, re.MULTILINE), script[1])
+        for text in sections
+        if (script := re.search(r"^```python walk\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    ]
+    assert [len(shown) >= 15 for shown, _ in walks] == [True, True]
+    environment = {**os.environ, "CUTE_DSL_ARCH": "sm_90a"}
+    command = [sys.executable, "-c", CALLED, *(script for _, script in walks)]
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    for (shown, _), called in zip(walks, json.loads(result.stdout.splitlines()[-1]), strict=True):
+        assert [tuple(pair) for pair in called if tuple(pair) in shown] == shown
 
 
 STEPS = """

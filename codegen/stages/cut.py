@@ -297,11 +297,12 @@ class Cutting:
         return found
 
     def refuse_unknown_sizes(self, nodes: Sequence[Node], outputs: Sequence[Array]) -> None:
-        """Raises `UserError` for a reduction over an axis that no array of a kernel has."""
+        """Raises `UserError` for a reduction over an axis that no array of a kernel has, and that no selection makes."""
         known = [self.known[id(n)].name for n in nodes if self.is_known(n)]
         read = [n.attr.name for n in nodes if isinstance(n.attr, Leaf)]
         arrays = [self.spec.array(name) for name in read] + [a for a in self.results.values() if a.name in known]
         there = {axis for a in (*arrays, *outputs) for axis in a.axes}
+        there |= {n.attr.into for n in nodes if isinstance(n.attr, Selected)}
         for node in nodes:
             if node.op in REDUCTIONS and not self.is_known(node) and not there.issuperset(lost_axes(node)):
                 message = f"no array of the kernel has the axes that {node.op} reduces"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -101,10 +101,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     if table.op not in ("input", *TAKES) and place.kind == "int" and {*axes} <= {*table.dims} and own_rows:
         return _taken_by_sum(own, tree, table, place, axes)
     if table.op != "input" or place.kind != "int":
-        hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
-        if table.op in TAKES:
-            hint = "a table of two indices has one axis for both, which is reshaped: take(t, i * columns + j, axis=N)"
-        raise own.fail(tree, "'take' gathers from an input by integers", hint)
+        raise own.fail(tree, *_no_table(table, place, axes))
     assert isinstance(table.attr, Leaf)
     if own.scope.inputs[table.attr.name].default is not None:
         message = f"'take' needs arrays that are always there, and {table.attr.name!r} has a default"
@@ -124,6 +121,22 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     others = [axis for axis in table.dims if axis != axes[0]]
     places = [own.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in others]
     return own.graph.node("pick", (table, place, *places), axes[0], kind=table.kind, dims=dims)
+
+
+def _no_table(table: Node, place: Node, axes: Sequence[str]) -> tuple[str, str]:
+    """What is wrong with the first two arguments of a `take`, and what to write."""
+    if table.op in TAKES:
+        hint = "a table of two indices has one axis for both, which is reshaped: take(t, i * columns + j, axis=N)"
+    elif place.kind != "int":
+        hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
+    elif table.kind != "bool" and len(axes) == 1 and axes[0] in table.dims:
+        others = ", ".join(d for d in place.dims if d not in table.dims)
+        message = f"'take' of a computed value takes an index without axes of its own, and the index has {others}"
+        short = f"along a short axis, it is sum(where(index({axes[0]}) == i, value, 0), axis={axes[0]})"
+        return message, f"take from inputs, and compute with what is taken; {short}"
+    else:
+        hint = "the table is an input; of computed numbers, it takes along one of their own axes"
+    return "'take' gathers from an input by integers", hint
 
 
 def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axes: tuple[str, ...]) -> Node:

@@ -165,6 +165,14 @@ PRODUCTS = {
          "y = cast(square(x), bfloat16) @ (cast(q, bfloat16) * s)"),
         [("elementwise", "x -> factor_of_rows_k"), ("gemm", "q s factor_of_rows_k -> y")],
     ),
+    "the mean of what is selected": (
+        ("s: bfloat16[..., H, G]; w: bfloat16[H, N]", "y: bfloat16[..., N]", "y = mean(top_k(s, K=2, axis=G), axis=K) @ w"),
+        [
+            ("selection", "s -> top_k_of_rows_h_k"),
+            ("row", "top_k_of_rows_h_k -> factor_of_rows_h"),
+            ("gemm", "w factor_of_rows_h -> y"),
+        ],
+    ),
     "two layers": ((*LAYERS, "u = squared_relu(x @ w); y = u @ v + x"), [("gemm", "x w -> u"), ("gemm", "x v u -> y")]),
     # a value of a product that two stages use is written, and not multiplied again
     "what two stages use": (

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from codegen.errors import Diagnostic, Later, UserError, shown
 from codegen.graph.names import RESERVED, fresh
@@ -60,7 +60,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
             diagnostics += line.diagnostics(error)
             broken |= {line.first_name} - set(scope.names())
     hidden = {name for value in scope.parted.values() for name in value.names} - scope.used
-    statements = [s for s in statements if s.name not in hidden]
+    statements = reached(spec, [s for s in statements if s.name not in hidden])
     chain = None if diagnostics else Chain(tuple(statements), scope.graph)
     if len(lines) <= MAX_STATEMENTS:
         diagnostics += unassigned(spec, assigned, broken)
@@ -184,11 +184,23 @@ def unassigned(spec: Spec, assigned: Container[tuple[str, int | None]], broken: 
             yield spec.source.diagnostic(output.span, f"the chain never assigns {named}", hint)
 
 
+def reached(spec: Spec, statements: Sequence[Statement]) -> list[Statement]:
+    """The statements whose values an output is made of, or which another key names: of what is computed from a table, `take` computes its
+    own elements alone."""
+    named = {*spec.save, *in_formulas(spec), *(a.name for a in spec.outputs)}
+    nodes = {id(n) for n in topological(s.value for s in statements if s.name in named)}
+    return [s for s in statements if s.name in named or id(s.value) in nodes]
+
+
+def in_formulas(spec: Spec) -> set[str]:
+    """The words in the formulas of gradients."""
+    formulas = [] if isinstance(spec.grad, str) else [text.value for _, text in spec.grad]
+    return {word for text in formulas for word in re.findall(r"\w+", text)}
+
+
 def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line]) -> Iterator[Diagnostic]:
     """An error for each name, input and parameter that is never used. A parameter may be for gradients alone."""
     source = spec.source
-    formulas = [] if isinstance(spec.grad, str) else [text.value for _, text in spec.grad]
-    in_formulas = {word for text in formulas for word in re.findall(r"\w+", text)}
     for (name, _), line in assigned.items():
         if name not in scope.outputs | scope.used:
             target = line.tree.targets[0]  # type: ignore[union-attr]
@@ -199,7 +211,7 @@ def unused(spec: Spec, scope: Scope, assigned: dict[tuple[str, int | None], Line
             assert array.span
             yield source.diagnostic(array.span, f"the input {array.name!r} is never used", hint)
     for param in spec.params:
-        if param.name not in scope.used | in_formulas:
+        if param.name not in scope.used | in_formulas(spec):
             hint = "use it in the chain, or delete it"
             yield source.diagnostic(
                 spec.place("params", param.name), f"the parameter {param.name!r} is never used", hint

@@ -5,5 +5,6 @@ In reading order:
   operations  nodes of operations, with the kinds of their arguments checked and constants computed
   calls       the functions with named arguments, such as `sum(x, axis=N)`: a table
   products    `a @ b`
+  taken       `take` of what is computed from tables
   instead     hints for what jnp, NumPy and PyTorch have and the language does not
 """

@@ -13,6 +13,7 @@ from codegen.graph.nodes import DTYPES, ROWS, Along, Leaf, Node, Put, Selected, 
 from codegen.graph.ops import NUCLEUS, OPERATORS, OPS, REDUCTIONS, SCANS, SELECTIONS, SORTS, TAKES, UNSORT
 from codegen.graph.shifting import shift
 from codegen.language.formula.operations import NUMBER, Operations, with_article
+from codegen.language.formula.taken import computed_at, within
 from codegen.language.prelude import prelude
 from codegen.language.statements import together
 from codegen.spec.notation import known_type
@@ -98,10 +99,21 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     table, place = own.read_all([given["table"], given["i"]])
     # Only the place may have axes of a few elements, such as those of `top_k_index`: each position along them picks an element
     own_rows = {*place.dims} <= {*table.dims, *own.scope.sizes}
-    if table.op not in ("input", *TAKES) and place.kind == "int" and {*axes} <= {*table.dims} and own_rows:
-        return _taken_by_sum(own, tree, table, place, axes)
-    if table.op != "input" or place.kind != "int":
-        raise own.fail(tree, *_no_table(table, place, axes))
+    if table.op == "input" and place.kind == "int":
+        return _taken_from_input(own, tree, given, table, place, axes, own_rows)
+    if table.op not in TAKES and place.kind == "int" and {*axes} <= {*table.dims}:
+        if own_rows:
+            return _taken_by_sum(own, tree, table, place, axes)
+        if len(axes) == 1 and axes[0] != ROWS and not {*axes} & {*place.dims}:
+            take = functools.partial(_taken_from_input, own, tree, given, place=place, axes=axes, own_rows=False)
+            if (found := computed_at(own.graph, table, axes[0], place, take)) is not None:
+                return found
+    raise own.fail(tree, *_no_table(table, place, axes))
+
+
+def _taken_from_input(
+    own: Operations, tree: ast.Call, given: Given, table: Node, place: Node, axes: tuple[str, ...], own_rows: bool
+) -> Node:
     assert isinstance(table.attr, Leaf)
     if own.scope.inputs[table.attr.name].default is not None:
         message = f"'take' needs arrays that are always there, and {table.attr.name!r} has a default"
@@ -129,13 +141,12 @@ def _no_table(table: Node, place: Node, axes: Sequence[str]) -> tuple[str, str]:
         hint = "a table of two indices has one axis for both, which is reshaped: take(t, i * columns + j, axis=N)"
     elif place.kind != "int":
         hint = "as in take(cos, positions, axis=P); cast(e, int32) makes an integer"
-    elif table.kind != "bool" and len(axes) == 1 and axes[0] in table.dims:
+    elif len(axes) == 1 and axes[0] in table.dims and axes[0] not in place.dims:
         others = ", ".join(d for d in place.dims if d not in table.dims)
-        message = f"'take' of a computed value takes an index without axes of its own, and the index has {others}"
-        short = f"along a short axis, it is sum(where(index({axes[0]}) == i, value, 0), axis={axes[0]})"
-        return message, f"take from inputs, and compute with what is taken; {short}"
+        message = f"'take' of this value takes an index without axes of its own, and the index has {others}"
+        return message, f"along a short axis, write sum(where(index({axes[0]}) == i, value, 0), axis={axes[0]})"
     else:
-        hint = "the table is an input; of computed numbers, it takes along one of their own axes"
+        hint = "the table is an input, or a value with this axis, which the index lacks"
     return "'take' gathers from an input by integers", hint
 
 
@@ -144,8 +155,7 @@ def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axe
     if len(axes) != 1 or axes[0] == ROWS or axes[0] in place.dims or value.kind == "bool":
         hint = "as in take(log_softmax(x, axis=N), label, axis=N), where label lacks N"
         raise own.fail(tree, "'take' of a computed value gathers numbers along one named axis", hint)
-    last = own.apply(tree, "sub", [own.size(tree, axes), own.graph.const(1)])
-    own_place = own.apply(tree, "maximum", [own.apply(tree, "minimum", [place, last]), own.graph.const(0)])
+    own_place = within(own.graph, axes[0], place)
     position = own.graph.node("index", attr=axes[0], kind="int", dims=axes)
     zero = own.graph.const(0 if value.kind == "int" else 0.0)
     terms = own.apply(tree, "where", [own.apply(tree, "eq", [position, own_place]), value, zero])

@@ -247,3 +247,19 @@ def test_axes_of_a_reduction_in_jnp():
 def test_exponentials_of_bounded_values_need_no_maximum(function, values, follows):
     nodes = topological([value(f"{function}({values}, axis=N)")])
     assert any(n.op == "max" for n in nodes) == follows
+
+
+def test_of_a_computed_table_only_what_is_taken_is_computed():
+    """Along the table's other axes it may be reduced, and along its own axis before elements are taken."""
+    arrays = "inputs:\n  t: float32[P, N]\n  i: int32[B, S]\noutputs:\n  y: float32[B, S, N]\n  z: float32[B, S, N]\n"
+    chain = (
+        "chain: |\n"
+        "  c = t * rsqrt(sum(t * t, axis=N)) - max(t, axis=P) + index(P)\n"
+        "  y = take(c, i, axis=P)\n"
+        "  r = take(t, i, axis=P)\n"
+        "  z = r * rsqrt(sum(r * r, axis=N)) - max(t, axis=P) + maximum(minimum(i, size(P) - 1), 0)\n"
+    )
+    op = read_op("f.yaml", f"op: f\nsummary: s\n{arrays}reference: |\n  y = t\n  z = t\n{chain}")
+    values = {s.name: s.value for s in op.statements}
+    assert values["y"] is values["z"]
+    assert "c" not in values

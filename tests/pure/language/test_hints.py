@@ -143,8 +143,9 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "constructs": {9: "  b = x"},
     "stored_kinds": {10: "  y = x > 0", 11: "  z = where(m, 1, 0)"},
     "takes": {
-        8: "  u: float32[P, N]", 9: "  j: int32[...]", 13: "  a = take(t, i, axis=P)", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
+        8: "  u: float32[P, N]", 9: "  j: int32[...]", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
         19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)", 22: "  l = take(log_softmax(x, axis=N), i, axis=N)",
+        23: "  m = sum(where(index(P) == i, cumsum(t, axis=P), 0), axis=P)", 24: "  n = take(t, i, axis=P)",
     },
     "puts": {12: "  c: float32[P, N]", 15: "  a = put(cache, x, i, axis=P)", 16: "  b = put(cache, x, i, axis=P)"},
     "target_parts": {8: None, 11: "  h = x", 12: None},

@@ -286,8 +286,9 @@ class PartContext(ElementwiseContext):
 
     @functools.cached_property
     def more(self) -> dict[str, str]:
-        """The texts of further arguments of the chain, and their names there: the columns' distances from the first one; and whether the
-        scores are tangents of numbers near 0, which a kernel of gradients finds out for each tile."""
+        """The texts of further arguments of the chain, and their names there. They are the columns' distances from the
+        first column, and whether the scores are tangents of numbers near 0, which a kernel of gradients tests for each
+        tile."""
         plan, taken = self.attention, {*self.given(), *super().vector_names(), *(s.name for s in self.statements)}
         near = isinstance(plan, AttentionBackward) and plan.bend is not None and self.spec.math == "auto"
         found = {"at.steps()": ("steps", self.distances), "at.near": ("near", near)}

@@ -207,8 +207,8 @@ class Context:
         return found
 
     def above(self, node: Node, known: Mapping[int, ranges.Range]) -> str:
-        """The text of a comparison that may hold for all numbers but not for NaN: with a constant that is not larger
-        than any possible value, or with a static parameter. Empty for other nodes."""
+        """The text of a comparison that all numbers may pass, though NaN does not: with a constant that no value can be
+        below, or with a static parameter. Empty for other nodes."""
         if node.op not in ("gt", "ge", "lt", "le") or any(a.kind != "float" for a in node.args):
             return ""
         places = (0, 1) if node.op in ("gt", "ge") else (1, 0)
@@ -424,7 +424,7 @@ class Context:
 
 
 class StagedContext(Context):
-    """The values of the module of an op of several kernels, each of which has its own context."""
+    """The values of the module of an op in stages. Each stage has its own context."""
 
     template = "op.py.jinja"
 

@@ -173,7 +173,7 @@ def _at_operators(words: list[_Word], indent: str, tail: str, width: int) -> lis
 
 
 def _value(words: list[_Word]) -> int:
-    """The place of the first word of what a statement assigns or returns; 0 if it does neither."""
+    """The place of the first word of the value that a statement assigns or returns; 0 for other statements."""
     for i, word in enumerate(words):
         if word.text == "lambda":
             break

@@ -48,7 +48,7 @@ MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
 def planned(spec: Spec) -> tuple[Spec, AnyPlan]:
-    """The plan of an op's chain, or of another form of it of which more is attention, with the spec of that form."""
+    """The plan of an op's chain, with its spec. Another form of the chain is taken if more of it is attention."""
     plan = plan_of(spec)
     for form in (with_terms_apart, with_whole_batches):
         if isinstance(plan, Staged) and (other := form(spec)) is not None:
@@ -78,10 +78,10 @@ def plan_of(spec: Spec) -> AnyPlan:
 
 
 def _summed_by_rows(spec: Spec, plan: KernelPlan | Gemm) -> Staged | None:
-    """The stages of a chain that one kernel could compute, where a block holds rows and would add up their columns once it has all of
-    them: partial results would be as long as rows. Here the sum of each row is written, and a second kernel adds these up. An H200
-    took 479 us for a weight of 8 heads in one kernel, and 245 so. None for other chains, and for a chain with a backward, which
-    would take these sums."""
+    """The stages of a chain that one kernel could compute, but in which each block would write partial results as long
+    as a row. Here a first kernel writes the sum of each row, and a second kernel adds these up. An H200 took 479 us for
+    a weight of 8 heads in one kernel, and 245 so. None for other chains, and for a chain with a backward, which would
+    take these sums."""
     if not isinstance(plan, Reduction) or plan.kind != "row+column" or spec.grad != "none":
         return None
     along = {axis for group in plan.column_groups for axis in group.axes}
@@ -176,8 +176,8 @@ def _attending(spec: Spec) -> Stages | None:
 
 
 def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:
-    """The products with these weights, or the values that they are rounded to, which are neither outputs nor factors: a stage has to write
-    them for others."""
+    """The products with these weights, or their rounded values, that are neither outputs nor factors: a stage writes
+    them for other stages."""
     outputs = {a.name for a in spec.outputs if {*spec.dtypes(a)} <= {*WRITTEN}}  # other types are converted to
     stored = [s.value for s in spec.read.statements if s.name in outputs]
     stored += [f for p in products for f in factors_of(p)]
@@ -191,8 +191,8 @@ def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> 
 
 
 def _of_rows(spec: Spec, product: Node, every: Sequence[Node]) -> list[Node]:
-    """The values of rows of attention's scores, such as their logsumexp, with which other values than weights (of `every` attention) are
-    computed: the kernel of this product's weights writes them."""
+    """The values for each row of attention's scores, such as their logsumexp, that are needed for other values than the
+    weights of `every` attention. The kernel of this product's weights writes them."""
     weights = next(f for f in factors_of(product) if products_of([f]))
     scores = {id(p) for p in products_of([weights]).values()}
     rows = {*product.dims} & {*weights.dims}
@@ -290,9 +290,10 @@ def _in_parts(spec: Spec) -> Stages | None:
 
 
 def _cut(spec: Spec) -> Stages | None:
-    """The stages of a chain without products. Where no kernel that reduces, scans or selects reads values that are taken from tables,
-    or read from neighbours, an earlier stage writes them, or what is made of them and reduced, whichever are fewer. In a chain without
-    a backward, which would take other values, it writes reductions instead that are computed of neighbours too."""
+    """The stages of a chain without products. Kernels that reduce, scan or select may not be able to read tables or
+    neighbours. An earlier stage then writes the values read there, or the values that are computed from them and
+    reduced, whichever are fewer. In a chain without a backward it instead writes reductions that are computed from
+    neighbours; a backward would need other values."""
     read = [n for n in spec.read.nodes if n.op in ("shift", *TAKES)]
     reduced = [
         a for n in spec.read.nodes if n.op in IN_STAGES for a in n.args
@@ -347,9 +348,9 @@ def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
 
 
 def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
-    """The plan of some stages around products, or of the stages of another form that writes less. In it, products are multiplied by
-    what scales their factors (`scaling`), and kernels convert factors in elements of a byte. The other form must not have more
-    kernels, nor more products without tiles."""
+    """The plan of some stages around products, or of the stages of another form that writes less. In that form,
+    products are scaled instead of their factors (`scaling`), and kernels convert factors of one-byte elements. The
+    other form must not have more kernels, nor more products without tiles."""
     how = moved(spec)
     own, before, scaled = spec, tuple[Node, ...](), () if how is None else how.scaled
     if any(isinstance(op.plan, AttentionPlan) for op in stages.ops):

@@ -2,9 +2,9 @@
 
 The blocks of a kernel do not wait for each other. So no value in a kernel can use a reduction over elements of other
 blocks, and the graph is cut there: one kernel reduces, and a later one reads the result. Each round finds the
-reductions that a kernel can compute from what earlier stages have written, and adds stages for those that are needed
-next. Reductions and small outputs share a kernel where one kernel can compute them. Only reductions are stored; each
-kernel computes values of elements again.
+reductions that a kernel can compute from the results of earlier stages, and adds stages for the reductions that are
+needed next. Reductions and small outputs share a kernel where one kernel can compute them. Only reductions are stored;
+each kernel computes values of elements again.
 """
 
 from __future__ import annotations
@@ -226,8 +226,8 @@ class Cutting:
         return groups
 
     def with_small(self, group: list[Item], alone: list[Array]) -> list[Item]:
-        """A kernel's results, and further outputs: those that the kernel can compute without reading another large array, and those that
-        need a scan which it does not write."""
+        """A kernel's results, with more outputs: outputs that need no other large array, and outputs that need a scan
+        which the kernel does not write."""
         most, large = max(len(a.axes) for a in self.spec.arrays), self.large()
         for output in alone:
             alike = output.axes in {

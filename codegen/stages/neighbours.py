@@ -1,10 +1,10 @@
-"""Writes expensive values and reductions whose neighbours are read, where one kernel would compute them again for each neighbour; and
-expensive values that several states share, where a kernel that scans writes these states.
+"""Adds a stage that writes expensive values and reductions whose neighbours are read: one kernel would compute them
+again for each neighbour. A stage also writes expensive values that several states of a scan share.
 
-In the graph a neighbour of a value is the value's expression, evaluated at another position (`graph/shifting.py`). Here such
-expressions are found again, and become `shift` nodes of the value: the graph is then cut, and an earlier stage writes the value.
-Products are regrouped before, since a derivative multiplies each neighbour by a weight of its own: what is the same at all positions
-along the axis is multiplied last.
+In the graph a neighbour of a value is the value's expression, evaluated at another position (`graph/shifting.py`). Here
+such expressions are found again, and become `shift` nodes of the value: the graph is then cut, and an earlier stage
+writes the value. Before this, factors that are the same at all positions along the axis are moved to the end of a
+product, since a derivative multiplies each neighbour by its own weight.
 """
 
 from __future__ import annotations

@@ -156,8 +156,9 @@ class _Around(Cutting):
         return tuple(self.made)
 
     def with_followers(self, group: list[Item], left: Sequence[Item]) -> list[Item]:
-        """A group, and the items that wait for it alone and that its kernel can compute too: rows are read once for their maximum and
-        for what is divided by it. Neither has a product."""
+        """A group, with the items that wait only for it and that its kernel can compute too: a kernel then reads rows
+        once for their maximum and for the values that are divided by it. Neither the group nor these items have a
+        product."""
         before, found = dict(self.known), list(group)
         if any(map(self.unknown_products, group)):
             return found
@@ -232,8 +233,8 @@ class _Around(Cutting):
             self.alone(self.before_tiles(products, items), items)
 
     def before_tiles(self, products: Sequence[Node], items: list[Item]) -> Sequence[Node]:
-        """The products of a group that are stages before it, so that the group is one product and what follows it in its tiles: all
-        but one of those that no kernel multiplies together. Empty if that gives no such kernel either."""
+        """The products that become earlier stages, where no kernel multiplies all products of a group together: all but
+        one, so that one kernel computes the last product and the group's values. Empty if no kernel does."""
         if len(products) < 2 or whole(self.made_of(items)):
             return ()
         for last in reversed(products):

@@ -73,7 +73,8 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
 
 
 def _scaled_input(spec: Spec, value: Node, axes: tuple[str, ...], at: Put) -> tuple[Array | None, Node | None]:
-    """The input whose rows are added to a table's, and the factor of each row; None where what is added is no such product."""
+    """The input whose rows are added to a table's, and the factor of each row; None if the added value is not such a
+    product."""
     if value.op != "mul" or at.how != "add":
         return None, None
     index = spec.array(at.index).axes

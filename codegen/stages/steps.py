@@ -1,6 +1,6 @@
 """Cuts an op that selects into steps, which one kernel runs one after the other on the rows of a block (`plan/rows/steps.py`).
 
-They are what the stages of the op are, except that none waits for other blocks: each has the rows that the selection has.
+The steps are the stages of the op, of which none waits for other blocks: each works on the rows of the selection.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Writes the product of values with a sum of several attentions' weights as the sum of their products, as differential attention has it:
-(p - a * r) @ v is p @ v - (a * r) @ v. A kernel computes each, and no weights are written."""
+"""Distributes a product over a sum of weights, as in differential attention: (p - a * r) @ v becomes p @ v - (a * r) @
+v. Each term is then a kernel's attention, and no weights are written."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class RowAccess(Context):
         )
 
     def back(self, access: Access) -> tuple[int, ...]:
-        """How many places back a neighbour is along each mode of an array, of those that are column axes."""
+        """How many places back a neighbour is, along each mode of an array that is a column axis."""
         axes, by = [g.axes for g in self.plan.column_groups], dict(access.back)
         return tuple(0 if m is None else sum(by.get(a, 0) for a in axes[m]) for m in self.modes(access))
 
@@ -240,8 +240,8 @@ class RowAccess(Context):
     # Loads
 
     def row_loads(self) -> list[RowLoad]:
-        """The loads of one value for each row, at the row's position; indices of tables come before them, and those
-        that the row's own loads need come `first`."""
+        """The loads of one value for each row, at the row's position. Indices of tables are loaded before the elements
+        that they select. Loads that the row's own loads need are `first`."""
         found = []
         for access in self.plan.loads:
             if access.index_of and not self.plan.picks(access):
@@ -303,7 +303,8 @@ class RowAccess(Context):
         return f", run=rowwise.half_of({name}, {access.part})" if self.run_of(access).halves else f", run={name}"
 
     def run_name(self, access: Access) -> str:
-        """The name of a run: of a block's rows, with all parts of an array, or of a row, in an array or in one of its halves."""
+        """The name of a run. A run is a block's rows with all parts of an array, or one row of an array or of one of
+        its halves."""
         assert access.array is not None
         return f"s{camel(access.array.name) if self.plan.in_run(access) else self.fragment(access)[1:]}Run"
 

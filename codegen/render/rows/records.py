@@ -268,8 +268,8 @@ class Places:
 
 @dataclass(frozen=True)
 class Settled:
-    """The results of columns that a block writes itself, instead of the kernel `finish`, if it reduces all rows of a
-    place; and the partial results that it writes besides."""
+    """What a block writes if it reduces all rows of a place: the results of its columns, which the kernel `finish`
+    computes otherwise, and partial results."""
 
     finish: str
     results: Places

@@ -239,8 +239,8 @@ class ScanContext(ElementwiseContext):
         return [n for n in self.nodes if id(n) in common & used]
 
     def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
-        """One function has the values that others share, and one each scan's operands. One has what states are reduced from, and one what
-        is computed from all states, or from their reductions."""
+        """The functions of the values that others share, of each scan's operands, of the values that are reduced over
+        states, and of the results, which are computed from all states or from their reductions."""
         plan, names = self.plan, self.vector_names()
         taken = {*self.target_names().values(), *names}
         states = self.named(plan.scans, "state", taken)

@@ -60,9 +60,10 @@ def _saturated_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple
 def store(x: jax.Array, dtype: Any) -> jax.Array:
     """`x` rounded once to `dtype`.
 
-    Floats round to nearest even. float8 and float4 saturate to the largest finite value; NaN stays NaN in float8 and becomes 0 in
-    float4. float8_e8m0fnu rounds to the nearest power of two, halves up, and saturates: zeros become the least one, negative
-    numbers NaN. Floats become integers toward zero, saturating, NaN to 0; integers saturate.
+    Floats round to nearest even. float8 and float4 saturate to the largest finite value; NaN stays NaN in float8 and
+    becomes 0 in float4. float8_e8m0fnu rounds to the nearest power of two, halves up, and saturates: 0 becomes the
+    smallest power, and negative numbers become NaN. Floats become integers toward zero, saturating, NaN to 0; integers
+    saturate.
     """
     dtype = jnp.dtype(dtype)
     x = jnp.asarray(x)

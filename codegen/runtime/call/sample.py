@@ -13,8 +13,8 @@ from codegen.spec.spec import Array
 
 
 def sample(arrays: Iterable[Array], there: Mapping[str, jax.Array], axes: Collection[str]) -> dict[str, jax.Array]:
-    """The arrays that are `there`, with every `s`-th element along one of the `axes` alone, the one with the largest spacing `s`. The arrays
-    themselves if no size is known, or if they are small."""
+    """The arrays that are `there`, sampled along one of the `axes`: the axis with the largest spacing `s`, of which
+    every `s`-th element is taken. Small arrays, and arrays of unknown sizes, are returned whole."""
     places = {a.name: _places(a, there[a.name].ndim) for a in arrays if a.name in there}
     found = dict(there)
     if max((math.prod(x.shape) for x in there.values() if _is_known(x)), default=0) < shared.LEAST_SAMPLED:

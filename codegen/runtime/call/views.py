@@ -164,9 +164,9 @@ def whole_rows(plan: AttentionPlan, array: Array) -> bool:
 
 
 def alignment(plan: Plan, array: Array, dtype: str) -> int:
-    """The alignment in bytes that the compiler may assume for an array. It is XLA's 256 where vectors are accessed, and the
-    element's size where elements are read: otherwise the compiler would join neighbouring loads into one that reads past the
-    array's end."""
+    """The alignment in bytes that the compiler may assume for an array. It is 256, as XLA aligns arrays, where vectors
+    are accessed. Where single elements are read it is the element's size: otherwise the compiler would join
+    neighbouring loads into one that reads past the array's end."""
     if isinstance(plan, AttentionPlan) and not whole_rows(plan, array):
         return DTYPES[dtype].size
     if isinstance(plan, AttentionPlan):
@@ -228,8 +228,8 @@ def counts(plan: Plan) -> bool:
 
 
 def counter(plan: Plan, axes: Axes, how: Any) -> list[tuple[tuple[Any, ...], str]]:
-    """The shape and dtype of a counter: by it, blocks that loop over whole rows keep pace, or blocks of attention take turns to add to
-    the gradient of q."""
+    """The shape and dtype of a counter in memory. With it, blocks that loop over whole rows keep pace, and blocks of
+    attention take turns to add to the gradient of q."""
     if not counts(plan):
         return []
     if isinstance(plan, AttentionBackward):
@@ -257,8 +257,8 @@ def part_dtypes(plan: Plan, compute: str, integer: str) -> list[tuple[Statistic,
 
 
 def known_extents(plan: Plan, axes: Axes) -> Extents:
-    """The sizes that a launch depends on; where symbolic, the largest vector width known to divide the innermost size and the
-    element count, and neither rows nor columns."""
+    """The sizes that a launch depends on. Symbolic sizes are replaced by the largest vector width that is known to
+    divide them; numbers of rows and columns are then unknown."""
     extents = group_extents(plan, axes)
     if not extents:
         return Extents(1, 1)

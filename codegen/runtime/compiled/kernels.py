@@ -4,8 +4,9 @@
 its tensors' types, divisors and alignments, its constants, the architecture and the options (a `CompiledCall`). So this
 module compiles with `cutlass.jax`'s own functions, and passes the object to the custom call that `cutlass_call` uses.
 
-The key of an entry on disk covers all of that, the source of the launcher and of every function that it may reach, and the
-version and settings of CuTe DSL. A launcher whose source was edited after its import is compiled for this process only.
+The key of an entry on disk covers all of this, and also the source of the launcher and of every function that it may
+call, and the version and settings of CuTe DSL. A launcher whose source was edited after its import is compiled for this
+process only.
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ class Binary:
     ptx: str
 
 
-# The results of a compilation to keep: only the object file, or its PTX, or its PTX with source lines, which takes half as
-# long again. Where the PTX is kept, the object file has no machine code.
+# What a compilation keeps: only the object file, or its PTX, or its PTX with source lines, which takes 1.5 times as
+# long. Where the PTX is kept, the object file has no machine code.
 Kept = Literal["binary", "ptx", "lines"]
 OPTIONS: dict[Kept, str] = {
     "binary": COMPILE_OPTIONS, "ptx": "--keep-ptx", "lines": "--keep-ptx --generate-line-info",
 }  # fmt: skip
 
 
-# Bytes of a thread's stack. On an H200, of 24 kernels, those with 72 bytes or more took 5 to 36 % less time with fewer blocks and all
-# the registers that they ask for. Those with 48 or less took up to 33 % more
+# Bytes of a thread's stack. Of 24 kernels on an H200, the kernels with 72 bytes or more took 5 to 36 % less time with
+# fewer blocks and unbounded registers. Kernels with 48 bytes or less took up to 33 % more
 MOST_SPILLED = 48
 # Launchers that are interpreted run on any processor of this kind: the compiler need not ask for this one's features
 HOST = f"{platform.machine()}-unknown-linux-gnu" if sys.platform == "linux" else ""
@@ -107,10 +108,11 @@ def binary(call: CompiledCall, kept: Kept = "binary") -> Binary:
 
 
 def chosen(call: CompiledCall, compiled: Callable[[CompiledCall], T], cubins: Callable[[T], Sequence[bytes]]) -> T:
-    """A launcher as the compiler does it best. A bound of registers, so that an SM has room for several blocks, lets ptxas move loads
-    ahead, which is faster unless it spills. It also spills where a kernel without a bound needs no more registers: then that
-    one is taken, and where it needs more, if the bound spills much. Fewer blocks are resident then, which do not keep pace with others.
-    ptxas may spill without a bound, too, so that one more block fits: a kernel that spills more so keeps its bound."""
+    """A launcher, compiled with a bound on registers or without it. With the bound an SM has room for several blocks,
+    and ptxas moves loads ahead, which is faster unless it spills. It may spill although the kernel needs no more
+    registers without the bound: then the bound is dropped. It is also dropped where it spills much; fewer blocks are
+    resident then, and blocks do not keep pace. ptxas may spill without a bound too, so that one more block fits: a
+    kernel that then spills more keeps its bound."""
     free = replace(call, constants=tuple((name, _unbound(value)) for name, value in call.constants))
     bound = compiled(call)
     stack = 0 if free == call else _stack(cubins(bound))

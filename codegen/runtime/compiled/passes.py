@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 _PASSES = "cute-to-nvvm{"
-# The last passes, from LLVM's form of a kernel to code for the GPU, and before them the one that says what to make of kernels
+# The last passes, which make GPU code of a kernel in LLVM's form; before them, the pass that says whether to make PTX
+# or SASS
 _LAST = "cuda-to-binary{"
 _TARGET = re.compile(r"gpu\.module\(cuda-compute-target\{[^{}]*\brepresentation=sass\b[^{}]*\}\)")
 
@@ -28,8 +29,8 @@ def without_assembling() -> Iterator[None]:
 
 
 def _to_ptx(pipeline: str) -> str:
-    """A pipeline whose kernels end as PTX: the compiler's own up to LLVM's form, a target with that representation, and the compiler's
-    own last passes. The same pipeline where a compiler has other passes: it assembles then."""
+    """The compiler's pipeline with a target that keeps kernels as PTX. Where a compiler has other passes, its pipeline
+    is returned unchanged, and it assembles."""
     from cutlass._mlir.passmanager import PassManager
 
     passes = str(PassManager.parse(pipeline))

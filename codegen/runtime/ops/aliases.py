@@ -1,8 +1,9 @@
 """Outputs that take an input's buffer (`aliases` of a spec), where the caller donates it.
 
-XLA would copy a buffer that is still needed, or that the program may not overwrite, before the kernel runs. So an alias takes
-effect where two things hold. An argument of the program with that array's shape and dtype is donated, and the kernel reads each
-element of the input before the same thread writes it: element by element, or with rows held in registers.
+XLA would copy a buffer that is still needed, or that the program may not overwrite, before the kernel runs. So an alias
+takes effect under two conditions. The program's caller donates an argument with that array's shape and dtype. And each
+thread of the kernel reads an element of the input before it writes it, because it works element by element or holds
+rows in registers.
 """
 
 from __future__ import annotations

@@ -33,13 +33,14 @@ def sums_by_index(
     factors: jax.Array | None = None,
     into: jax.Array | None = None,
 ) -> jax.Array:
-    """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`. `keys` are int32, not
-    negative; a key of `rows` or more adds to no row. They have the axes of the values between `outer` and `columns`, and perhaps
-    further axes, along which all keys share the same values. Sums are computed in float32, or in float64 if the values are float64.
-    With `groups`, the size of the keys' first axis, each group has `rows` of its own: the sums are (outer, groups * rows, columns).
-    With `ordered`, the kernels add wherever they can; else XLA's scatter does where it should take less time. With `clamp`, keys have
-    any integer type, and one out of range counts as the nearest row. Where no keys share values, these may have `factors` of the keys'
-    shape. The sums are added to `into`, if it is given, before they are rounded."""
+    """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`.
+    `keys` are int32, not negative; a key of `rows` or more adds to no row. They have the axes of the values between
+    `outer` and `columns`, and perhaps further axes, along which all keys share the same values. Sums are computed in
+    float32, or in float64 if the values are float64. `groups` is the size of the keys' first axis: each group then has
+    `rows` rows of its own, and the sums are (outer, groups * rows, columns). With `ordered`, kernels add wherever they
+    can; otherwise XLA's scatter adds where it is estimated to be faster. With `clamp`, keys may have any integer type,
+    and a key out of range means the nearest row. Where keys have no further axes, the values may be multiplied by
+    `factors` of the keys' shape. The sums are added to `into`, if it is given, before they are rounded."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
         more = factors, into

@@ -1,5 +1,5 @@
-"""Sums by index of sharded arrays. A device sums the rows that it has, to the rows of the result that it has: what devices have summed
-for the same rows is added up. Outer axes and columns are summed apart from each other."""
+"""Sums by index of sharded arrays. Each device sums its own rows. Sums of several devices for the same row of the
+result are then added up. Outer axes and columns are summed apart from each other."""
 
 from __future__ import annotations
 

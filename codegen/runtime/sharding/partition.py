@@ -16,8 +16,8 @@ XLA cannot see into a kernel, so this module decides from the spec's axes which 
   free     any other axis: rows of a row kernel, every axis of an element-wise kernel, the columns of a column kernel
 
 Arrays that are sharded along a whole axis are gathered first. An axis is sharded the way the largest array with that
-axis is; other arrays follow. An asked axis is sharded like the arrays that have all axes, or like factors of a product,
-and along mesh axes that shard nothing else: a weight that is stored in shards is gathered.
+axis is; other arrays follow. An asked axis is sharded the way the arrays with all axes are, or the factors of a
+product, and along mesh axes that shard no other axis. So a weight that is stored in shards is gathered.
 
 The jnp form needs none of this: XLA partitions it. Neither does a kernel inside `shard_map`, where each call is one
 shard.
@@ -77,8 +77,8 @@ def whole_axes(op: CalledOp) -> set[str]:
 
 
 def asked_axes(op: CalledOp) -> set[str]:
-    """The axes along which a kernel needs all elements: it reduces rows along them, the chain uses their positions or sizes, or it
-    picks one element for each row from them."""
+    """The axes along which a kernel needs all elements: rows are reduced along them, the chain uses their positions or
+    sizes, or each row picks one of their elements."""
     found = {axis for s in (*op.plan.rows, *op.plan.inner) for axis in s.axes}
     found |= {str(n.attr) for n in nodes_of(op.statements) if n.op in ("index", "size", "take")}
     return found - whole_axes(op)
@@ -118,8 +118,8 @@ class ShardedCall:
         self.deciding = [len(a.axes) == most or a.name in op.multiplied for a in arrays]
 
     def may_decide(self, place: int, factor: str) -> bool:
-        """Whether the sharding of one of the arrays decides how a factor is sharded: for an asked factor, only inputs decide that have all
-        axes, or that are multiplied."""
+        """Whether one of the arrays decides how a factor is sharded. For an asked factor, only inputs with all axes and
+        factors of products do."""
         return axis_of(factor) not in self.asked or (place < len(self.deciding) and self.deciding[place])
 
     def meet(self, factor: str, other: str) -> bool:

@@ -189,8 +189,8 @@ def finished(
 
 
 def _below(statistic: Statistic, parts: Mapping[int, jax.Array], known: Mapping[int, jax.Array]) -> jax.Array:
-    """The partial results of a statistic: sums that follow a maximum are rescaled from each part's maximum to the whole's, below which
-    they are NaN, or infinite, where it is not finite."""
+    """The partial results of a statistic. Sums that follow a maximum are rescaled from the maximum of their part to the
+    maximum of all parts. Where a maximum is not finite, they are NaN or infinite."""
     own, way = parts[id(statistic.node)], statistic.follows
     if way is None:
         return own

@@ -171,7 +171,7 @@ class Within:
             [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args],
         )
         dtypes = [type_of(side, arrays) for side in node.args]
-        # XLA on a CPU lacks other products than those of which the axes that both have come first, and whose result is not transposed
+        # On a CPU, XLA only has products in which the shared axes come first, and whose result is not transposed
         both = [d for d in own[0] if d in own[1] and d not in lost]
         free = [[d for d in numbers if d not in both and d not in lost] for numbers in own]
         if free[1] and free[1] < free[0]:

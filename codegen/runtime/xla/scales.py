@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 
 def exponent(x: jax.Array, integer: Any) -> jax.Array:
-    """The integer e with 2**e <= |x| < 2**(e + 1), in x's shape and of dtype `integer`. 0 has that below all other numbers (-150, or
-    -1075 in float64), infinities and NaN have that above (128, 1024)."""
+    """The integer e with 2**e <= |x| < 2**(e + 1), in x's shape and of dtype `integer`. For 0 it is one less than the
+    smallest (-150, or -1075 in float64); for infinities and NaN one more than the largest (128, or 1024)."""
     bits, digits, bias = _format(x)
     size = jax.lax.bitcast_convert_type(x, bits) & jnp.iinfo(bits).max
     field = size >> digits

@@ -65,8 +65,9 @@ class _Rows:
 def table_gradient(
     spec: Spec, table: jax.Array, so_far: jax.Array | None, taken: Sequence[Taken], summed: Summing
 ) -> jax.Array:
-    """The gradient of a `table`, in the user's shape and its dtype: what was `taken` from it, added up by index, and its gradient
-    `so_far`. `spec` is the spec of the op that takes from the table. `summed` adds up rows by their keys."""
+    """The gradient of a `table`, in the user's shape and its dtype: the gradients of the elements `taken` from it,
+    summed by index, plus its gradient `so_far`. `spec` is the spec of the op that takes from the table. `summed` adds
+    up rows by their keys."""
     array, inputs = spec.array(taken[0].how.table), {a.name for a in spec.inputs}
     given = {t.how.index: t.index for t in taken if t.how.index in inputs}
     axes = bind_axes(spec, {array.name: table, **given})
@@ -89,9 +90,9 @@ def table_gradient(
 
 
 def combined(spec: Spec, how: Summed, arrays: Mapping[str, jax.Array], summed: Summing) -> jax.Array:
-    """An output of `put` with which floats are combined, from the `arrays` of a call and those that the op's stages have written. The
-    sum of all floats at one place is added to the table's element, and rounded once. An extreme does not depend on the order: XLA's
-    scatter finds it."""
+    """An output of a `put` that adds floats, or takes their maximum or minimum, from the `arrays` of a call and the
+    results of the op's stages. The sum of all floats at one place is added to the table's element, and rounded once. A
+    maximum or minimum does not depend on the order, so XLA's scatter computes it."""
     table, values, index = arrays[how.at.table], arrays[how.values.name], arrays[how.at.index]
     if any(isinstance(n, int) and n == 0 for n in (*table.shape, *values.shape, *index.shape)):
         return table
@@ -233,7 +234,8 @@ def _summed_rows(
     dtype: Any,
     before: jax.Array | None = None,
 ) -> jax.Array:
-    """The sums of rows, in the shape of a table with these axes, as names and sizes; and what the table had `before`."""
+    """The sums of rows, in the shape of a table with these axes (names and sizes), added to the table's values
+    `before`."""
     size_of = dict(zip(*table, strict=True))
     picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
     order, places = [*rows.outer, *picked, *rows.columns], _places_of(table, rows)

@@ -56,8 +56,9 @@ def nucleus(x: jax.Array, mass: jax.Array | float, axis: int | None) -> jax.Arra
 
 
 def placed(values: jax.Array, places: jax.Array, index: jax.Array, axis: Along, into: int) -> jax.Array:
-    """Zeros, except for the `values` along `into` at their different `places` along `axis`. The shape is that of `places`, with the
-    sizes of `index` along `axis` and size 1 along `into`; the dtype is that of `values`. Derivatives of `top_k` are such arrays."""
+    """Zeros, except for the `values` along `into` at their different `places` along `axis`. The result has the shape of
+    `places`, but the sizes of `index` along `axis` and size 1 along `into`. It has the dtype of `values`. Derivatives
+    of `top_k` are such arrays."""
     values, places = (_rows(jnp.broadcast_to(a, places.shape), axis, into) for a in (values, places))
     sizes = [index.shape[a] for a in _axes(axis)]
     zeros = jnp.zeros((*places.shape[:-1], math.prod(sizes)), values.dtype)
@@ -76,7 +77,7 @@ def _axes(axis: Along) -> tuple[int, ...]:
 
 
 def _rows(x: jax.Array, axis: Along, into: int) -> jax.Array:
-    """An array whose last axis has the elements along `into` and `axis`, of which one has size 1."""
+    """The array with the axes `into` and `axis` joined as its last axis. One of the two has size 1."""
     own = (into, *_axes(axis))
     moved = jnp.moveaxis(x, own, range(-len(own), 0))
     return moved.reshape(*moved.shape[: -len(own)], math.prod(moved.shape[-len(own) :]))

@@ -58,8 +58,9 @@ def _ends(graph: StepGraph, inside: Set[int]) -> set[Value]:
 def written(graph: StepGraph, places: Iterable[int], chains: Container[int]) -> list[Value]:
     """The results that the op of a chain writes. `chains` are the steps of other chains, whose ops read arrays.
 
-    XLA computes some results within the kernels that use them, and does not write them. These are not the op's either: the kernels
-    compute them of the chain's arrays, and of its reductions and products, which the op writes."""
+    XLA computes some results within the kernels that use them, and does not write them. The op does not write them
+    either: those kernels still compute them, from the chain's arrays and from its reductions and products, which the op
+    writes."""
     inside = set(places)
     ends = _ends(graph, inside)
     results = graph.results_of(inside)
@@ -77,8 +78,9 @@ def _is_within_users(graph: StepGraph, value: Value, chains: Container[int]) -> 
 
 
 def unwritten(graph: StepGraph, places: Iterable[int], chains: Container[int]) -> int:
-    """The bytes that are written, and read for it, so that a chain finds its arrays in memory. `chains` are the steps of all chains:
-    their results are there, as are arguments, and what products, reductions and other steps of their own kernels give or take."""
+    """The bytes that are written and read so that a chain's arrays are in memory. `chains` are the steps of all chains.
+    Their results are in memory, and so are the function's arguments, and the arguments and results of products,
+    reductions and other steps that are kernels of their own."""
     _, outside = graph.sources(places)
     return sum(2 * v.bytes for v in outside if _is_within(graph, v, chains))
 
@@ -97,7 +99,8 @@ def _is_within(graph: StepGraph, value: Value, chains: Container[int]) -> bool:
 
 
 def _is_taken_written(graph: StepGraph, value: Value, chains: Container[int] = ()) -> bool:
-    """Whether something takes a value from memory alone: a caller, a product, a step of a kernel of its own, a chain's op."""
+    """Whether a value is needed in memory: by the caller, by a product, by a step that is a kernel of its own, or by a
+    chain's op."""
     users = graph.users.get(value, ())
     if value in graph.results or any(u in chains or takes_written(graph.steps[u]) for u in users):
         return True

@@ -44,13 +44,14 @@ def elements(shape: Sequence[int]) -> int:
 
 
 def is_within_users(step: Step) -> bool:
-    """Whether XLA computes a step within the kernels that use its result: it is neither a reduction, a product, nor a step of a
-    kernel of its own."""
+    """Whether XLA computes a step within the kernels that use its result. It does not for reductions, products, and
+    steps that are always a kernel of their own."""
     return not takes_written(step) and step.name not in REDUCING
 
 
 def takes_written(step: Step) -> bool:
-    """Whether XLA writes what a step takes before it: for a product, a change of sharding, and a step of a kernel of its own."""
+    """Whether XLA writes the arguments of a step to memory first: it does for products, changes of sharding, and steps
+    that are always a kernel of their own."""
     if step.inner:
         return any(map(takes_written, step.inner))
     return step.name in OWN_KERNEL | SHARDED or (step.name not in KNOWN and step.name not in WITHIN)
@@ -76,7 +77,7 @@ def is_recomputed(step: Step) -> bool:
 
 
 def has_effects(step: Step) -> bool:
-    """Whether a step does more than to compute results, as one that prints, or that reads or writes a mutable array."""
+    """Whether a step has effects besides its results: it prints, or reads or writes a mutable array."""
     return not step.outputs or bool(getattr(step.equation, "effects", None))
 
 
@@ -95,8 +96,9 @@ def is_sharded(step: Step) -> bool:
 
 
 def prepared(flat: Flat) -> Flat:
-    """The same function in the form in which chains are searched. Steps that nothing needs are gone, equal steps are one step, and
-    each use of a recomputed step, or of a constant, has one of its own. Factors are separate."""
+    """The same function, in the form in which chains are searched. Unused steps are removed, and equal steps become
+    one. A step that is recomputed where it is used, or that makes a constant, is copied for each use. Factors of
+    products are copied too."""
     return _factors_apart(spread(_sides_apart(constants_apart(once(_needed(flat))))))
 
 
@@ -113,7 +115,7 @@ def _needed(flat: Flat) -> Flat:
 
 
 def once(flat: Flat) -> Flat:
-    """The same function without steps that compute what an earlier one did, as XLA leaves them out."""
+    """The same function without steps that repeat an earlier step. XLA removes them too."""
     same: dict[Value, Value] = {}
     seen: dict[object, Step] = {}
     steps = []
@@ -137,8 +139,9 @@ def _on(step: Step, same: Mapping[Value, Value]) -> Step:
 
 
 def _sides_apart(flat: Flat) -> Flat:
-    """The same function, in which a step that combines an array with itself along other axes, as documents `d[:, None] == d`, takes a copy
-    of it too, whose axes are its own. What is computed of numbers is computed again instead (`of_less`)."""
+    """The same function, with a copy of each array that a step combines with itself along other axes, as in `d[:, None]
+    == d` of documents. The copy has axes of its own. An array that is computed of numbers alone is computed again
+    instead (`of_less`)."""
     constants = StepGraph(flat).constants
     maker = {v: s for s in flat.steps for v in s.outputs}
     copies: dict[Value, Value] = {}
@@ -171,7 +174,8 @@ def _sides_apart(flat: Flat) -> Flat:
 
 
 def _meet(step: Step, sides: Sequence[Sequence[Step]]) -> bool:
-    """Whether both sides of a step are moved from one array, of which two dimensions of the result have the same axis."""
+    """Whether both sides of a step are moved from one array, so that two dimensions of the result would have the same
+    axis."""
     if len(sides) != 2 or not all(sides) or sides[0][-1].inputs[0] is not sides[1][-1].inputs[0]:
         return False
     axes = Axes()
@@ -220,7 +224,8 @@ def _factors_apart(flat: Flat) -> Flat:
 
 
 def spread(flat: Flat) -> Flat:
-    """The same function, in which each use of a recomputed step has a step of its own. What takes the result from memory shares one."""
+    """The same function, with a copy of each recomputed step for each use. Steps that take the result from memory share
+    one copy."""
     maker = {v: s for s in flat.steps for v in s.outputs}
     uses = Counter(v for s in flat.steps for v in {v for v in s.inputs if isinstance(v, Value)})
     kept = {v for v in flat.outputs if isinstance(v, Value)}  # the values whose own steps are needed
@@ -250,7 +255,8 @@ def spread(flat: Flat) -> Flat:
 
 
 def _taking(flat: Flat) -> set[Step]:
-    """The steps that take what is written to memory, as products do, and those that only bring it into another form for them."""
+    """The steps that take arrays from memory, as products do, and the steps that only reshape or reorder arrays for
+    them."""
     users: dict[Value, list[Step]] = {}
     for step in flat.steps:
         for value in {v for v in step.inputs if isinstance(v, Value)}:
@@ -265,7 +271,8 @@ def _taking(flat: Flat) -> set[Step]:
 
 
 def _is_of_numbers(step: Step, maker: Mapping[Value, Step]) -> bool:
-    """Whether a step adds one element to each row of zeros, or of another number: a position says whether a row has it there."""
+    """Whether a step adds one element to each row of zeros, or of another number. Such a row can be computed by
+    comparing positions."""
     if step.name != "scatter-add" or added(step) is None:
         return False
     table = maker.get(step.inputs[0]) if isinstance(step.inputs[0], Value) else None
@@ -273,8 +280,8 @@ def _is_of_numbers(step: Step, maker: Mapping[Value, Step]) -> bool:
 
 
 def of_less(flat: Flat) -> set[Step]:
-    """The steps that compute an array of others with a fraction of its bytes, as the mask of all layers' attention of positions or of
-    documents: to compute it again costs less than to read it."""
+    """The steps that compute an array from much smaller ones, such as an attention mask from positions or documents.
+    Computing it again costs less than reading it."""
     found: set[Step] = set()
     sources: dict[Value, frozenset[Value]] = {}  # of what is computed again, or moved
     for step in flat.steps:
@@ -379,8 +386,9 @@ class StepGraph:
         return large and all(v.dtype in DTYPES for v in values)
 
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
-        """The free steps that steps need, and the values that none of these steps computes. Such a value is split or joined
-        before, unless it is needed in another form too, or repeats elements, as heads of keys for several of queries."""
+        """The free steps that steps need, and the values that none of these steps computes. Such a value is split or
+        joined before the chain, unless another form of it is needed too, or it repeats elements, as heads of keys that
+        several heads of queries share."""
         inside = set(places)
         free, outside = self._sources(inside, set())
         forms = Counter(map(self.origin, outside))

@@ -20,7 +20,7 @@ from codegen.spec.spec import Array, Spec
 from codegen.spec.specfile import read_spec
 
 SWAPPED = frozenset({"add", "mul", "maximum", "minimum", "and", "or", "eq", "ne"})
-CLOSE = 1e-2  # how far constants of a chain may be from an op's: those of bfloat16 code are rounded
+CLOSE = 1e-2  # how far constants of a chain may be from an op's: bfloat16 code rounds them
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """A function as steps and chains, and its evaluation with an op for each chain.
 
-Bodies of loops, branches and checkpointed functions are programs of their own: a step that has them is done with the new bodies.
+The bodies of loops, branches and checkpointed functions are programs of their own. A step with bodies is evaluated with
+the new bodies.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Program:
 def program_of(
     closed: Any, expressing: Expressing, sequences: bool = False, policies: tuple[Callable[..., Any], ...] = ()
 ) -> Program:
-    """The program of a closed jaxpr, with `sequences` of products as chains or without. `policies` are those of the checkpoints around
-    it: what they save for a gradient is no part of a chain."""
+    """The program of a closed jaxpr, with `sequences` of products as chains or without. `policies` are the policies of
+    the checkpoints around it: a value that they save for a gradient is never computed within a chain."""
     flat = flatten(closed, remat=False, saves=lambda equation: any(_saves(p, equation) for p in policies))
     graph = StepGraph(prepared(flat))
     bodies = []
@@ -79,7 +80,7 @@ def program_of(
 
 
 def _policies(step: Step) -> Iterator[Callable[..., Any]]:
-    """The policy of a checkpoint; none of one that saves results of every kind, as a function without a checkpoint does."""
+    """The policy of a checkpoint. A policy that saves every result is left out, since it changes nothing."""
     policy, scalar = step.params.get("policy"), jax.typeof(0.0)
     if policy is not None and not _is_saved(policy(jax.lax.add_p, scalar, scalar)):
         yield policy
@@ -270,7 +271,8 @@ def _rewritten(old: Any, program: Program, wanted: Wanted) -> Any:
 
 
 def _order(graph: StepGraph, replaced: Sequence[Chain]) -> list[Step | Chain]:
-    """Chains and the steps that others need, each after what it uses, and steps with effects in their order."""
+    """Chains, and the steps that are still needed, each after the steps and chains that it uses. Steps with effects
+    keep their order."""
     maker: dict[Value, Step | Chain] = {v: s for s in graph.steps for v in s.outputs}
     for chain in replaced:
         maker |= dict.fromkeys(chain.outputs, chain)

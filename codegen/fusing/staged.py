@@ -1,4 +1,5 @@
-"""How ops run for a chain's sizes: whether attention has a kernel, and what ops of several kernels read again.
+"""How ops run for a chain's sizes: whether attention has a kernel, and how many bytes ops of several kernels read
+again.
 
 A norm along axes that no row has together is an op of several kernels. It reads nothing again where a block has room for them."""
 
@@ -28,8 +29,9 @@ def has_kernel(made: Made) -> bool:
 
 
 def read_again(made: Made) -> int | None:
-    """The bytes that an op of these sizes moves besides its arrays, each once: later kernels read arrays again, and what earlier ones
-    write for them. 0 for one kernel; None for other kernels than reductions and an element-wise one for the one result."""
+    """The bytes that an op of these sizes moves besides reading and writing each array once: later kernels read arrays
+    again, and earlier kernels write values for them. 0 for one kernel. None unless the kernels are reductions and an
+    element-wise kernel for the single result."""
     op, shape = made.planned, _shape(made)
     plan = as_called(op, next(bindings(op.spec)), shape).plan
     if not isinstance(plan, Staged):

@@ -35,8 +35,8 @@ AGREES = 8  # eps of the narrowest type, in which the function's steps round
 
 @dataclass(frozen=True, eq=False)
 class Suggestion:
-    """Chains that are one op. `places` are the source lines of their last steps, `times` how often a call of the function runs
-    them; bytes are those of one of them."""
+    """Equal chains, which one op computes. `places` are the source lines of their last steps, and `times` says how
+    often a call of the function runs them. Numbers of bytes are for one of the chains."""
 
     name: str
     made: Made
@@ -96,7 +96,7 @@ def looked_at(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[l
 
 @dataclass(frozen=True)
 class End:
-    """A step that the language lacks, where chains end: its source line, what it is, and what to do instead."""
+    """A step that the language lacks, at which chains end: its source line, a message, and a hint."""
 
     place: Place
     message: str

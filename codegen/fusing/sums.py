@@ -1,7 +1,8 @@
 """A loss that a loop adds up, as of chunks of rows, computed to be differentiated: each iteration computes its gradients too.
 
-JAX differentiates such a loop by a second one, which computes the chunks' logits again or reads them from memory. But the derivative of
-the sum by each term is 1. So the gradients of a chunk are known where its loss is, but for the factor of the sum's own gradient.
+JAX differentiates such a loop by a second loop, which computes the chunks' logits again or reads them from memory. But
+the derivative of the sum by each term is 1. So an iteration can compute the gradients of its chunk together with the
+chunk's loss, up to the gradient of the sum as a factor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The functions for which PTX gives only an error bound: their bounds, and the differences between two machines that they allow.
+"""The functions whose results PTX bounds but does not define: their error bounds, and how much two machines may differ.
 
-A GPU's result of such a function may be anywhere within its bound; ours is the number nearest to the exact result. So a GPU's
-outputs and ours may differ, by an amount that depends on the kernel. `compare` measures this amount by stochastic arithmetic: it
-runs the kernel a few more times with random noise. The noise is up to the bound in each approximate result, and up to a unit in the
-last place in each rounding of a value computed from one. If a GPU's output differs by more than MARGIN times the largest difference
-of these runs (and a unit in the last place), one of the two machines is wrong.
+A GPU's result of such a function may be anywhere within its bound; ours is the number nearest to the exact result. So a
+GPU's outputs and ours may differ, by an amount that depends on the kernel. `compare` measures this amount by stochastic
+arithmetic: it runs the kernel a few more times with random noise. The noise is up to the bound in each approximate
+result, and up to a unit in the last place in each rounding of a value computed from one. One of the two machines is
+wrong if a GPU's output differs by more than a unit in the last place and MARGIN times the largest difference of these
+runs.
 """
 
 from __future__ import annotations
@@ -145,8 +146,8 @@ def noise_of(program: Program) -> Noise | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """The number of elements of two machines' outputs that are the same, that differ, and that differ by more than the bounds
-    allow; and the largest difference over the allowed one (0 where none differ)."""
+    """How two machines' outputs compare: the numbers of elements that are equal, that differ, and that differ by more
+    than the bounds allow; and the largest ratio of a difference to the allowed one (0 if none differ)."""
 
     equal: int
     differing: int

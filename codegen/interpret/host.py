@@ -1,8 +1,8 @@
 """Gets launches from the compiled launcher itself: runs the object that XLA would call, with our versions of CUDA's functions.
 
-CuTe DSL compiles a launcher to a host object that loads its cubin and launches its kernels through a few CUDA runtime
-functions. llvmlite links that object in this process with our functions instead. The arguments of `cudaLaunchKernelEx` are
-the launch and its parameters.
+CuTe DSL compiles a launcher to a host object, which loads its cubin and launches its kernels with a few functions of
+the CUDA runtime. Here llvmlite links the object with our own versions of these functions. The arguments of
+`cudaLaunchKernelEx` are the launch and its parameters.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Machine:
         raise self.error(stuck, here_now, f"still running after {STEPS} basic blocks: an endless loop")
 
     def go_on(self, here: int) -> None:
-        """Let some lanes pass a barrier, or those that pause go on, when no lane can run."""
+        """When no lane can run, let some lanes pass a barrier, or continue lanes that pause."""
         if here < WAIT and not self.pausing and not ((self.at >= WAIT) & (self.at < DONE)).any():
             raise Fault(int(np.argmin(self.at)), "a wait for a phase of an mbarrier that nothing brings to its end")
         self.barriers.release(self)
@@ -246,7 +246,8 @@ class Machine:
                 raise self.error(fault.lane, instruction, fault.message) from None
 
     def checked(self, instruction: Instruction | None, action: Callable[..., None], *arguments: object) -> None:
-        """Run an action; a fault gets its thread's place, and the instruction, by default the one that the thread is at."""
+        """Run an action. If it faults, the fault gets the thread's place and the instruction, by default the thread's
+        current one."""
         try:
             action(*arguments)
         except Fault as fault:

@@ -91,7 +91,8 @@ class TiledContext(Context):
         return "".join(f", {p.constant}: {p.kind}" for p in self.static)
 
     def bend(self, bend: Bend | None) -> str:
-        """The text of the argument that says what scores are tangents of, after other arguments; nothing if they are not."""
+        """The text of the argument that says of which numbers the scores are tangents, with a comma before it. Empty if
+        they are not tangents."""
         if bend is None:
             return ""
         names = {p.name: p.constant for p in self.spec.params}

@@ -307,8 +307,8 @@ class Context:
         return rows + [self.tensor(a) for a in self.spec.outputs]
 
     def extent_in(self, arrays: Iterable[Array], group: int) -> str:
-        """The kernel's text for a group's size: the size in the first of some arrays that has it and is always present,
-        if any."""
+        """The kernel's text for a group's size: its size in the first of the arrays with that group that is always
+        present, if any."""
         for array in arrays:
             tokens = self.plan.view(array.name).tokens
             if group in tokens and array.default is None:

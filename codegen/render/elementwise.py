@@ -73,7 +73,8 @@ class ElementwiseContext(Context):
 
     @functools.cached_property
     def following(self) -> dict[int, str]:
-        """The text of draws whose places rise by one along a vector: where rows are whole vectors, none is in another row."""
+        """The text of draws whose places are consecutive along a vector: each row is whole vectors, so a vector never
+        reaches into the next row."""
         if not self.in_order or not self.groups or not self.groups[-1].axes:
             return {}
         rising = rises(self.nodes, self.groups[-1].axes[-1])

@@ -79,8 +79,8 @@ def rendered(op: Op) -> Rendered:
 
 
 def stale_modules(names: Iterable[str], package: Path, specs: Path) -> list[Path]:
-    """The modules that differ from what their specs generate: the spec, codegen or the module changed since the build.
-    If `specs` has no spec of an op, the one in its module counts. Raises `SpecError`, OSError."""
+    """The modules that a build would change: their spec, codegen or the module itself changed since the last build. If
+    `specs` has no spec of an op, the one in its module counts. Raises `SpecError`, OSError."""
     modules = [package / f"{name}.py" for name in names]
     return [module for module in modules if not _is_fresh(module, specs / f"{module.stem}.yaml")]
 

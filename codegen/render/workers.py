@@ -20,8 +20,8 @@ AT_ONCE = 4  # specs that a process takes at a time: their costs differ
 
 @contextmanager
 def mapping(items: int) -> Iterator[Callable[[Callable[[A], B], Sequence[A]], Iterable[B]]]:
-    """A `map` for this many items, in order. It uses as many processes as there are cores, or none where items are few or
-    where this process cannot fork. The function and its results must be picklable."""
+    """A `map` for this many items, in order. It uses one process for each core, or none if there are few items or this
+    process cannot fork. The function and its results must be picklable."""
     processes = min(_cores(), items // FEWEST)
     if processes < 2 or not _forks():
         yield map

@@ -62,8 +62,8 @@ def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> St
 
 
 def _written_before(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]], ops: Sequence[Op]) -> Stages | None:
-    """The stages of an op, the first of which write the expensive values that the states share which other `ops` would write. None if
-    there are none, and for an op with a backward, which would take them."""
+    """The stages of an op, with an earlier stage for expensive values that several states of its scans share. `ops` are
+    the stages without it. None if there are no such values, and for an op with a backward, which would take them."""
     written = [a.axes for op in ops if op.plan.kind == "scan" for a in op.spec.outputs]
     first = shared_by_states(spec, written) if spec.grad == "none" else []
     if not first:

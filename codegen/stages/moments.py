@@ -109,7 +109,7 @@ class _Centring:
         return own
 
     def mean(self, node: Node) -> Node:
-        """With a centre of 0 where the sample's is no number: else an infinity would be NaN."""
+        """The centre is 0 where the sample's is not finite: otherwise an infinity would become NaN."""
         (x,) = node.args
         finite = self.graph.node("isfinite", (node,), kind="bool", dims=node.dims)
         centre = self.graph.node("where", (finite, node, self.graph.const(0.0)), kind="float", dims=node.dims)

@@ -26,9 +26,9 @@ MOST_PRODUCTS = 32
 def cut_around(
     spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node] = (), given: Container[int] = ()
 ) -> Stages | None:
-    """The stages of an op with products. `rest` gives the op of a part without products, and values `before` are written by a
-    stage before what uses them. Factors that are `given`, by identity, a product's kernel computes itself. None if the op is too
-    large to search for parts. Raises `SpecError` if some part has no kernel."""
+    """The stages of an op with products. `rest` makes the op of a part without products. A stage writes the values
+    `before` for the stages that use them. Factors that are `given`, by identity, a product's kernel computes itself.
+    None if the op is too large to search for parts. Raises `SpecError` if some part has no kernel."""
     nodes = nodes_of(spec.read.statements)
     if len(nodes) > MOST_NODES or sum(n.op in IN_STAGES for n in nodes) > MOST_REDUCTIONS:
         return None

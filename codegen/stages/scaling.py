@@ -4,7 +4,7 @@ contracted axis.
 The factor without its scale is multiplied as it is in memory, so no earlier kernel writes a scaled copy of it, and the
 epilogue multiplies float32 sums. A statistic of rows in `r` is a stage of its own, which writes one value for each row.
 A scale stays where the factor without it would still have to be computed (as with a weight along the contracted axis),
-and where the scaled factor is an output.
+and where the scaled factor is an output of the op.
 """
 
 from __future__ import annotations

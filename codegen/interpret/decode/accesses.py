@@ -13,8 +13,8 @@ from codegen.interpret.memory.spaces import WINDOWS
 from codegen.interpret.ptx import Address, Imm, Operand, Symbol, Vector
 
 SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "param", "const")
-# Cache hints of an access have no effect here, and an order only says that threads synchronise by it: lanes step together, and
-# there is one memory
+# Cache hints have no effect here: there is one memory. Memory orders have none either, except that they mark accesses
+# with which threads synchronise, since lanes step together
 HINTS = (
     "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys",
     "nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
@@ -115,7 +115,8 @@ def address(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
 
 
 def map_address(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
-    """mapa: from an address in a block's shared memory to the same place in that of another block of its cluster."""
+    """mapa: the address in another block's shared memory, within the cluster, that corresponds to an address in this
+    block's."""
     only(words, ("shared::cluster", "u32"))
     target, a, rank = operands
     if isinstance(a, Symbol):

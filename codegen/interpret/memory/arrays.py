@@ -1,8 +1,8 @@
 """Checked global memory: the arrays of a launch.
 
-Every access is checked for bounds, alignment and initialisation before it happens. The writer of each byte is recorded, which
-finds two threads that write different values to one place, and reads of another thread's writes: no barrier within a launch
-orders these.
+Every access is checked for bounds, alignment and initialisation before it happens. The writer of each byte is recorded.
+So two threads that write different values to one place are found, and reads of another thread's writes, which no
+barrier within a launch orders.
 """
 
 from __future__ import annotations

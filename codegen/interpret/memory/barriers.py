@@ -3,8 +3,8 @@
 At an instruction of several lanes (shfl.sync, mma.sync, ...), the lanes of its mask wait for each other, as on GPUs since
 Volta. This does not order memory.
 
-At wgmma.fence the warps of a warpgroup also wait for each other, because the next instruction is one of them all: they may not
-diverge before it. This does not order memory either.
+At wgmma.fence the warps of a warpgroup also wait for each other, because all of them execute the next instruction
+together. This does not order memory either.
 
 One check is stricter than PTX: a thread that has exited is an error at a barrier of a block or a warp. One is less strict:
 whether a thread that only arrives is ordered after the barrier's previous completion is not checked.
@@ -219,8 +219,8 @@ class Barriers:
         return free
 
     def stuck(self, m: Lanes, lanes: np.ndarray) -> Fault:
-        """Why no lane can run. It speaks of a lane at an instruction of several lanes, if none waits at an earlier one, else of the
-        first lane that waits at a block's, a warp's or a cluster's barrier."""
+        """A fault that says why no lane can run. It names the lane that waits at the earliest instruction, if that is
+        an instruction of several lanes; else the first lane that waits at a barrier of a block, a warp or a cluster."""
         first = int(lanes[np.argmin(m.at[lanes])])
         if self.at[first] == TOGETHER:
             return self.alone(m, first)

@@ -1,10 +1,10 @@
-"""mbarriers: objects in shared memory. A phase completes once enough threads have arrived and all expected bytes have come.
-And st.async, which delivers bytes to another block of the cluster.
+"""mbarriers, which are objects in shared memory, and st.async, which delivers bytes to another block of the cluster. A
+phase of an mbarrier completes once enough threads have arrived and all expected bytes have been delivered.
 
-A wait for a phase orders before the waiting thread: the bytes sent for the phase; everything that the arriving warps, and the warps
-that sent by st.async, did before; and everything that was ordered before these. Lanes of a warp that diverge before one of them
-sends are not distinguished. A thread whose phase is not complete waits aside until a phase completes. It is a fault if no other
-thread can run.
+A wait for a phase orders three things before the waiting thread: the bytes sent for the phase; all accesses of the
+arriving warps, and of the warps that sent by st.async, before they did; and everything that was ordered before these.
+Lanes of a warp that diverge before one of them sends are not distinguished. A thread that waits for a phase pauses
+until one completes. It is a fault if no other thread can run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """On-chip memory: the local memory of each thread and the shared memory of each block, as rows of bytes.
 
-Every access is checked for bounds, alignment and initialisation. For every byte of shared memory, its writer and its readers
-since are recorded, so that an access which nothing orders after another thread's is found as a race. A block must not exit
-while another block of its cluster may still access its memory.
+Every access is checked for bounds, alignment and initialisation. For every byte of shared memory, its writer and its
+readers since then are recorded. An access that is not ordered after another thread's access is a race. A block must not
+exit while another block of its cluster may still access its memory.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The happens-before order in shared memory: which accesses of other threads are ordered before a thread's.
 
-A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and the number of
-cluster barriers at which the lane had arrived. Each warp has a vector clock: a clock for each warp of its cluster, up to which
-that warp's accesses happened before. A barrier of warps joins their vector clocks. An mbarrier joins the vector clocks of the
-warps that arrive, for the warps that wait. An asynchronous copy belongs to no warp: the mbarrier that counts its bytes has its
-own clock, its phases, which a wait for it adds to a vector clock. A cluster barrier orders accesses before a lane's arrival
-(unless the arrival is relaxed without a fence before it) before accesses after another lane's wait.
+A block has one clock, which ticks at its barriers. An access is stamped with its lane, its block's clock and the number
+of cluster barriers at which the lane had arrived. Each warp has a vector clock: a clock for each warp of its cluster,
+up to which that warp's accesses happened before. A barrier of warps joins their vector clocks. An mbarrier joins the
+vector clocks of the warps that arrive, for the warps that wait. An asynchronous copy belongs to no warp. The mbarrier
+that counts its bytes has a clock of its own, its phases, which a wait for it adds to a vector clock. A cluster barrier
+orders the accesses before a lane's arrival before the accesses after another lane's wait, unless the arrival is relaxed
+without a fence before it.
 
 The analysis is conservative. A cluster barrier orders a lane only through its own arrival and wait. A warp barrier or a wait for an
 mbarrier does only where the whole warp takes part. A kernel that relies on more is reported as a race although it has none.
@@ -113,8 +114,9 @@ class Ordering:
     def unordered(
         self, stamps: np.ndarray, lanes: np.ndarray, warps: np.ndarray | None = None, home: np.ndarray | None = None
     ) -> np.ndarray:
-        """Where the stamped access of another lane is not ordered before `lanes`. A stamp of several lanes of one block, `home` or
-        else the lane's own, has their warps as bits of `warps`; a stamp of several lanes of other blocks has none."""
+        """Where the stamped access of another lane is not ordered before `lanes`. For a stamp of several lanes of one
+        block (`home`, by default the lane's own), `warps` has their warps as bits. For a stamp of several lanes of
+        other blocks it has no bits."""
         floor = None
         if self.cluster == 1:  # most often a barrier of all threads came since
             if self.floor is None:

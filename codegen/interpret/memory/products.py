@@ -105,8 +105,8 @@ class Products:
         self.touched[:, lanes] = False
 
     def check_start(self, names: list[str], sources: tuple[str, ...], lanes: np.ndarray) -> None:
-        """Check the registers of a new product of a warpgroup: since a fence, only products of its shape may have accessed its
-        accumulators, and only products may have read its first factor."""
+        """Check the registers of a new product of a warpgroup. Since a fence, only products of the same shape may have
+        accessed its accumulators, and only products may have read its first factor."""
         numbers = np.array([self.numbers[name] for name in (*sources, *names)])
         unfenced = self.touched[np.ix_(numbers, lanes)] | ~self.fenced[lanes]
         bad = dict(zip((*sources, *names), unfenced, strict=True)) if unfenced.any() else {}

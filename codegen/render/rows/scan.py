@@ -178,7 +178,7 @@ class ScanContext(ElementwiseContext):
     # What is read
 
     def of_states(self) -> set[str]:
-        """The names of the values of which each of an element's states reads its own."""
+        """The names of the values that each state of an element reads for itself."""
         return {a.name for a in self.plan.loads if self.plan.is_of_states(a)}
 
     def reads(self, of_states: bool) -> Reads:
@@ -225,8 +225,8 @@ class ScanContext(ElementwiseContext):
         return [n for n in self.nodes if id(n) in used - given and not plan.has_states(n)]
 
     def shared_values(self, results: Sequence[Node]) -> list[Node]:
-        """The computed values that the operands of scans and the results have in common. A compiler would compute again what it cannot
-        move across the exchange of states, such as sines."""
+        """The computed values that the operands of scans and the results have in common. Values that a compiler cannot
+        move across the exchange of states, such as sines, would be computed twice."""
         given, computed = self.given_values(), [*(n.args for n in self.plan.scans), results]  # by a function each
         needed = [[*topological(values, lambda n: id(n) in given)] for values in computed]
         count, late = Counter(id(n) for found in needed for n in found), {id(n) for n in self.plan.scans}

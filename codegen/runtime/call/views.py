@@ -57,7 +57,8 @@ def _product(extents: tuple[Any, ...]) -> Any:
 
 
 def _factor(total: Any) -> tuple[int, int] | None:
-    """Two factors of a count too large for one int32, the second a multiple of a power of two where there is one."""
+    """Two factors of a count that is too large for an int32. The second is a multiple of a power of two, if the count
+    is."""
     if not isinstance(total, int) or total <= LIMIT:
         return None
     power = total & -total

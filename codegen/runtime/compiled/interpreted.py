@@ -99,7 +99,8 @@ def run(
 
 
 def _run(call: CompiledCall, run: Callable[[Compiled], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """Run a call. A kernel that fails is run again with source lines, which take long to compile, so that the message has them."""
+    """Run a call. A kernel that fails is compiled again with source lines, and run again, so that the message has them.
+    Compiling all kernels with them would take longer."""
     try:
         return run(compile_call(call))
     except (InterpretError, ptx.PtxError):

@@ -50,8 +50,8 @@ def arch_alone() -> str | None:
 
 @contextlib.contextmanager
 def compiling_for(arch: str) -> Iterator[str]:
-    """A context in which the compiler is set to an architecture; yields a temporary folder, where it writes the PTX and cubin
-    that it is told to keep. One thread at a time: the settings are per process, and the compiler parses Python."""
+    """A context in which the compiler compiles for an architecture. It yields a temporary folder for the PTX and cubins
+    that the compiler keeps. One thread at a time: the settings are per process, and the compiler parses Python."""
     with PARSER, tempfile.TemporaryDirectory(prefix="codegen-") as folder, traced_quickly():
         with settings_for(arch, folder):
             yield folder

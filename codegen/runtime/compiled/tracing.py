@@ -1,9 +1,9 @@
-"""Tracing of kernels by CuTe DSL without costs of each operation that no kernel here needs: an eighth of a compilation's time.
+"""Makes CuTe DSL trace kernels without work that no kernel here needs. That saves an eighth of a compilation's time.
 
-The compiler looks at each argument of each operation for variables of its other frontend (PyIR), which is off. It also finds the class
-of a value's type in a table that it makes anew each time. Before each kernel it writes down those of the same launcher, for a log that
-nobody keeps. At the end it calls a Python function for each operation, to find modules without a kernel: launchers have none. Where a
-version of the compiler lacks these functions, nothing changes.
+The compiler looks at each argument of each operation for variables of its other frontend (PyIR), which is off. It also
+finds the class of a value's type in a table that it makes anew each time. Before each kernel it prints the launcher's
+earlier kernels, for a log that is not kept. At the end it calls a Python function for each operation, to find modules
+without a kernel: launchers have none. Where a version of the compiler lacks these functions, nothing changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _classes: dict[str, Any] = {}  # by the text of a type: types themselves keep th
 
 @contextlib.contextmanager
 def traced_quickly() -> Iterator[None]:
-    """A context in which kernels are traced so. One thread at a time, as for `compiling_for`."""
+    """A context in which kernels are traced without that work. One thread at a time, as for `compiling_for`."""
     from cutlass._mlir_helpers import op
     from cutlass.base_dsl.dsl import BaseDSL
     from cutlass.base_dsl.typing import Numeric
@@ -63,7 +63,8 @@ def _by_text(find: Callable[[Any], Any]) -> Any:
 
 @contextlib.contextmanager
 def _replaced(owner: Any, name: str, instead: Callable[[Any], Any]) -> Iterator[None]:
-    """A context in which an owner's function is another, made of the first; nothing changes where there is none."""
+    """A context in which a function of an object is replaced by another, made from it. Nothing changes if the object
+    lacks the function."""
     before = vars(owner).get(name)
     if before is None:
         yield

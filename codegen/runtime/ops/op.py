@@ -342,8 +342,8 @@ class Op(Generic[P, R]):
         return backward
 
     def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
-        """Whether an axis has size 0. Sums along it are 0, whatever their factors, so JAX computes the derivative: the generated backward
-        moves factors out of sums, and 0 times an infinite factor is NaN."""
+        """Whether an axis has size 0. Sums along that axis are 0, whatever their factors. But the generated backward
+        moves factors out of sums, and 0 times an infinite factor is NaN. So JAX computes the derivative."""
         axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
         return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
 

@@ -119,8 +119,8 @@ def known_in_jnp(
 def asked(
     op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
 ) -> dict[int, jax.Array]:
-    """The values of nodes that need more than the shard: positions in the whole array, its sizes, and elements taken along sharded
-    axes; by the identity of the nodes."""
+    """The values of nodes that need more than the shard, by the nodes' identity: positions in the whole array, its
+    sizes, and elements taken along sharded axes."""
     known = _picked(op, nodes, arrays, axes, compute, split)
     for node in nodes:
         axis = (str(node.attr),)

@@ -32,8 +32,8 @@ def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
 def finished(
     op: CalledOp, key: Key, operands: Sequence[Any], results: tuple[Any, ...], split: Split
 ) -> tuple[Any, ...]:
-    """The outputs of an op that contracts, on one shard where arrays are sharded, from its kernel's results: outputs with every
-    element, and the partial results of each fold."""
+    """The outputs of an op that contracts, on one shard where arrays are sharded, from its kernel's results: the
+    outputs that it writes whole, and the partial results of each reduction that begins in its tiles."""
     tile, epilogue = op.plan.tile, op.plan.epilogue
     if not tile.folds:
         return results

@@ -64,8 +64,8 @@ def read(data: bytes) -> TensorMap:
 
 
 def swizzled(offset: np.ndarray, width: int) -> np.ndarray:
-    """The offsets in shared memory of chunks with these offsets before the swizzle, in rows of `width` bytes: a chunk swaps places
-    with another chunk of its row, by the number of its 128-byte line."""
+    """The offsets of chunks in shared memory after the swizzle, for rows of `width` bytes. A chunk swaps places with
+    another chunk of its row, which the number of its 128-byte line selects."""
     return offset ^ (offset // LINE % (width // CHUNK) * CHUNK)
 
 

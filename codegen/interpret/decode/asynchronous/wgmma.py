@@ -1,18 +1,19 @@
-"""wgmma: a warpgroup multiplies two tiles, asynchronously: the second is in shared memory, the first there or in registers.
+"""wgmma: a warpgroup multiplies two tiles asynchronously. The second tile is in shared memory, the first in shared
+memory or in registers.
 
-From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators and the
-registers of its first factor. There are two exceptions: other products, of the same shape where they share accumulators;
-and movs of accumulators, with which compilers tell the assembler that two registers are the same. After any other access of
-these registers, a fence must come before the product.
+From wgmma.mma_async until the wait for its group, nothing may write the bytes that it reads, or access its accumulators
+and the registers of its first factor. There are two exceptions: other products, which must have the same shape if they
+share accumulators; and movs of accumulators, with which compilers tell the assembler that two registers are the same.
+After any other access of these registers, a fence must come before the product.
 
 Registers have the layout of the PTX ISA: each warp has 16 of a warpgroup's 64 rows. Its lane l, with g = l//4 and
 q = l%4, has these accumulators of every 8 columns: (g, 2q), (g, 2q + 1), (g + 8, 2q), (g + 8, 2q + 1); and the words of a first
 factor that mma.sync takes (`matrices`). Tiles in shared memory have TMA's layout:
 rows of 128, 64 or 32 bytes, along K or along the other axis, with permuted chunks of 16 bytes (`tensormaps.swizzled`).
 
-PTX does not define how products are summed. Here the products of one instruction are summed in float64 and then added to the
-accumulator with one rounding to nearest. NVIDIA's GPUs differ in the last bits, and for float8 in more: they keep fewer bits
-of its sums than float32 has.
+PTX does not define how products are summed. Here the products of one instruction are summed in float64 and then added
+to the accumulator with one rounding to nearest. NVIDIA's GPUs differ in the last bits, and in more bits for float8,
+whose sums they keep with fewer bits than float32.
 """
 
 from __future__ import annotations

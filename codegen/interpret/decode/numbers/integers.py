@@ -193,7 +193,7 @@ def leading_zeros(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Exec
 
 
 def lop3(words: tuple[str, ...], operands: tuple[Operand, ...]) -> Execute:
-    """Each bit is that of a table of eight, at the place that three bits are: of a the highest."""
+    """Each bit of the result is looked up in a table of eight bits, by the three bits of a (the highest), b and c."""
     only(words, ("b32",))
     target, a, b, c, table = operands
 

@@ -20,6 +20,7 @@ from codegen.runtime.ops import gemm_op, staged
 from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from codegen.runtime.sharding import shards
+from codegen.runtime.xla import by_position
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values
 
 P = PartitionSpec
@@ -117,7 +118,7 @@ def tiles_stand_in(op, key, operands, firsts):
     places = [n for n in topological(s.value for s in tile.statements) if n.op == "index"]
     known = {}
     for node in places:
-        shape = views.with_every_axis(chain.plan.order, (str(node.attr),), axes)
+        shape = by_position.with_every_axis(chain.plan.order, (str(node.attr),), axes)
         known[id(node)] = jnp.arange(axes.extents[node.attr]).reshape(shape) + firsts.get(node.attr, 0)
     stores = [a for a in chain.plan.stores if a.array in tile.outputs]
     outputs = evaluate_outputs(chain, stores, arrays, params, axes, key.types, known, "float32")

@@ -25,7 +25,7 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.compiled.platform import on_gpu
 from codegen.runtime.ops.gemm_op import GemmOp
 from codegen.runtime.ops.op import AnyOp
-from codegen.runtime.xla import scatter
+from codegen.runtime.xla import by_position, scatter
 from codegen.runtime.xla.evaluate import in_order
 from codegen.runtime.xla.products import product
 from codegen.spec.spec import Array
@@ -168,7 +168,7 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], by_xla: bool = False) -
     plan = op.plan
 
     def value(access: Access, arrays: Mapping[str, jax.Array]) -> jax.Array:
-        made = views.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
+        made = by_position.jnp_value(plan, access, arrays, case.axes, "float64", "int64")
         return in_order(access, made, spec.axes)
 
     loaded = computed_once(lambda given: [value(a, given) for a in plan.loads], arrays)
@@ -218,12 +218,12 @@ def _of_output(
     whole = []
     for pick in ("value", "error", "overflow", "doubt"):
         parts = {
-            part: views.arranged_as(np.asarray(getattr(bound, pick)), axes, plan.order, case.axes)
+            part: by_position.arranged_as(np.asarray(getattr(bound, pick)), axes, plan.order, case.axes)
             for part, bound in bounds.items()
         }
         with jax.default_device(jax.devices("cpu")[0]):
             if put is None:
-                found = views.join_parts(array, parts, case.axes)
+                found = by_position.join_parts(array, parts, case.axes)
             else:  # elsewhere it is the input, without an error, but XLA on a CPU may flush denormal elements
                 table = arrays[put.into]
                 base = table if pick == "value" else np.zeros(table.shape)
@@ -249,7 +249,7 @@ def _of_sums(
     table = arrays[put.into].astype("float64")
 
     def summed(values: np.ndarray, base: np.ndarray, how: str = "add") -> np.ndarray:
-        placed = jnp.asarray(views.arranged_as(values, put.written, plan.order, case.axes))
+        placed = jnp.asarray(by_position.arranged_as(values, put.written, plan.order, case.axes))
         return np.asarray(scatter.put(plan, {array: placed}, {**arrays, put.into: base}, case.axes, how)[array])
 
     with jax.default_device(jax.devices("cpu")[0]):

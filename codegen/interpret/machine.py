@@ -246,8 +246,7 @@ class Machine:
                 raise self.error(fault.lane, instruction, fault.message) from None
 
     def checked(self, instruction: Instruction | None, action: Callable[..., None], *arguments: object) -> None:
-        """Run an action. If it faults, the fault gets the thread's place and the instruction, by default the thread's
-        current one."""
+        """Run an action; a fault gets its thread's place, and the instruction: by default the thread's current one."""
         try:
             action(*arguments)
         except Fault as fault:

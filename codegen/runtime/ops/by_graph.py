@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from codegen.runtime.call import arguments, views
+from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.op import Op, P, R
+from codegen.runtime.xla import by_position
 from codegen.runtime.xla.evaluate import evaluate_outputs, wide
 
 
@@ -27,6 +28,6 @@ class ByGraph(Op[P, R]):
         plan, arrays = self.plan, self.arrays(key, operands)
         with wide(self.spec):
             axes = arguments.bind_axes(self.spec, arrays)
-            read, params = views.widened(plan, arrays, self.compute(key)), self.parameters(key, operands)
+            read, params = by_position.widened(plan, arrays, self.compute(key)), self.parameters(key, operands)
             found = evaluate_outputs(self.planned, plan.stores, read, params, axes, key.types, {}, self.compute(key))
         return tuple(found[a] for a in self.spec.outputs)

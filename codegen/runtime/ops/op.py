@@ -44,7 +44,7 @@ from codegen.runtime.compiled.platform import choose, current_arch
 from codegen.runtime.ops import aliases, batching
 from codegen.runtime.ops.gradient import Gradient
 from codegen.runtime.sharding import partition, shards
-from codegen.runtime.xla import scatter
+from codegen.runtime.xla import by_position, scatter
 from codegen.runtime.xla.evaluate import wide, widened
 from codegen.spec.spec import Array, Param, Spec
 from codegen.tuning import choosing
@@ -370,8 +370,8 @@ class Op(Generic[P, R]):
         spec, plan, arrays = self.spec, self.plan, self.arrays(key, operands)
         axes = arguments.bind_axes(spec, arrays)
         compute = self.compute(key)
-        read = views.widened(plan, arrays, compute)
-        values = {a.name: views.jnp_value(plan, a, read, axes, compute, spec.integer) for a in plan.loads}
+        read = by_position.widened(plan, arrays, compute)
+        values = {a.name: by_position.jnp_value(plan, a, read, axes, compute, spec.integer) for a in plan.loads}
         given = self.parameters(key, operands)  # as arrays: static numbers would be weakly typed
         values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
         extra = {

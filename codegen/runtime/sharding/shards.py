@@ -25,6 +25,7 @@ from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
+from codegen.runtime.xla import by_position
 from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
 from codegen.spec.spec import Array
 
@@ -128,7 +129,7 @@ def asked(
             known[id(node)] = jnp.asarray(math.prod(split.axes.shape(axis)), op.spec.integer)
         elif node.op == "index" and split.across(axis):
             own = split.places(axis[0], axes, op.spec.integer)
-            known[id(node)] = own.reshape(views.with_every_axis(op.plan.order, axis, axes))
+            known[id(node)] = own.reshape(by_position.with_every_axis(op.plan.order, axis, axes))
     return known
 
 
@@ -145,8 +146,8 @@ def _picked(
             place = jnp.asarray(arrays[index]).astype(op.spec.integer)
             last, own = math.prod(split.axes.shape((axis,))) - 1, math.prod(axes.shape((axis,)))
             place = jnp.clip(place, 0, max(last, 0)) - split.first(axis)
-            value = views.jnp_value(op.plan, access, {**arrays, index: place}, axes, compute, op.spec.integer)
-            here = views.index_value(op.plan, access, (place >= 0) & (place < own), axes)
+            value = by_position.jnp_value(op.plan, access, {**arrays, index: place}, axes, compute, op.spec.integer)
+            here = by_position.index_value(op.plan, access, (place >= 0) & (place < own), axes)
             there = jnp.where(here, value, 0).astype("int32" if value.dtype == bool else value.dtype)
             known[id(node)] = jax.lax.psum(there, split.across((axis,))).astype(value.dtype)
     return known
@@ -155,7 +156,7 @@ def _picked(
 def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes: arguments.Axes) -> jax.Array:
     """The elements that a statistic reduces, as partial results: (parts, remaining axes)."""
     lost = statistic.axes
-    value = jnp.broadcast_to(value, views.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
+    value = jnp.broadcast_to(value, by_position.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
     owners = [axis for axis in plan.order for _ in axes.shape((axis,))]
     places = [place for place, axis in enumerate(owners) if axis in lost]
     value = jnp.moveaxis(value, places, range(len(places)))
@@ -211,7 +212,7 @@ def rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str,
 
 def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:
     """A statistic, from its partial results on all shards, with every axis."""
-    shape = views.with_every_axis(plan.order, statistic.node.dims, axes)
+    shape = by_position.with_every_axis(plan.order, statistic.node.dims, axes)
     whole = fold(statistic.op, parts, split.across(statistic.axes)).reshape(shape)
     if statistic.op == "mean":
         whole = mean(whole, split.axes, statistic.axes)

@@ -13,11 +13,12 @@ from codegen.graph.nodes import lost_axes, nodes_of
 from codegen.plan.gemms.folds import Fold
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.launches import GemmLaunch
-from codegen.runtime.call import arguments, views
+from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Axes
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla import by_position
 from codegen.runtime.xla.evaluate import evaluate_outputs, wide
 
 
@@ -63,7 +64,7 @@ def _totals(
     found: dict[int, jax.Array] = {}
     for fold, own in zip(tile.folds, parts, strict=True):
         folded = {tile.column} if fold.along else set(tile.rows)
-        shape = views.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
+        shape = by_position.with_every_axis(order, tuple(axis for axis in order if axis not in folded), axes)
         if fold.along:  # the partial results are an additional dimension, the last one
             each = (*shape, own.shape[2])
             own = own.reshape(each)

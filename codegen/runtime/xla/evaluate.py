@@ -19,10 +19,9 @@ from codegen.graph.ops import OPS, REDUCTIONS
 from codegen.language.formula.products import type_of
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op
-from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
-from codegen.runtime.xla import random, scales, scatter, slopes
+from codegen.runtime.xla import by_position, random, scales, scatter, slopes
 from codegen.runtime.xla.products import sum_of_products
 from codegen.spec.spec import Array, Spec
 
@@ -115,7 +114,7 @@ def leaf_values(
     """The `needed` values that a chain reads, and its parameters."""
     spec, plan = op.spec, op.plan
     leaves = {
-        access_key(plan, a): in_order(a, views.jnp_value(plan, a, arrays, axes, compute, spec.integer), spec.axes)
+        access_key(plan, a): in_order(a, by_position.jnp_value(plan, a, arrays, axes, compute, spec.integer), spec.axes)
         for a in plan.loads
         if a.mode == "table" or access_key(plan, a) in needed
     }

@@ -18,10 +18,10 @@ from codegen.language.chain import output_parts
 from codegen.plan.access import Access, Plan
 from codegen.plan.by_index import Sums
 from codegen.plan.op import Summed
-from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Axes, Types, bind_axes
 from codegen.runtime.call.cast import store
-from codegen.runtime.call.views import join_parts, named_axes
+from codegen.runtime.xla import by_position
+from codegen.runtime.xla.by_position import join_parts, named_axes
 from codegen.spec.spec import Array, Spec
 
 MOST_PLACES = 2**31 - 2  # which are numbered in int32
@@ -256,7 +256,7 @@ def stored(
     plan: Plan, stores: Sequence[Access], values: Sequence[jax.Array], arrays: Mapping[str, jax.Array], axes: Axes, types: Types
 ) -> dict[Array, jax.Array]:  # fmt: skip
     """The outputs that `stores` write, from the jnp form's value for each, in the user's shape and type."""
-    found = views.stored(stores, values, plan.order, axes, types)
+    found = by_position.stored(stores, values, plan.order, axes, types)
     return found | put(plan, found, arrays, axes)
 
 

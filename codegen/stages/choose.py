@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from codegen.language.reference import Reference
 from codegen.language.transfer import extended_spec
 from codegen.plan import elementwise
 from codegen.plan.attending import attention
-from codegen.plan.attention import WRITTEN, AttentionPlan
+from codegen.plan.attention import AttentionPlan
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms import contractions as gemms
 from codegen.plan.gemms.loading import loaded
@@ -29,22 +28,21 @@ from codegen.plan.rows import middle, reducing, scanning, selecting, single, str
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.steps import Steps
 from codegen.spec.spec import Array, Spec
-from codegen.stages.batches import with_whole_batches
+from codegen.stages.attending import attending
 from codegen.stages.cut import Stages, cut
+from codegen.stages.forms import with_terms_apart, with_whole_batches
 from codegen.stages.moments import centred, sampled_axes
 from codegen.stages.neighbours import reduced_once, written_once
 from codegen.stages.order import from_the_end
 from codegen.stages.parts import in_parts, summed_along_scans
-from codegen.stages.products import cut_around, factors_of, products_of, weights_of
+from codegen.stages.products import cut_around, products_of
 from codegen.stages.scaling import moved
 from codegen.stages.splitting import with_addends
 from codegen.stages.steps import make_plan as in_steps
-from codegen.stages.terms import with_terms_apart
 
 MakePlan = Callable[[Spec, tuple[Statement, ...]], Reduction | Steps]
 # The planners of kernels that compute what otherwise takes several stages
 ONE_KERNEL: tuple[MakePlan, ...] = (middle.make_plan, strided.make_plan, in_steps)
-MOST_WEIGHTS = 4  # factors that are tried as attention's weights
 
 
 def planned(spec: Spec) -> tuple[Spec, AnyPlan]:
@@ -147,7 +145,11 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if whole.refused():
         raise error
     try:
-        stages = (_attending(spec) or _around_products(spec)) if contracts else _in_parts(spec) or _cut_scans(spec)
+        stages = (
+            (attending(spec, one_kernel, derived) or _around_products(spec))
+            if contracts
+            else _in_parts(spec) or _cut_scans(spec)
+        )
     except SpecError:
         if contracts and gemms.takes_inputs(statements):
             raise error from None  # it says what no kernel takes, with its place in the chain
@@ -155,66 +157,6 @@ def _in_stages(spec: Spec, error: SpecError) -> Staged:
     if stages is None:
         raise error
     return _fewest(spec, whole, stages) if contracts else _in_one_sweep(spec, whole, stages)
-
-
-def _attending(spec: Spec) -> Stages | None:
-    """The stages of an op in which a kernel computes the weights of attention, after stages that write what is multiplied. None if it
-    has none."""
-    products = [n for n in spec.read.nodes if n.op == "contract"]
-    weights = weights_of(products)
-    paged = [f for p in products for f in factors_of(p) if f.op == "cast" and f.args[0].op in TAKES]
-    every = dict.fromkeys([tuple(weights), *((w,) for w in weights[:MOST_WEIGHTS])]) if weights else ()
-    for given, taken in itertools.product(every, dict.fromkeys([tuple(paged), ()])):
-        with contextlib.suppress(SpecError):
-            # Rows that the kernel takes from pages itself are not copied; only their places are computed before
-            places = [n for n in dict.fromkeys(f.args[0].args[1] for f in taken) if n.op != "input"]
-            before = [*places, *_attended(spec, products, given)]
-            found = cut_around(spec, one_kernel, derived, before, {id(n) for n in (*given, *taken)})
-            if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
-                return found
-    return None
-
-
-def _attended(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:
-    """The products with these weights, or their rounded values, that are neither outputs nor factors: a stage writes
-    them for other stages."""
-    outputs = {a.name for a in spec.outputs if {*spec.dtypes(a)} <= {*WRITTEN}}  # other types are converted to
-    stored = [s.value for s in spec.read.statements if s.name in outputs]
-    stored += [f for p in products for f in factors_of(p)]
-    found = []
-    for product in [p for p in products if any(w in weights for w in factors_of(p))]:
-        takers = [n for n in spec.read.nodes if product in n.args]
-        value = takers[0] if [n.op for n in takers] == ["cast"] else product
-        found += [value] if value not in stored else []
-        found += _of_rows(spec, product, weights)
-    return list(dict.fromkeys(found))
-
-
-def _of_rows(spec: Spec, product: Node, every: Sequence[Node]) -> list[Node]:
-    """The values for each row of attention's scores, such as their logsumexp, that are needed for other values than the
-    weights of `every` attention. The kernel of this product's weights writes them."""
-    weights = next(f for f in factors_of(product) if products_of([f]))
-    scores = {id(p) for p in products_of([weights]).values()}
-    rows = {*product.dims} & {*weights.dims}
-    users: dict[int, list[Node]] = {}
-    sources: dict[int, set[int]] = {}  # the products from which each value is made
-    own: dict[int, Node] = {}
-    for node in spec.read.nodes:
-        for argument in node.args:
-            users.setdefault(id(argument), []).append(node)
-        made = {id(node)} if node.op == "contract" else set[int]().union(*(sources[id(a)] for a in node.args))
-        sources[id(node)] = made
-        if made == scores and node.kind == "float" and {*node.dims} <= rows:
-            own[id(node)] = node
-    inside = {id(n) for n in topological([*every, *own.values()])}
-    last = [n for n in own.values() if any(id(u) not in inside for u in users.get(id(n), []))]
-    others = {id(n) for n in last}
-
-    def again(node: Node) -> bool:
-        """Whether a value needs the scores even where the others are known."""
-        return any(id(n) in scores for n in topological([node], lambda n: id(n) in others and n is not node))
-
-    return [n for n in last if again(n)]
 
 
 def with_whole(spec: Spec, plan: Staged, kernels: Sequence[MakePlan] = ONE_KERNEL) -> Staged:

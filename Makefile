@@ -25,7 +25,7 @@ endif
 .PHONY: help setup build demo test check static compat wheel lint types collected current instructions bench docs docs-serve clean anew
 
 help:
-	@echo 'make demo    bias + ReLU from ten lines of YAML to a result'
+	@echo 'make demo    bias + ReLU from twelve lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
 	@echo 'make check   what takes less than a minute of it: lint, types, generated files, and quick tests without JAX'
 	@echo 'make compat  the tests with the newest libraries, in an environment of its own'

@@ -33,7 +33,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
     scope.later = frozenset(line.first_name for line in lines)
     for line in lines:
         if line.tree is None:
-            broken |= {line.first_name} - set(scope.names())
+            broken |= line.names - set(scope.names())
             continue
         try:
             target, part, tree = split_statement(line.tree)
@@ -58,7 +58,7 @@ def read_chain(spec: Spec) -> tuple[Chain | None, list[Diagnostic]]:
                 scope.values[target.id] = value
         except Placed as error:
             diagnostics += line.diagnostics(error)
-            broken |= {line.first_name} - set(scope.names())
+            broken |= line.names - set(scope.names())
     hidden = {name for value in scope.parted.values() for name in value.names} - scope.used
     statements = reached(spec, [s for s in statements if s.name not in hidden])
     chain = None if diagnostics else Chain(tuple(statements), scope.graph)

@@ -80,6 +80,13 @@ class Line:
             return target.id if isinstance(target, ast.Name) else ""
         return _first_word(re.sub(r"^\s*def\b", "", self.text))
 
+    @functools.cached_property
+    def names(self) -> set[str]:
+        """The names that it assigns, or seems to, if it is not a statement of the language."""
+        targets = self.tree.targets if isinstance(self.tree, ast.Assign) else []
+        found = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        return found | {self.first_name, *(() if self.tree else re.findall(r"(\w+)(?:\[\d+\])?\s*=(?!=)", self.text))}
+
     @property
     def target(self) -> str:
         """The name or the part of an output that it assigns, as text, or ""."""
@@ -157,7 +164,7 @@ def read_lines(scalar: Scalar, form: str = "") -> tuple[list[Line], list[Diagnos
         except UserError as error:
             place = error.place or (0, start, 1)
             lines.append(unread)
-            hint = error.hint or form or "a statement is `name = expression`"
+            hint = _joined(scalar, form) or error.hint or form or "a statement is `name = expression`"
             diagnostics.append(unread.at(*place, error.message, hint))
             continue
         lines.append(Line(scalar, first, text, None if more else tree))
@@ -165,6 +172,12 @@ def read_lines(scalar: Scalar, form: str = "") -> tuple[list[Line], list[Diagnos
             several = UserError("one statement a line", "write each `name = expression` on a line of its own")
             diagnostics.append(unread.diagnostic(Placed(more[0], several)))
     return lines, diagnostics
+
+
+def _joined(scalar: Scalar, form: str) -> str:
+    """The hint for a text whose lines YAML joins to one."""
+    joined = scalar.style == "plain" and "\n" in scalar.source.text[scalar.start : scalar.end]
+    return f"YAML joins these lines: write `{'reference' if form else 'chain'}: |` above them" if joined else ""
 
 
 def _first_word(text: str) -> str:
@@ -203,7 +216,8 @@ def _plain(message: str) -> str:
 # Signs of other languages
 _SIGNS = {
     "&&": "write (a > 0) & (b > 0)", "||": "write (a > 0) | (b > 0)", "!": "write ~condition",
-    "?": "write where(condition, a, b)", "²": "write x ** 2",
+    "?": "write where(condition, a, b)", "²": "write x ** 2", "×": "write a * b", "·": "write a * b", "÷": "write a / b",
+    "−": "write a - b", "≤": "write a <= b", "≥": "write a >= b", "≠": "write a != b", "π": "write pi", "∞": "write inf",
 }  # fmt: skip
 
 

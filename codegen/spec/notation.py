@@ -118,7 +118,8 @@ def _is_number(word: str) -> bool:
 def _parts(word: str) -> int:
     count = int(word) if len(word) < 6 else 1000
     if not 1 <= count <= 64:
-        raise UserError(f"an axis of {word[:12]} parts", "an axis has 1 to 64 parts; give a longer axis a name")
+        longer = f"; a longer axis has a name: N={word}" if count > 64 and len(word) < 10 else ""
+        raise UserError(f"an axis of {word[:12]} parts", f"an axis has 1 to 64 parts{longer}")
     return count
 
 
@@ -138,13 +139,27 @@ def _axis_meant(word: str) -> str:
     return "axes are named like N, K or Heads"
 
 
+def _array_meant(name: str, text: str, types: dict[str, tuple[str, ...]]) -> str:
+    """The hint for a text that is no array: the nearest text that is one."""
+    near = re.sub(r"^(?:\w+\.)+", "", text.strip().rstrip(","))
+    near = re.sub(r"^(\w+) ?\(([^()]*)\)", r"\1[\2]", near)
+    near += "]" if near.count("[") > near.count("]") else ""
+    if near in types or near in DTYPES:
+        return f"write {near}[N] for one axis, {near}[] for a scalar"
+    try:
+        if near != text:
+            parse_array(name, near, types)
+            return f"write {near}"
+    except UserError:
+        pass
+    return "an array is DTYPE[axes], as in T[..., N] or float32[]"
+
+
 def parse_array(name: str, text: str, types: dict[str, tuple[str, ...]]) -> Array:
     """The `Array` of `T[..., N] = 0`. Raises `UserError`."""
     match = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*\[(.*)\]\s*(?:=\s*(.+?))?\s*", text)
     if not match:
-        raise UserError(
-            f"cannot read {shown(text)} as an array", "an array is DTYPE[axes], as in T[..., N] or float32[]"
-        )
+        raise UserError(f"cannot read {shown(text)} as an array", _array_meant(name, text, types))
     dtype, dims, default = match.groups()
     part = 1
     try:

@@ -71,7 +71,8 @@ class Operations:
         values: dict[str, str] = {p: f"={ast.unparse(d)}" for p, d in zip(params, defaults, strict=False) if d}
         if params[-1] == "axis" and len(params) > 1:
             values["axis"] = f"={self.scope.example_axis}"
-        usage = f"it is {name}({', '.join(p + values.get(p, '') for p in params)})"
+        words = ["K=8" if p == "k" else p + values.get(p, "") for p in params]  # an axis of the result, and its size
+        usage = f"it is {name}({', '.join(words)})"
         given = dict(zip(params, tree.args, strict=False))
         for keyword_ in tree.keywords:
             if keyword_.arg not in params or keyword_.arg in given:

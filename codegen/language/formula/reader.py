@@ -152,7 +152,8 @@ class Reader(Operations):
         kind = type(tree.ops[0]).__name__
         if kind not in COMPARE:
             sign = {"Is": "is", "IsNot": "is not", "In": "in", "NotIn": "not in"}[kind]
-            raise self.fail(tree, f"{sign!r} is not part of the language", "it has < <= > >= == !=")
+            hint = _instead_of_is(tree) if "Is" in kind else "write (a == 1) | (a == 2)"
+            raise self.fail(tree, f"{sign!r} is not part of the language", hint)
         return self.apply(tree, COMPARE[kind], self.read_all([tree.left, *tree.comparators]))
 
     def read_IfExp(self, tree: ast.IfExp) -> Node:
@@ -275,3 +276,11 @@ def part_names(array: Array) -> str:
     count = array.parts or 0
     names = [f"{array.name}[{i}]" for i in range(count)]
     return f"its parts are {', '.join(names if count <= 4 else [*names[:2], '...', names[-1]])}"
+
+
+def _instead_of_is(tree: ast.Compare) -> str:
+    """The hint for `is` and `is not`."""
+    words = {ast.unparse(side).lower().rpartition(".")[2] for side in (tree.left, *tree.comparators)}
+    if "none" in words:
+        return "where a call leaves out an input, the formulas take its default: w: T[N] = 1"
+    return "write isnan(x)" if "nan" in words else "it has < <= > >= == !="

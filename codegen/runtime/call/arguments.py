@@ -254,6 +254,14 @@ def _dim_extents(spec: Spec, array: Array, dim: Axis, n: int, shape: tuple[int, 
     return [(name, extent or n // each) for name, extent in zip(dim.names, known_sizes, strict=True)]
 
 
+def _type_words(value: Any) -> str:
+    """The type of a value that is no Python number, and what to do about it."""
+    if not isinstance(value, jax.Array):
+        return type(value).__name__
+    made = "a traced value" if isinstance(value, jax.core.Tracer) else "a JAX array"
+    return f"{made}: pass a Python number, or declare it with `static: false`"
+
+
 def static_value(spec: Spec, param: Param, value: Any) -> Any:
     """A static param's value: a Python number of its type."""
     value = (
@@ -262,8 +270,9 @@ def static_value(spec: Spec, param: Param, value: Any) -> Any:
     value = _whole(spec, param, value)
     good = {"float": (int, float), "int": (int,), "bool": (bool,)}[param.kind]
     if not isinstance(value, good) or (param.kind != "bool" and isinstance(value, bool)):
-        got = type(value).__name__
-        raise TypeError(f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {got}")
+        raise TypeError(
+            f"{spec.op}: {param.name!r} is a static {param.kind}, compiled into the kernel, not {_type_words(value)}"
+        )
     _refuse_wide(spec, param, value)
     if param.kind != "float":
         return value

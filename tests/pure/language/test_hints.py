@@ -20,7 +20,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     "aliases_of_columns": {14: None, 15: None},
     "aliases_of_products": {12: None, 13: None},
     "aliases_shifted": {22: None, 23: None},
-    "array_forms": {4: "  a: float32[]", 5: "  b: float32[N]", 8: "  e: float32[N]", 9: "  f: float32[..., N]"},
+    "array_forms": {4: "  a: float32[]", 5: "  b: float32[N]", 8: "  e: float32[N]", 9: "  f: float32[..., N]", 10: "  g: float32[..., N]"},
     "axis_names": {4: "  a: float32[N]", 10: "  g: float32[(2 N)]", 11: "  h: float32[..., (2 N)]", 12: "  i: float32[Heads]"},
     "axes_of_index": {8: "  a = index(N)", 12: "  e = argmax(x, axis=N)", 13: "  y = x + index(N)"},
     "axis_order": {4: "  x: float32[..., N]"},
@@ -63,7 +63,11 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
     },
     "literals": {7: "chain: y = x + 1 + 2 + 3 + 4"},
     "literals_too_large": {8: "  z = x + inf", 9: "  y = z * -inf", 10: "reference: x + jnp.inf - jnp.inf"},
-    "logic": {8: "  a = (x > 0) & (x < 1)", 9: "  b = (0 < x) & (x < 1)", 10: "  c = x == x", 11: "  e = x == x", 12: "  y = where(x > 0, x, 0)"},
+    "joined_chain": {7: "chain: |"},
+    "logic": {
+        8: "  a = (x > 0) & (x < 1)", 9: "  b = (0 < x) & (x < 1)", 10: "  c = x == x", 11: "  e = (x == 1) | (x == 2)", 12: "  f = isnan(x)",
+        14: "  y = where(x > 0, x, 0)",
+    },
     "many_mistakes": {1: "op: many_mistakes"},
     "never_assigned": {6: None, 7: None, 8: None},
     "never_used": {5: None, 9: None, 11: None, 13: None},
@@ -148,6 +152,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         23: "  m = sum(where(index(P) == i, cumsum(t, axis=P), 0), axis=P)", 24: "  n = take(t, i, axis=P)",
     },
     "puts": {12: "  c: float32[P, N]", 15: "  a = put(cache, x, i, axis=P)", 16: "  b = put(cache, x, i, axis=P)"},
+    "syntax_marks": {8: "  a = x * 2"},
     "target_parts": {8: None, 11: "  h = x", 12: None},
     "tolerance": {10: "  rtol: 1e-3", 11: "  atol: 1e-3"},
     "tolerance_empty": {10: "  rtol: 1e-3"},
@@ -162,6 +167,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
 # What is changed stands in other lines than the error
 ELSEWHERE = {
     "grad_cotangent",
+    "joined_chain",
     "quantised_gradient",
     "products_in_float64",
     "products_with_formulas",

@@ -7,6 +7,8 @@ In reading order:
   staged   what an op of several kernels reads again
   losses   a loss that is computed to be differentiated
   known    the library's op for a chain
+  running  steps run again, one by one
+  loops    loops of the same length as one loop
   program  a function with ops for its chains
   sums     a loss that a loop adds up, computed to be differentiated
   fuse     `codegen.fuse`

@@ -120,7 +120,7 @@ def once(flat: Flat) -> Flat:
     seen: dict[object, Step] = {}
     steps = []
     for step in flat.steps:
-        own = _on(step, same)
+        own = on(step, same)
         if step.inner or step.name in BODIES or has_effects(step):
             steps.append(own)
             continue
@@ -132,10 +132,10 @@ def once(flat: Flat) -> Flat:
     return Flat(flat.inputs, tuple(steps), tuple(same.get(v, v) if isinstance(v, Value) else v for v in flat.outputs))
 
 
-def _on(step: Step, same: Mapping[Value, Value]) -> Step:
+def on(step: Step, same: Mapping[Value, Atom]) -> Step:
     """A step on other values, as are the steps within it."""
     inputs = tuple(same.get(v, v) if isinstance(v, Value) else v for v in step.inputs)
-    return replace(step, inputs=inputs, inner=tuple(_on(s, same) for s in step.inner))
+    return replace(step, inputs=inputs, inner=tuple(on(s, same) for s in step.inner))
 
 
 def _sides_apart(flat: Flat) -> Flat:

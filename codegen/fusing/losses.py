@@ -14,7 +14,8 @@ import jax
 
 from codegen.fusing.chains import Chain, Expressing
 from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded, once
-from codegen.fusing.program import Program, evaluate, program_of, read, steps_evaluated
+from codegen.fusing.program import Program, evaluate, program_of
+from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.steps import Flat, Step, Value
 from codegen.tracing.translate import ELEMENTWISE, LAYOUT

@@ -18,8 +18,10 @@ from jax.extend import core
 
 from codegen.fusing.chains import Chain, Expressing, chains
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph, prepared
+from codegen.fusing.loops import merged
+from codegen.fusing.running import bound, read, steps_evaluated
 from codegen.tracing.naming import parameter_names
-from codegen.tracing.steps import Atom, Number, Step, Value, flatten
+from codegen.tracing.steps import Atom, Step, Value, flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +62,10 @@ class Program:
 def program_of(
     closed: Any, expressing: Expressing, sequences: bool = False, policies: tuple[Callable[..., Any], ...] = ()
 ) -> Program:
-    """The program of a closed jaxpr, with `sequences` of products as chains or without. `policies` are the policies of
-    the checkpoints around it: a value that they save for a gradient is never computed within a chain."""
+    """The program of a closed jaxpr. With `sequences`, sequences of products are chains, and a loop is part of another one that can do it
+    too. `policies` are the policies of the checkpoints around it: a value that they save for a gradient is never computed within a chain."""
     flat = flatten(closed, remat=False, saves=lambda equation: any(_saves(p, equation) for p in policies))
-    graph = StepGraph(prepared(flat))
+    graph = StepGraph(prepared(merged(flat) if sequences else flat))
     bodies = []
     for place, step in enumerate(graph.steps):
         within = (*policies, *_policies(step))
@@ -116,11 +118,6 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
     return [read(a, values) for a in graph.flat.outputs]
 
 
-def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
-    """The value of a step's argument: a number, a known value, or a constant of the function."""
-    return jax.numpy.asarray(atom.value, atom.dtype) if isinstance(atom, Number) else values.get(atom, atom.constant)
-
-
 def _where_differentiated(
     chain: Chain, graph: StepGraph, op: Callable[..., tuple[Any, ...]]
 ) -> Callable[..., tuple[Any, ...]]:
@@ -135,36 +132,6 @@ def _where_differentiated(
     value: Any = jax.custom_vjp(plain)
     value.defvjp(lambda *arrays: jax.vjp(op, *arrays), lambda pull, d: pull(d))
     return lambda *arrays: tuple(value(*arrays))
-
-
-def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[Value, Any]:
-    """The values of steps, from the values of their inputs."""
-    found = dict(values)
-    for step in steps:
-        given = [read(a, found) for a in step.inputs]
-        results = given if step.name == FACTOR else bound(step.equation, given, step.params)
-        found |= zip(step.outputs, results, strict=True)
-    return found
-
-
-def bound(equation: Any, arguments: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
-    """A primitive's results; None for a result that nothing uses. The equation is evaluated as a jaxpr of its own. A reshape that the
-    function does not have has none."""
-    if equation is None:
-        return [jax.numpy.reshape(arguments[0], params["new_sizes"])]
-    if params is not equation.params:
-        equation = equation.replace(params=dict(params))
-    given = {v: a for v, a in zip(equation.invars, arguments, strict=True) if not isinstance(v, core.Literal)}
-    results = [v for v in equation.outvars if not isinstance(v, core.DropVar)]
-    jaxpr = core.Jaxpr((), list(given), results, [equation], equation.effects, debug_info=_no_source())
-    found = iter(core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*given.values()))
-    return [None if isinstance(v, core.DropVar) else next(found) for v in equation.outvars]
-
-
-@functools.cache
-def _no_source() -> Any:
-    """The source information of a jaxpr that has none."""
-    return jax.make_jaxpr(lambda: ())().jaxpr.debug_info
 
 
 def done(step: Step, arguments: Sequence[Any], program: Program, wanted: Wanted) -> Sequence[Any]:

@@ -15,7 +15,8 @@ from codegen.fusing.chains import LEAST, Chain, Expressing, place_of_input
 from codegen.fusing.fuse import call_of, place_of
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known
-from codegen.fusing.program import Program, is_array, of_arrays, program_of, steps_evaluated
+from codegen.fusing.program import Program, is_array, of_arrays, program_of
+from codegen.fusing.running import steps_evaluated
 from codegen.targets import Gpu
 from codegen.tracing.agreement import NARROW, as_tuple, difference, drawn, with_reference
 from codegen.tracing.axes import RESHAPE

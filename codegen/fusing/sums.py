@@ -17,9 +17,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from codegen.fusing.chains import Chain
 from codegen.fusing.graph import StepGraph, is_sharded
-from codegen.fusing.program import Program, read, steps_evaluated
+from codegen.fusing.loops import adding, body_of, constants_and_carried
+from codegen.fusing.program import Program
+from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import REMAT, Atom, Flat, Step, Value, flatten
+from codegen.tracing.steps import Atom, Step, Value
 
 Function = Callable[..., tuple[Any, ...]]
 
@@ -72,17 +74,17 @@ def sums(program: Program) -> Iterator[Sum]:
 
 def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     step = graph.steps[place]
-    first, count = _constants_and_carried(step)
+    first, count = constants_and_carried(step)
     chain = next((chain for _, chain, _ in program.everywhere()), None)
     after = [_summing(graph, v) for v in step.outputs[count:]]
     if chain is None or None in after or any(v.shape != () for v in step.outputs[:count]) or is_sharded(step):
         return None
-    flat = _body(step.params["jaxpr"])
+    flat = body_of(step.params["jaxpr"])
     before = flat.inputs[first : first + count]  # the sums, as an iteration finds them
-    adding = [_adding(flat, a, b) for a, b in zip(before, flat.outputs, strict=False)]
-    if None in adding or not any(s.name == "dot_general" for s in flat.steps):
+    additions = [adding(flat, a, b) for a, b in zip(before, flat.outputs, strict=False)]
+    if None in additions or not any(s.name == "dot_general" for s in flat.steps):
         return None
-    added = [s for s in adding if s is not None]
+    added = [s for s in additions if s is not None]
     terms = tuple(next(v for v in s.inputs if v is not a) for s, a in zip(added, before, strict=True))
     steps = tuple(s for s in flat.steps if s not in added)
     later = tuple(graph.steps[p] for p in after if p is not None)
@@ -94,14 +96,6 @@ def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     )
 
 
-def _constants_and_carried(step: Step) -> tuple[int, int]:
-    """How many of a scan's inputs are the same in all iterations, and how many it carries. JAX 0.11 and newer keep trees of both."""
-    if "num_carry" in step.params:
-        return step.params["num_consts"], step.params["num_carry"]
-    constants, carried, _ = step.params["ft_in"].unpack()
-    return len(constants), len(carried)
-
-
 def _summing(graph: StepGraph, value: Value) -> int | None:
     """The place of the step that adds up all elements of a value that nothing else takes."""
     users = graph.users.get(value, [])
@@ -109,38 +103,6 @@ def _summing(graph: StepGraph, value: Value) -> int | None:
         return None
     step = graph.steps[users[0]]
     return users[0] if step.name == "reduce_sum" and step.outputs[0].shape == () else None
-
-
-def _body(closed: Any) -> Flat:
-    """The steps of an iteration. A checkpoint that is the only one is replaced by its steps: where a gradient follows, nothing is to be
-    computed again."""
-    whole = flatten(closed, remat=False)
-    checkpoints = [s for s in whole.steps if s.name in REMAT]
-    inner = [e for s in checkpoints for e in s.params["jaxpr"].eqns]
-    alone = len(checkpoints) == 1 and not any(e.primitive.name in REMAT for e in inner)
-    return _of_one_type(flatten(closed) if alone else whole)
-
-
-def _of_one_type(flat: Flat) -> Flat:
-    """The same steps without conversions of a type to itself, as of a number whose type is weak."""
-    same: dict[Atom, Atom] = {}
-    steps = []
-    for step in flat.steps:
-        own = replace(step, inputs=tuple(same.get(v, v) for v in step.inputs))
-        if step.name == "convert_element_type" and own.inputs[0].dtype == own.outputs[0].dtype:
-            same[own.outputs[0]] = own.inputs[0]
-        else:
-            steps.append(own)
-    return Flat(flat.inputs, tuple(steps), tuple(same.get(v, v) for v in flat.outputs))
-
-
-def _adding(flat: Flat, before: Value, after: Atom) -> Step | None:
-    """The step that adds a term to a sum that nothing else takes."""
-    users = [s for s in flat.steps if before in s.inputs]
-    if len(users) != 1 or users[0].name != "add" or before in flat.outputs:
-        return None
-    (step,) = users
-    return step if step.outputs == (after,) and step.inputs.count(before) == 1 else None
 
 
 def call_of_sum(found: Sum, loop: Function, fuse: Callable[[Function], Function]) -> Function:

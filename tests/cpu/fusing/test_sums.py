@@ -69,6 +69,19 @@ def test_one_loop_computes_a_sum_and_its_gradients(loss, places):
     assert text.count("dot_general[") == 1 + len(places)  # what is not requested is not computed
 
 
+@pytest.mark.parametrize("loss", [checkpointed, without_checkpoint, mapped], ids=lambda loss: loss.__name__)
+def test_the_loop_of_a_gradient_is_part_of_the_loop_of_its_sum(loss):
+    plain = jax.value_and_grad(loss, (0, 1))
+    fused = codegen.fuse(plain)
+    for one, other in zip(
+        jax.tree.leaves(jax.jit(fused)(X, W, LABEL)), jax.tree.leaves(plain(X, W, LABEL)), strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5)
+    text = str(jax.make_jaxpr(fused)(X, W, LABEL))
+    assert text.count("codegen_op") == text.count(" scan[") == 1
+    assert text.count("dot_general[") == 3
+
+
 def test_where_no_gradient_is_requested_none_is_computed():
     fused = codegen.fuse(checkpointed)
     np.testing.assert_allclose(jax.jit(fused)(X, W, LABEL), checkpointed(X, W, LABEL), rtol=2e-5)
@@ -98,12 +111,13 @@ def of_the_sum(x, w, label):
 
 @pytest.mark.parametrize("loss", [two_sums, of_the_sum], ids=lambda loss: loss.__name__)
 def test_other_loops_are_differentiated_as_before(loss):
-    fused, plain = (jax.value_and_grad(f, (0, 1)) for f in (codegen.fuse(loss), loss))
-    for one, other in zip(
-        jax.tree.leaves(jax.jit(fused)(X, W, LABEL)), jax.tree.leaves(plain(X, W, LABEL)), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
-    assert str(jax.make_jaxpr(fused)(X, W, LABEL)).count(" scan[") == 2
+    plain = jax.value_and_grad(loss, (0, 1))
+    for fused in (jax.value_and_grad(codegen.fuse(loss), (0, 1)), codegen.fuse(plain)):
+        for one, other in zip(
+            jax.tree.leaves(jax.jit(fused)(X, W, LABEL)), jax.tree.leaves(plain(X, W, LABEL)), strict=True
+        ):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+        assert str(jax.make_jaxpr(fused)(X, W, LABEL)).count(" scan[") == 2
 
 
 def test_a_sum_that_nothing_takes_has_no_gradient():

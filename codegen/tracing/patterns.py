@@ -25,10 +25,13 @@ SCALARS = {
     "negative_slope": 0.375,
     "alpha": 0.625,
     "b": 0.875,
+    "d": 7,
 }  # no other constant of a pattern
 
-# name in the language: forms in JAX. A parameter of SCALARS stands for a number; (R, N) is the shape of x
+# name in the language: forms in JAX. A parameter of SCALARS stands for a number; those of ARRAYS have these shapes and types
 FUNCTIONS: dict[str, tuple[Callable[..., jax.Array], ...]] = {
+    "floordiv": (lambda i, d: i // d, lambda i, j: i // j, lambda x, d: x // d, lambda x, y: x // y),
+    "mod": (lambda i, d: i % d, lambda i, j: i % j, lambda x, d: x % d, lambda x, y: x % y),
     "square": (lambda x: x * x,),
     "sigmoid": (lambda x: 1 / (1 + jnp.exp(-x)),),
     "clip": (lambda x, lo, hi: jnp.clip(x, lo, hi),),
@@ -78,16 +81,21 @@ MULTIPLIED: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], ...]] =
     ),
 }
 ALONG = frozenset({"var", "norm", "softmax", "log_softmax", "logsumexp"})  # they take an axis
-SHAPES = {"x": (3, 5), "g": (3,)}
+FACTOR = "g"
+ARRAYS = {
+    **{name: jax.ShapeDtypeStruct((3, 5), dtype) for name, dtype in zip("xyij", ("float32", "float32", "int32", "int32"))},
+    FACTOR: jax.ShapeDtypeStruct((3,), "float32"),
+}
 SWAPPED = frozenset({"add", "mul", "maximum", "minimum", "and", "or", "eq", "ne"})
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A function of the language, and a formula that it stands for, perhaps times `g`."""
+    """A function of the language of some arguments, and a formula that it stands for, perhaps times `g`."""
 
     name: str
     formula: Formula
+    arguments: tuple[str, ...]
     scalars: tuple[str, ...]
 
 
@@ -98,10 +106,10 @@ def patterns() -> tuple[Pattern, ...]:
     for name, forms in (*FUNCTIONS.items(), *MULTIPLIED.items()):
         made = []
         for function in forms:
-            scalars = tuple(
-                p for p in inspect.signature(function).parameters if p in SCALARS and not _has_default(function, p)
-            )
-            made.append(Pattern(name, _traced(function, scalars, found), scalars))
+            names = [p for p in inspect.signature(function).parameters if not _has_default(function, p)]
+            scalars = tuple(p for p in names if p in SCALARS)
+            arguments = tuple(p for p in names if p != FACTOR)
+            made.append(Pattern(name, _traced(function, scalars, found), arguments, scalars))
         found += made
     return tuple(found)
 
@@ -111,9 +119,8 @@ def _has_default(function: Callable[..., object], name: str) -> bool:
 
 
 def _traced(function: Callable[..., jax.Array], scalars: tuple[str, ...], known: list[Pattern]) -> Formula:
-    names = [p for p in inspect.signature(function).parameters if p in SHAPES]
-    arrays = [jax.ShapeDtypeStruct(SHAPES[n], "float32") for n in names]
-    flat = traced(lambda *given: function(*given, *(SCALARS[s] for s in scalars)), *arrays)
+    names = [p for p in inspect.signature(function).parameters if p in ARRAYS]
+    flat = traced(lambda *given: function(*given, *(SCALARS[s] for s in scalars)), *(ARRAYS[n] for n in names))
     made = translated(flat.steps, dict(zip(flat.inputs, names, strict=True)))
     (formula,) = made.parts(flat.outputs[0])
     return recognised(made.formulas, [formula], 1e-6, known)[0]
@@ -146,13 +153,13 @@ Bound = dict[object, object]
 
 
 def _called(formulas: Formulas, pattern: Pattern, formula: Formula, bound: Bound) -> Formula | None:
-    args = (bound["x"], *(bound[s] for s in pattern.scalars))
+    args = tuple(bound[name] for name in pattern.arguments)
     assert all(isinstance(a, Formula) for a in args)
     if any(a.is_number for a in args[:1]):  # type: ignore[attr-defined]
         return None
     attr = bound["axes"] if pattern.name in ALONG else None
     made = formulas.make(pattern.name, args, formula.kind, attr)  # type: ignore[arg-type]
-    factor = bound.get("g")
+    factor = bound.get(FACTOR)
     return formulas.make("mul", (factor, made), formula.kind) if isinstance(factor, Formula) else made
 
 
@@ -162,7 +169,7 @@ def _match(
     """The ways in which a formula is of the pattern's form: what x, the axes and the scalars stand for."""
     if pattern.op == "input":
         name, _ = pattern.attr
-        if bound.get(name, formula) is formula and formula.kind == "float":
+        if bound.get(name, formula) is formula and formula.kind == pattern.kind:
             yield {**bound, name: formula}
         return
     if pattern.is_number:

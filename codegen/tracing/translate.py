@@ -184,9 +184,7 @@ class Translator:
             case "polynomial":
                 return self._polynomial(args[0], args[1:])
             case "round":
-                if int(params["rounding_method"]) != 1:
-                    raise UserError("rounding halves away from zero", "jnp.round rounds them to even")
-                return make("round", args, kind)
+                return make("round", args, kind) if int(params["rounding_method"]) == 1 else self._away_from_zero(args[0])
             case "not":
                 return make("not" if kind == "bool" else "invert", args, kind)
             case "shift_left":
@@ -196,12 +194,20 @@ class Translator:
             case "own":
                 return make("own", args, kind, params["name"])
             case "div" if kind == "int":
-                raise UserError(
-                    "a division of integers that rounds toward zero", "use // of values that are not negative"
-                )
+                whole = make("sub", (args[0], make("rem", args, kind)), kind)
+                return make("floordiv", (whole, args[1]), kind)
             case "square" if kind == "int":
                 return make("mul", (args[0], args[0]), kind)
         return make(SAME[step.name], args, kind)
+
+    def _away_from_zero(self, x: Formula) -> Formula:
+        """The nearest whole number, and of two the one that is farther from zero."""
+        make, number = self.formulas.make, self.formulas.number
+        above, below = make("ceil", (x,), "float"), make("floor", (x,), "float")
+        whole = make("where", (make("lt", (x, number(0.0)), "bool"), above, below), "float")
+        rest = make("abs", (make("sub", (x, whole), "float"),), "float")
+        farther = make("add", (whole, make("sign", (x,), "float")), "float")
+        return make("where", (make("ge", (rest, number(0.5)), "bool"), farther, whole), "float")
 
     def _polynomial(self, x: Formula, coefficients: Sequence[Formula]) -> Formula:
         """The value by Horner's rule. Coefficients are in the order of powers, the constant first."""

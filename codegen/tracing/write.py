@@ -11,7 +11,7 @@ from codegen.tracing.layout import ArrayOf, Layout
 
 INFIX = {
     "or": ("|", 2), "xor": ("^", 3), "and": ("&", 4), "shl": ("<<", 5), "shr": (">>", 5), "add": ("+", 6), "sub": ("-", 6),
-    "mul": ("*", 7), "div": ("/", 7), "dot": ("@", 7),
+    "mul": ("*", 7), "div": ("/", 7), "dot": ("@", 7), "floordiv": ("//", 7), "mod": ("%", 7),
     "lt": ("<", 1), "le": ("<=", 1), "gt": (">", 1), "ge": (">=", 1), "eq": ("==", 1), "ne": ("!=", 1),
 }  # fmt: skip
 UNARY, POWER, ATOM = 8, 9, 10

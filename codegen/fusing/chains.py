@@ -158,6 +158,7 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
     chosen = [chain for place in calls if (chain := attention(graph, expressing, place)) is not None]
     grown = _Groups(graph, expressing)
     grown.join_steps()
+    grown.join_appended()
     grown.join_attention()
     grown.join_reorderings()
     grown.join_products()
@@ -318,6 +319,33 @@ class _Groups:
         """Whether a step is recomputed where it is used: it joins that step before it joins the steps of its arguments."""
         users = [u for u in self.after.get(place, ()) if u in self.group and not self.is_product(u)]
         return place in self.recomputed and self.graph.steps[place].outputs[0] not in self.graph.results and bool(users)
+
+    def join_appended(self) -> None:
+        """Join what is computed of an axis with one element more, as a softmax of scores and a sink, to where the element is added."""
+        for place in sorted(self.group):
+            step = self.graph.steps[place]
+            if step.name != "concatenate" or len(self.group[place]) > 1 or len({v.shape for v in step.inputs}) == 1:
+                continue
+            size, found, left = step.outputs[0].shape[step.params["dimension"]], {place}, [place]
+            while left:
+                for user in self.after.get(left.pop(), ()):
+                    if user in self.group and user not in found and self.takes_size(user, size):
+                        found |= self.group[user]
+                        left += self.group[user]
+            whole = frozenset(found)
+            if not self.is_convex(whole) or self.expressing.made(self.graph, sorted(whole))[0] is None:
+                continue
+            self.merge(whole)
+            for early in sorted({m for p in whole for m in self.before[p] if m not in whole}, reverse=True):
+                if early in self.group and not self.is_product(early):
+                    self.try_to_join(self.group[early], self.group[place])
+            for user in sorted({u for p in whole for u in self.after.get(p, ()) if u not in whole}):
+                if user in self.group and not self.is_product(user):
+                    self.try_to_join(self.group[place], self.group[user])
+
+    def takes_size(self, place: int, size: int) -> bool:
+        """Whether a step takes an array with a dimension of a size."""
+        return any(size in v.shape for v in self.graph.steps[place].inputs)
 
     def join_attention(self) -> None:
         """Join two products, the softmax between them, and a transpose of the result, where one kernel computes them."""

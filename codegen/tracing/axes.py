@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from codegen.errors import UserError
 from codegen.tracing.steps import Atom, Number, Step, Value
@@ -47,11 +47,12 @@ class Axis:
 @dataclass(frozen=True)
 class Parts:
     """How an axis is divided into parts: their number, whether they are consecutive or interleaved, and the `axis` of
-    each (None: one element)."""
+    each (None: one element). Of two parts, the one at `alone` may be one element where the other has the axis."""
 
     count: int
     interleaved: bool
     axis: Axis | None
+    alone: int | None = None
 
     @property
     def own(self) -> tuple[Axis, ...]:
@@ -109,7 +110,7 @@ class Axes:
         if axis.divided is not None:
             outer, inner = axis.divided
             own, other = (inner, outer) if parts.interleaved else (outer, inner)
-            if own.size % parts.count or parts.axis is None:
+            if own.size % parts.count or parts.axis is None or parts.alone is not None:
                 raise UserError("an axis is cut across the axes into which it is split", TWICE)
             left = Axis(own.size // parts.count) if own.size > parts.count else None
             self.cut(own, Parts(parts.count, parts.interleaved and left is not None, left))
@@ -119,7 +120,7 @@ class Axes:
                 self.divide(parts.axis, *((other, left) if parts.interleaved else (left, other)))
         elif axis.parts is None:
             axis.parts = parts
-        elif (axis.parts.count, axis.parts.interleaved) != (parts.count, parts.interleaved):
+        elif replace(axis.parts, axis=None) != replace(parts, axis=None):
             raise UserError("an axis is cut in two ways", TWICE)
         else:
             self.union(axis.parts.axis, parts.axis)
@@ -224,9 +225,11 @@ class Axes:
             if value.shape[place] == out.shape[place]:
                 self.union(a, b)
             else:
-                count, _, interleaved = sliced(step, place)
                 assert a is not None
-                self.cut(a, Parts(count, interleaved, b))
+                parts, _ = sliced(step, place)
+                if parts.alone is not None and a.root.parts is None:
+                    raise UserError(f"a slice of {out.shape[place]} of {value.shape[place]} elements", SLICE)
+                self.cut(a, replace(parts, axis=b))
 
     def _split(self, step: Step) -> None:
         place, sizes = step.params["axis"], step.params["sizes"]
@@ -236,9 +239,20 @@ class Axes:
 
     def _concatenate(self, step: Step) -> None:
         place = step.params["dimension"]
-        if len({v.shape[place] for v in step.inputs}) > 1 or len(step.inputs) > MOST_PARTS:
-            raise UserError("a concatenation of parts of several sizes", "the language joins equal parts alone")
-        self._parts(step.outputs[0], step.inputs, place)
+        sizes = [v.shape[place] for v in step.inputs]
+        if len(sizes) == 2 and sizes.count(1) == 1 and 0 not in sizes:
+            self._with_one(step.outputs[0], step.inputs, place, sizes.index(1))
+        elif len(set(sizes)) > 1 or len(sizes) > MOST_PARTS:
+            raise UserError("a concatenation of parts of several sizes", UNEQUAL)
+        else:
+            self._parts(step.outputs[0], step.inputs, place)
+
+    def _with_one(self, whole: Value, parts: Sequence[Atom], place: int, alone: int) -> None:
+        """One element more at an end of an axis, as a sink that a softmax has besides the scores."""
+        self.together([whole, *parts], skip=(place,))
+        axis, other = self.raw(whole)[place], self.raw(parts[1 - alone])[place]
+        assert axis is not None
+        self.cut(axis, Parts(2, False, other, alone))
 
     def _parts(self, whole: Atom, parts: Sequence[Atom], place: int) -> None:
         self.together(parts)
@@ -301,6 +315,8 @@ class Axes:
 
 
 TWICE = "use halves or interleaved pairs of it, not both"
+SLICE = "the language has equal parts of an axis, x[..., :D] and x[..., D:] or x[..., ::2] and x[..., 1::2]"
+UNEQUAL = "the language joins equal parts alone"
 RESHAPE = "the language names axes: reshape the argument before the call, and the result after it"
 SCATTER = "leave it to XLA: take(table, i, axis=P) in a spec has a gradient that adds up rows with equal indices"
 GATHER = "jnp.take(x, i, axis) and jnp.take_along_axis with one index along the axis can be expressed"
@@ -352,16 +368,19 @@ def added(step: Step) -> int | None:
     return axis if math.prod(index.shape) == math.prod(value.shape) == rows else None
 
 
-def sliced(step: Step, place: int) -> tuple[int, int, bool]:
-    """A slice along a dimension as a part of it: the number of parts, the part's number, and whether they are
-    interleaved. Raises `UserError` if the parts are not equal."""
+def sliced(step: Step, place: int) -> tuple[Parts, int]:
+    """A slice along a dimension as a part of it: how the dimension is divided, without the axis of a part, and the part's number. Raises
+    `UserError` if the parts are neither equal nor one element at an end and the others."""
     whole, size = step.inputs[0].shape[place], step.outputs[0].shape[place]
     start, stride = step.params["start_indices"][place], (step.params["strides"] or {place: 1})[place]
     count = whole // size if size else 0
     if size and whole % size == 0 and count <= MOST_PARTS:
         if stride == 1 and start % size == 0:
-            return count, start // size, False
+            return Parts(count, False, None), start // size
         if stride == count and start < count:
-            return count, start, True
-    hint = "the language has equal parts of an axis, x[..., :D] and x[..., D:] or x[..., ::2] and x[..., 1::2]"
-    raise UserError(f"a slice of {size} of {whole} elements", hint)
+            return Parts(count, True, None), start
+    if stride == 1 and size + 1 == whole:
+        return Parts(2, False, None, 1 - start), start
+    if size == 1 and start in (0, whole - 1):
+        return Parts(2, False, None, min(start, 1)), min(start, 1)
+    raise UserError(f"a slice of {size} of {whole} elements", SLICE)

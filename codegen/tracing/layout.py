@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from codegen.tracing.axes import Axes, Axis, Parts
+from codegen.errors import UserError
+from codegen.tracing.axes import UNEQUAL, Axes, Axis, Parts
 from codegen.tracing.formulas import REDUCING, Formula, walk
 from codegen.tracing.steps import Value
 
@@ -48,6 +49,9 @@ class ArrayOf:
 
 
 def array_of(name: str, value: Value, axes: Axes, dtype: str = "") -> ArrayOf:
+    """An input or an output. Raises `UserError` for one that another array and one element more are."""
+    if any(a.parts is not None and a.parts.alone is not None for a in axes.all(value)):
+        raise UserError("an array to which one element was added", UNEQUAL)
     dims = [d for own in axes.dims(value) for d in _dims_of(own)]
     if value in axes.rows:
         dims.insert(-1, Dim(axes.rows[value]))

@@ -83,7 +83,8 @@ MULTIPLIED: dict[str, tuple[Callable[[jax.Array, jax.Array], jax.Array], ...]] =
 ALONG = frozenset({"var", "norm", "softmax", "log_softmax", "logsumexp"})  # they take an axis
 FACTOR = "g"
 ARRAYS = {
-    **{name: jax.ShapeDtypeStruct((3, 5), dtype) for name, dtype in zip("xyij", ("float32", "float32", "int32", "int32"))},
+    **{name: jax.ShapeDtypeStruct((3, 5), "float32") for name in "xy"},
+    **{name: jax.ShapeDtypeStruct((3, 5), "int32") for name in "ij"},
     FACTOR: jax.ShapeDtypeStruct((3,), "float32"),
 }
 SWAPPED = frozenset({"add", "mul", "maximum", "minimum", "and", "or", "eq", "ne"})

@@ -6,6 +6,7 @@ XLA may do. A value whose axis is cut has one formula for each part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -184,7 +185,9 @@ class Translator:
             case "polynomial":
                 return self._polynomial(args[0], args[1:])
             case "round":
-                return make("round", args, kind) if int(params["rounding_method"]) == 1 else self._away_from_zero(args[0])
+                return (
+                    make("round", args, kind) if int(params["rounding_method"]) == 1 else self._away_from_zero(args[0])
+                )
             case "not":
                 return make("not" if kind == "bool" else "invert", args, kind)
             case "shift_left":
@@ -239,28 +242,35 @@ class Translator:
         return make("cast", (value,), after.kind, new)
 
     def _reduced(self, step: Step, op: str, given: Parts) -> Parts:
-        axes: list[Axis] = []
-        whole = True  # the axis that is cut is not among those reduced
         dims = self.axes.dims(step.inputs[0])
-        for axis in (a for place in step.params["axes"] for a in dims[place]):
-            whole &= axis.parts is None
-            axes += [axis] if axis.parts is None else axis.parts.own
-        kind = "int" if op.startswith("arg") else given[0].kind
-        attr = frozenset(axes)
-        if op.startswith("arg") and (len(axes) != 1 or not whole or step.outputs[0].dtype != "int32"):
-            raise UserError(f"{op} over several axes or parts", "reshape first")
-        if not axes and (whole or len(given) == 1):
-            return given
-        make = self.formulas.make
-        if whole or len(given) == 1:
-            return tuple(make(op, (g,), kind, attr) for g in given)
-        if axes and op in ("sum",):
-            return (make(op, given, kind, attr),)
-        each = [make(op, (g,), kind, attr) if axes else g for g in given]
+        over = [a for place in step.params["axes"] for a in dims[place]]
+        cut = next((a.parts for a in over if a.parts is not None), None)
+        if op.startswith("arg"):
+            if len(over) != 1 or cut is not None or step.outputs[0].dtype != "int32" or over[0] not in given[0].axes:
+                raise UserError(f"{op} over several axes or parts", "reshape first")
+            return tuple(self.formulas.make(op, (g,), "int", frozenset(over)) for g in given)
+        if cut is None or len(given) == 1:
+            return tuple(self._over(op, g, over) for g in given)
+        rest = [a for a in over if a.parts is None]
+        own = [*rest, *cut.own]
+        if own and op == "sum" and cut.alone is None and all(g.axes.issuperset(own) for g in given):
+            return (self.formulas.make(op, given, given[0].kind, frozenset(own)),)
+        each = [self._over(op, g, rest if place == cut.alone else own) for place, g in enumerate(given)]
         joined = each[0]
         for other in each[1:]:
-            joined = make(JOINED[op], (joined, other), kind)
+            joined = self.formulas.make(JOINED[op], (joined, other), joined.kind)
         return (joined,)
+
+    def _over(self, op: str, value: Formula, axes: Sequence[Axis]) -> Formula:
+        """A value reduced over axes, of which it may be the same along some."""
+        own = frozenset(axes) & value.axes
+        made = self.formulas.make(op, (value,), value.kind, own) if own else value
+        times = math.prod(a.size for a in axes if a not in own)
+        if times == 1 or op not in ("sum", "prod"):
+            return made
+        return self.formulas.make(
+            "mul" if op == "sum" else "pow", (made, self.formulas.number(times, made.kind)), made.kind
+        )
 
     def _scanned(self, step: Step) -> Sequence[Parts]:
         axis = self._whole("a scan", step.inputs[0], step.params["axis"])
@@ -316,7 +326,7 @@ class Translator:
         make, number = self.formulas.make, self.formulas.number
         if axis.parts is None:
             return (make("index", (), "int", axis),)
-        if len(axis.parts.own) > 1:
+        if len(axis.parts.own) > 1 or axis.parts.alone is not None:
             raise UserError("positions along an axis whose parts are split", "")
         count, made = axis.parts.count, []
         for i in range(count):

@@ -115,6 +115,14 @@ CASES = {
         rotated_back, (like(6, 9), like(6, 6), like(9, 9)), ["dot(dot(left, g, axis=M), right, axis=C)", "g: T[M, C]"],
     ),
     "a table at computed places": (clipped_bias, (X, like(5, 2)), ["y = scores + take(table, minimum(4, maximum(0, abs(far))), axis=P)"]),
+    "whole numbers of a division": (
+        lambda i, j, x: (i // j, i // 4 + i % 4, x // 3, jax.lax.div(i, j)), (*[like(3, 8, dtype=jnp.int32)] * 2, X),
+        ["y = i_in // j", "y2 = i_in // 4 + i_in % 4", "y3 = x // 3", "y4 = (i_in - rem(i_in, j)) // j"],
+    ),
+    "a sum of what is the same": (
+        lambda x, w: x[..., :4] * jnp.sum(jnp.broadcast_to(w, x.shape), -1, keepdims=True) + x[..., 4:], (X, like(2, 3, 1)),
+        ["x[0] * (w * 8) + x[1]"],
+    ),
     "signs": (negated, (like(3, 8),), ["y = -mean(sum(softplus(-x), axis=N), axis=...)"]),
     "the largest number": (unmasked, (X, like(2, 3, 8, dtype=bool)), ["where(mask, x, -3.4028235e+38)"]),
     "names of a kernel's variables": (step, (X, X), ["p: T[..., N]", "v: T[..., N]", "y = p - 0.1 * v / max(v, axis=N)"]),

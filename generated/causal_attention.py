@@ -151,10 +151,12 @@ def causal_attention_forward_row_chain(top, total):
     t1 = total * t0
     factor = device.divide(t0, t1, True)
     t2 = device.where(device.isfinite(top), top, 0.0)
-    lse = device.log(total * device.exp(top - t2, False), False) + t2
+    t3 = total * device.exp(top - t2, False)
+    lse = device.log(t3, False) + t2
+    row_sum = t3
     row_max = top
-    row_sum = t1
-    return factor, lse, row_max, row_sum
+    row_sum2 = t1
+    return factor, lse, row_sum, row_max, row_sum2
 
 
 def causal_attention_forward_score(at: attend.Scores, acc, tensors: tuple, masked: bool, scale: float):
@@ -176,13 +178,14 @@ def causal_attention_forward_tiles(at: attend.Tile, tensors: tuple, scale: float
 
 def causal_attention_forward_row(at: attend.Row, top, total, tensors: tuple, scale: float):
     """The factor of a row of o, and the row's outputs, from its largest score and its sum of exponentials."""
-    _, mLse, mRowMax, mRowSum = tensors
+    _, mLse, mRowSum, mRowMax, mRowSum2 = tensors
     iG, iH, iB = at.batch
     iQ = at.row
-    factor, lse, row_max, row_sum = causal_attention_forward_row_chain(top, total)
+    factor, lse, row_sum, row_max, row_sum2 = causal_attention_forward_row_chain(top, total)
     at.store(lse.to(mLse.element_type), mLse, (iB, iH, iG, iQ))
-    at.store(row_max.to(mRowMax.element_type), mRowMax, (iB, iQ, iH, iG))
     at.store(row_sum.to(mRowSum.element_type), mRowSum, (iB, iQ, iH, iG))
+    at.store(row_max.to(mRowMax.element_type), mRowMax, (iB, iQ, iH, iG))
+    at.store(row_sum2.to(mRowSum2.element_type), mRowSum2, (iB, iQ, iH, iG))
     return factor
 
 
@@ -194,8 +197,9 @@ def causal_attention_forward_launch(
     mV: cute.Tensor,  # (B, S, H, E) T
     mO: cute.Tensor,  # (B, Q, H, G, E) T
     mLse: cute.Tensor,  # (B, H, G, Q) float32
-    mRowMax: cute.Tensor,  # (B, Q, H, G) float32
     mRowSum: cute.Tensor,  # (B, Q, H, G) float32
+    mRowMax: cute.Tensor,  # (B, Q, H, G) float32
+    mRowSum2: cute.Tensor,  # (B, Q, H, G) float32
     wParts: cute.Tensor,  # (splits, rows, E + 2) what blocks of a row have summed, or nothing
     wTable: cute.Tensor,  # bounds of the mask's arrays over blocks of positions, or nothing
     scale: cutlass.Constexpr[float],
@@ -205,7 +209,7 @@ def causal_attention_forward_launch(
     attend.launch(
         stream, attend.arranged(mQ, sizes, (3, 2, 0), 1), attend.arranged(mK, sizes, (None, 2, 0), 1),
         attend.arranged(mV, sizes, (None, 2, 0), 1), attend.arranged(mO, sizes, (3, 2, 0), 1),
-        (mO, mLse, mRowMax, mRowSum,), functools.partial(causal_attention_forward_score, scale=scale),
+        (mO, mLse, mRowSum, mRowMax, mRowSum2,), functools.partial(causal_attention_forward_score, scale=scale),
         functools.partial(causal_attention_forward_tiles, scale=scale),
         functools.partial(causal_attention_forward_row, scale=scale), wParts, wTable, scale=abs(scale), how=how,
     )
@@ -216,11 +220,14 @@ def causal_attention_backward_stage1_t0(do, o):
     return do * o
 
 
-def causal_attention_backward_stage1_row(dlse, lse, row_max, row_sum, t0):
+def causal_attention_backward_stage1_row(dlse, row_sum, row_max, row_sum2, t0):
     """The row's own results, from its statistics."""
     delta = t0
-    row_value2 = device.reciprocal(row_sum, False)
-    row_value3 = delta - dlse * device.exp(row_max - lse, False) * row_sum
+    row_value2 = device.reciprocal(row_sum2, False)
+    t1 = device.divide(dlse, row_sum, False) * device.exp(
+        row_max - device.where(device.isfinite(row_max), row_max, 0.0), False,
+    )
+    row_value3 = delta - t1 * row_sum2
     return delta, row_value2, row_value3
 
 
@@ -229,9 +236,9 @@ def causal_attention_backward_stage1_kernel(
     mDo: cute.Tensor,  # (B, Q, HG, E) T
     mDlse: cute.Tensor,  # (B, HG, Q) float32
     mO: cute.Tensor,  # (B, Q, HG, E) T
-    mLse: cute.Tensor,  # (B, HG, Q) float32
-    mRowMax: cute.Tensor,  # (B, Q, HG) float32
     mRowSum: cute.Tensor,  # (B, Q, HG) float32
+    mRowMax: cute.Tensor,  # (B, Q, HG) float32
+    mRowSum2: cute.Tensor,  # (B, Q, HG) float32
     mDelta: cute.Tensor,  # (B, Q, HG) float32
     mRowValue2: cute.Tensor,  # (B, Q, HG) float32
     mRowValue3: cute.Tensor,  # (B, Q, HG) float32
@@ -242,9 +249,9 @@ def causal_attention_backward_stage1_kernel(
     rDo = access.registers(mDo, (vec, vectors, at_once))
     rO = access.registers(mO, (vec, vectors, at_once))
     rDlse = access.registers(mDlse, (1, at_once))
-    rLse = access.registers(mLse, (1, at_once))
-    rRowMax = access.registers(mRowMax, (1, at_once))
     rRowSum = access.registers(mRowSum, (1, at_once))
+    rRowMax = access.registers(mRowMax, (1, at_once))
+    rRowSum2 = access.registers(mRowSum2, (1, at_once))
     rDelta = access.registers(mDelta, (1, at_once))
     rRowValue2 = access.registers(mRowValue2, (1, at_once))
     rRowValue3 = access.registers(mRowValue3, (1, at_once))
@@ -267,9 +274,9 @@ def causal_attention_backward_stage1_kernel(
         row.load(mDo, (iB, iQ, iHG, 0), rDo[None, None, u], run=sDoRun)
         row.load(mO, (iB, iQ, iHG, 0), rO[None, None, u], run=sORun)
         row.load_one(mDlse, (iB, iHG, iQ), rDlse[None, u])
-        row.load_one(mLse, (iB, iHG, iQ), rLse[None, u])
-        row.load_one(mRowMax, (iB, iQ, iHG), rRowMax[None, u])
         row.load_one(mRowSum, (iB, iQ, iHG), rRowSum[None, u])
+        row.load_one(mRowMax, (iB, iQ, iHG), rRowMax[None, u])
+        row.load_one(mRowSum2, (iB, iQ, iHG), rRowSum2[None, u])
         reduce.meet([*sT0], how.cluster)
         rT0 = reduce.accumulator(vec, "sum", cutlass.Float32)
         for p in cutlass.range(row.passes):
@@ -286,9 +293,9 @@ def causal_attention_backward_stage1_kernel(
         if row.writes():
             delta, row_value2, row_value3 = causal_attention_backward_stage1_row(
                 device.floats(device.full(1, rDlse[0, u], rDlse.element_type)),
-                device.floats(device.full(1, rLse[0, u], rLse.element_type)),
+                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)),
                 device.floats(device.full(1, rRowMax[0, u], rRowMax.element_type)),
-                device.floats(device.full(1, rRowSum[0, u], rRowSum.element_type)), device.full(1, t0),
+                device.floats(device.full(1, rRowSum2[0, u], rRowSum2.element_type)), device.full(1, t0),
             )
             row.store_one(delta.to(mDelta.element_type), mDelta, (iB, iQ, iHG), rDelta[None, u])
             row.store_one(row_value2.to(mRowValue2.element_type), mRowValue2, (iB, iQ, iHG), rRowValue2[None, u])
@@ -300,22 +307,22 @@ def causal_attention_backward_stage1_kernel(
 
 @cute.jit
 def causal_attention_backward_stage1_launch(
-    stream: cuda.CUstream, mDo: cute.Tensor, mDlse: cute.Tensor, mO: cute.Tensor, mLse: cute.Tensor,
-    mRowMax: cute.Tensor, mRowSum: cute.Tensor, mDelta: cute.Tensor, mRowValue2: cute.Tensor, mRowValue3: cute.Tensor,
+    stream: cuda.CUstream, mDo: cute.Tensor, mDlse: cute.Tensor, mO: cute.Tensor, mRowSum: cute.Tensor,
+    mRowMax: cute.Tensor, mRowSum2: cute.Tensor, mDelta: cute.Tensor, mRowValue2: cute.Tensor, mRowValue3: cute.Tensor,
     how: cutlass.Constexpr[RowLaunch],
 ):
     B, Q, HG = mDo.shape[0], mDo.shape[1], mDo.shape[2]
     causal_attention_backward_stage1_kernel(
-        mDo, mDlse, mO, mLse, mRowMax, mRowSum, mDelta, mRowValue2, mRowValue3, how,
+        mDo, mDlse, mO, mRowSum, mRowMax, mRowSum2, mDelta, mRowValue2, mRowValue3, how,
     ).launch(**rowwise.grid(how, B * Q * HG, stream))
 
 
-def causal_attention_backward_stage1_xla(do, dlse, o, lse, row_max, row_sum):
+def causal_attention_backward_stage1_xla(do, dlse, o, row_sum, row_max, row_sum2):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.sum(do * o, axis=-1, keepdims=True)
     delta = t0
-    row_value2 = jnp.reciprocal(row_sum)
-    row_value3 = delta - dlse * jnp.exp(row_max - lse) * row_sum
+    row_value2 = jnp.reciprocal(row_sum2)
+    row_value3 = delta - dlse / row_sum * jnp.exp(row_max - jnp.where(jnp.isfinite(row_max), row_max, 0.0)) * row_sum2
     return delta, row_value2, row_value3
 
 

@@ -172,16 +172,170 @@ def column_logsumexp_reference(x):
     return jax.nn.logsumexp(x, axis=(0, 1, 2, 3, 4, 5, 6, 7)[:x.ndim - 1])
 
 
-def column_logsumexp_backward_chain(dy, y, x, approx):
+def column_logsumexp_forward_chain(x):
+    """The values to reduce into column_max_, column_sum_, from one vector of each operand."""
+    return x, x
+
+
+def column_logsumexp_forward_columns(column_max_, column_sum_):
+    """The columns' results, from their statistics."""
+    y = device.log(column_sum_, False) + device.where(device.isfinite(column_max_), column_max_, 0.0)
+    column_max = column_max_
+    column_sum = column_sum_
+    return y, column_max, column_sum
+
+
+@cute.kernel
+def column_logsumexp_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (N) float32
+    mColumnMax: cute.Tensor,  # (N) float32
+    mColumnSum: cute.Tensor,  # (N) float32
+    mColumnMax_Parts: cute.Tensor,  # (parts, N) column_max_ of each part
+    mColumnSum_Parts: cute.Tensor,  # (parts, N) column_sum_ of each part
+    how: cutlass.Constexpr[Walk],
+):
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    rows, N = mX.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, N)
+    parts = mColumnMax_Parts.shape[0]
+    part, piece = walking.share_of(how, bidx, pieces)
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+    approx = device.narrow(mX)
+
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
+    fColumnMax_ = reduce.accumulators(vec, vectors, "max", cutlass.Float32)
+    fColumnSum_ = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
+    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
+    sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32, cutlass.Float32))
+
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        early = rowwise.walked(how, row < rows, N, first)
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
+    reduce.meet([*sMeeting], how.meets)
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    column_max__of, column_sum__of = column_logsumexp_forward_chain(device.floats(rX[None, v, k]))
+                    reduce.accumulate_at(
+                        v, [fColumnMax_, fColumnSum_], ("max", "sum"), (column_max__of, column_sum__of,),
+                        at.inside_columns(), rescaled=((1, 0, "exp_term" if approx else "exp", 1.0),),
+                    )
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            later = rowwise.walked(how, row < rows, N, first)
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
+    partials.begin_next()
+    if cutlass.const_expr(how.settles):
+        leads = walking.gather(
+            [fColumnMax_, fColumnSum_], ("max", "sum"), sColumns, sMeeting, how, rescaled=((1, 0, "exp", 1.0),),
+        )
+        all_rows = rowwise.walked(how, leads, N, first)
+        for v in cutlass.range_constexpr(vectors):
+            at = all_rows.vector(v)
+            column_max_ = reduce.result("max", reduce.values_at(v, fColumnMax_).load())
+            column_sum_ = reduce.settled(
+                reduce.values_at(v, fColumnSum_).load(), reduce.values_at(v, fColumnMax_).load(), True,
+            )
+            y, column_max, column_sum = column_logsumexp_forward_columns(column_max_, column_sum_)
+            at.store(y.to(mY.element_type), mY, (0,))
+            at.store(column_max.to(mColumnMax.element_type), mColumnMax, (0,))
+            at.store(column_sum.to(mColumnSum.element_type), mColumnSum, (0,))
+    else:
+        partials.store_parts(
+            [fColumnMax_, fColumnSum_], ("max", "sum"), [mColumnMax_Parts, mColumnSum_Parts], sColumns, part, first,
+            step, N, per_row, how.ragged, rescaled=((1, 0, "exp", 1.0),),
+        )
+
+
+@cute.kernel
+def column_logsumexp_forward_finish(
+    mY: cute.Tensor,  # (N) float32
+    mColumnMax: cute.Tensor,  # (N) float32
+    mColumnSum: cute.Tensor,  # (N) float32
+    mColumnMax_Parts: cute.Tensor,  # (parts, N) column_max_ of each part
+    mColumnSum_Parts: cute.Tensor,  # (parts, N) column_sum_ of each part
+):
+    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
+    c, there = partials.column_to_finish(mColumnMax_Parts)
+    column_max_, column_sum_ = partials.over_parts(
+        [mColumnMax_Parts, mColumnSum_Parts], ("max", "sum"), c, rescaled=((1, 0, "exp", 1.0),),
+    )
+    column_sum_ = partials.settled(column_sum_, column_max_, True)
+    if there:
+        y, column_max, column_sum = column_logsumexp_forward_columns(
+            device.full(1, column_max_), device.full(1, column_sum_),
+        )
+        mY[c] = y.to(mY.element_type)[0]
+        mColumnMax[c] = column_max.to(mColumnMax.element_type)[0]
+        mColumnSum[c] = column_sum.to(mColumnSum.element_type)[0]
+
+
+@cute.jit
+def column_logsumexp_forward_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mColumnMax: cute.Tensor, mColumnSum: cute.Tensor,
+    mColumnMax_Parts: cute.Tensor, mColumnSum_Parts: cute.Tensor, how: cutlass.Constexpr[Walk],
+):
+    N = mX.shape[1]
+    pieces = rowwise.pieces(how, N)
+    blocks = mColumnMax_Parts.shape[0] * pieces
+    if blocks > 0:
+        column_logsumexp_forward_kernel(
+            mX, mY, mColumnMax, mColumnSum, mColumnMax_Parts, mColumnSum_Parts, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnMax_Parts, N)
+    if blocks > 0:
+        column_logsumexp_forward_finish(
+            mY, mColumnMax, mColumnSum, mColumnMax_Parts, mColumnSum_Parts,
+        ).launch(**partials.finishing_grid(blocks, stream))
+
+
+def column_logsumexp_forward_xla(x, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    column_max = jnp.max(x, axis=row_axes, keepdims=True)
+    t0 = jnp.where(jnp.isfinite(column_max), column_max, 0.0)
+    column_sum = jnp.sum(jnp.exp(x - t0), axis=row_axes, keepdims=True)
+    y = jnp.log(column_sum) + t0
+    return y, column_max, column_sum
+
+
+def column_logsumexp_backward_chain(dy, column_max, column_sum, x, approx):
     """The chain, on one vector of each operand."""
-    dx = dy * device.exp(x - y, approx)
+    dx = device.divide(dy, column_sum, approx) * device.exp(
+        x - device.where(device.isfinite(column_max), column_max, 0.0), approx,
+    )
     return dx
 
 
 @cute.kernel
 def column_logsumexp_backward_kernel(
     mDy: cute.Tensor,  # (N) float32
-    mY: cute.Tensor,  # (N) float32
+    mColumnMax: cute.Tensor,  # (N) float32
+    mColumnSum: cute.Tensor,  # (N) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
@@ -190,22 +344,28 @@ def column_logsumexp_backward_kernel(
     _, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rY, rX = at.load(flat.read(mDy, (iN,)), flat.read(mY, (iN,)), mX)
-        dx = column_logsumexp_backward_chain(device.floats(rDy), device.floats(rY), device.floats(rX), approx)
+        rDy, rColumnMax, rColumnSum, rX = at.load(
+            flat.read(mDy, (iN,)), flat.read(mColumnMax, (iN,)), flat.read(mColumnSum, (iN,)), mX,
+        )
+        dx = column_logsumexp_backward_chain(
+            device.floats(rDy), device.floats(rColumnMax), device.floats(rColumnSum), device.floats(rX), approx,
+        )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def column_logsumexp_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mColumnMax: cute.Tensor, mColumnSum: cute.Tensor, mX: cute.Tensor,
+    mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    column_logsumexp_backward_kernel(mDy, mY, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    column_logsumexp_backward_kernel(
+        mDy, mColumnMax, mColumnSum, mX, mDx, how,
+    ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def column_logsumexp_backward_xla(dy, y, x):
+def column_logsumexp_backward_xla(dy, column_max, column_sum, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy * jnp.exp(x - y)
+    dx = dy / column_sum * jnp.exp(x - jnp.where(jnp.isfinite(column_max), column_max, 0.0))
     return dx
 
 
@@ -214,6 +374,8 @@ def column_logsumexp_backward_xla(dy, y, x):
     launch=column_logsumexp_launch,
     xla=column_logsumexp_xla,
     reference=column_logsumexp_reference,
+    forward_launch=column_logsumexp_forward_launch,
+    forward_xla=column_logsumexp_forward_xla,
     backward_launch=column_logsumexp_backward_launch,
     backward_xla=column_logsumexp_backward_xla,
 )

@@ -159,11 +159,133 @@ def cross_entropy_reference(x, label, ignore_index):
     return loss, lse
 
 
-def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, size_n, ignore_index, approx):
+def cross_entropy_forward_t0(x):
+    """The values to reduce into t0 (max), from one vector of each operand."""
+    return x
+
+
+def cross_entropy_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
+
+
+def cross_entropy_forward_row(x_at_label, label, ignore_index, t0, row_sum_):
+    """The row's own results, from its statistics."""
+    picked = x_at_label
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    lse = device.log(row_sum_, False) + row_finite_or_zero
+    loss = device.where(label == ignore_index, 0.0, lse - picked)
+    row_sum = row_sum_
+    return lse, loss, row_finite_or_zero, row_sum
+
+
+@cute.kernel
+def cross_entropy_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mLoss: cute.Tensor,  # (rows) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
+    ignore_index: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mX)
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rXAtLabel = access.registers(mX, (1, at_once))
+    rXAtLabelAt = access.registers(mLabel, (1,))
+    rLabel = access.registers(mLabel, (1, at_once))
+    rLse = access.registers(mLse, (1, at_once))
+    rLoss = access.registers(mLoss, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rX, rLse, rLoss, rRowFiniteOrZero, rRowSum)
+    rowwise.load_together(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load_one(mLabel, (index,), rXAtLabelAt)
+        row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
+        row.load_one(mLabel, (index,), rLabel[None, u])
+        reduce.meet([*sT0], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = cross_entropy_forward_t0(device.floats(rX[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = cross_entropy_forward_row_sum_(device.floats(rX[None, v, u]), device.full(vec, t0), approx)
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        t0, row_sum_ = row.reduce([rT0, rRowSum_], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
+
+        if row.writes():
+            lse, loss, row_finite_or_zero, row_sum = cross_entropy_forward_row(
+                device.floats(device.full(1, rXAtLabel[0, u], rXAtLabel.element_type)),
+                device.full(1, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                device.full(1, ignore_index, cutlass.Int32), device.full(1, t0), device.full(1, row_sum_),
+            )
+            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
+            row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
+    rowwise.store_together(rLse, mLse, first_row, place)
+    rowwise.store_together(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
+
+
+@cute.jit
+def cross_entropy_forward_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mLoss: cute.Tensor, mLse: cute.Tensor,
+    mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, ignore_index: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows = mX.shape[0]
+    cross_entropy_forward_kernel(
+        mX, mLabel, mLoss, mLse, mRowSum, mRowFiniteOrZero, ignore_index, how,
+    ).launch(**rowwise.grid(how, rows, stream))
+
+
+def cross_entropy_forward_xla(x, x_at_label, label, ignore_index):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    picked = x_at_label
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    lse = jnp.log(row_sum) + row_finite_or_zero
+    loss = jnp.where(label == ignore_index, 0.0, lse - picked)
+    return lse, loss, row_finite_or_zero, row_sum
+
+
+def cross_entropy_backward_chain(
+    dloss, dlse, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index, approx,
+):
     """The chain, on one vector of each operand."""
     t0 = device.where(label == ignore_index, 0.0, dloss)
     t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    dx = t1 + (dlse + t0) * device.exp(x - lse, approx)
+    dx = t1 + device.divide(dlse + t0, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
     return dx
 
 
@@ -171,7 +293,8 @@ def cross_entropy_backward_chain(dloss, dlse, lse, x, label, index_n, size_n, ig
 def cross_entropy_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
     mDlse: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mDx: cute.Tensor,  # (rows, N) T
@@ -182,13 +305,13 @@ def cross_entropy_backward_kernel(
     row, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDloss, rDlse, rLse, rX, rLabel, rIndexN = at.load(
-            flat.read(mDloss, (row,)), flat.read(mDlse, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)),
-            iN,
+        rDloss, rDlse, rRowSum, rRowFiniteOrZero, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mDlse, (row,)), flat.read(mRowSum, (row,)),
+            flat.read(mRowFiniteOrZero, (row,)), mX, flat.read(mLabel, (row,)), iN,
         )
         dx = cross_entropy_backward_chain(
-            device.floats(rDloss), device.floats(rDlse), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
+            device.floats(rDloss), device.floats(rDlse), device.floats(rRowSum), device.floats(rRowFiniteOrZero),
+            device.floats(rX), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
             device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, ignore_index, cutlass.Int32),
             approx,
         )
@@ -197,18 +320,21 @@ def cross_entropy_backward_kernel(
 
 @cute.jit
 def cross_entropy_backward_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
-    mLabel: cute.Tensor, mDx: cute.Tensor, ignore_index: cutlass.Constexpr[int], how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor,
+    mX: cute.Tensor, mLabel: cute.Tensor, mDx: cute.Tensor, ignore_index: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[Launch],
 ):
     cross_entropy_backward_kernel(
-        mDloss, mDlse, mLse, mX, mLabel, mDx, ignore_index, how,
+        mDloss, mDlse, mRowSum, mRowFiniteOrZero, mX, mLabel, mDx, ignore_index, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def cross_entropy_backward_xla(dloss, dlse, lse, x, label, index_n, size_n, ignore_index):
+def cross_entropy_backward_xla(dloss, dlse, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.where(label == ignore_index, 0.0, dloss)
-    dx = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (dlse + t0) * jnp.exp(x - lse)
+    dx = jnp.where(
+        index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0,
+    ) + (dlse + t0) / row_sum * jnp.exp(x - row_finite_or_zero)
     return dx
 
 
@@ -217,6 +343,8 @@ def cross_entropy_backward_xla(dloss, dlse, lse, x, label, index_n, size_n, igno
     launch=cross_entropy_launch,
     xla=cross_entropy_xla,
     reference=cross_entropy_reference,
+    forward_launch=cross_entropy_forward_launch,
+    forward_xla=cross_entropy_forward_xla,
     backward_launch=cross_entropy_backward_launch,
     backward_xla=cross_entropy_backward_xla,
     result=CrossEntropyOutputs,

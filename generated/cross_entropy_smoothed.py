@@ -153,20 +153,23 @@ def cross_entropy_smoothed_reference(x, label, smoothing):
 
 
 def cross_entropy_smoothed_forward_stage0(x, label, index_n):
-    """The values to reduce into row_max (max), picked (sum), row_mean (mean), from one vector of each operand."""
+    """The values to reduce into t0 (max), picked (sum), row_mean (mean), from one vector of each operand."""
     return x, device.where(device.equal_index(index_n, label), x, 0.0), x
 
 
-def cross_entropy_smoothed_forward_row_sum(x, row_max, approx):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+def cross_entropy_smoothed_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
 
 
-def cross_entropy_smoothed_forward_row(smoothing, row_max, picked, row_mean, row_sum):
+def cross_entropy_smoothed_forward_row(smoothing, t0, picked, row_mean, row_sum_):
     """The row's own results, from its statistics."""
-    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    lse = device.log(row_sum_, False) + row_finite_or_zero
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - row_mean)
-    return lse, loss
+    row_sum = row_sum_
+    return loss, row_finite_or_zero, row_sum
 
 
 @cute.kernel
@@ -174,7 +177,8 @@ def cross_entropy_smoothed_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mLoss: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     smoothing: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -183,13 +187,14 @@ def cross_entropy_smoothed_forward_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
-    rLse = access.registers(mLse, (1, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rLse, rLoss)
+    place = rowwise.meeting_place(how, rX, rLoss, rRowFiniteOrZero, rRowSum)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
@@ -200,11 +205,11 @@ def cross_entropy_smoothed_forward_kernel(
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowMean = reduce.accumulator(vec, "mean", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -218,65 +223,73 @@ def cross_entropy_smoothed_forward_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32),
                     )
-                    reduce.accumulate(
-                        [rRowMax, rPicked, rRowMean], ("max", "sum", "mean"), values, part.vector(v).inside(),
-                    )
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    reduce.accumulate([rT0, rPicked, rRowMean], ("max", "sum", "mean"), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = cross_entropy_smoothed_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                    values = cross_entropy_smoothed_forward_row_sum_(
+                        device.floats(rX[None, v, u]), device.full(vec, t0), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, picked, row_mean, row_sum = row.reduce(
-            [rRowMax, rPicked, rRowMean, rRowSum], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        t0, picked, row_mean, row_sum_ = row.reduce(
+            [rT0, rPicked, rRowMean, rRowSum_], ("max", "sum", "mean", "sum"), sStage0, ((3, 0, "exp", 1.0),),
         )
 
         if row.writes():
-            lse, loss = cross_entropy_smoothed_forward_row(
-                device.full(1, smoothing), device.full(1, row_max), device.full(1, picked), device.full(1, row_mean),
-                device.full(1, row_sum),
+            loss, row_finite_or_zero, row_sum = cross_entropy_smoothed_forward_row(
+                device.full(1, smoothing), device.full(1, t0), device.full(1, picked), device.full(1, row_mean),
+                device.full(1, row_sum_),
             )
-            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-    rowwise.store_together(rLse, mLse, first_row, place)
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
     rowwise.store_together(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
 def cross_entropy_smoothed_forward_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mLoss: cute.Tensor, mLse: cute.Tensor,
-    smoothing: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mLoss: cute.Tensor, mRowSum: cute.Tensor,
+    mRowFiniteOrZero: cute.Tensor, smoothing: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
     cross_entropy_smoothed_forward_kernel(
-        mX, mLabel, mLoss, mLse, smoothing, how,
+        mX, mLabel, mLoss, mRowSum, mRowFiniteOrZero, smoothing, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
 def cross_entropy_smoothed_forward_xla(x, label, index_n, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(x, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    lse = jnp.log(row_sum) + row_finite_or_zero
     picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
     loss = (1.0 - smoothing) * (lse - picked) + smoothing * (lse - jnp.mean(x, axis=-1, keepdims=True))
-    return lse, loss
+    return loss, row_finite_or_zero, row_sum
 
 
-def cross_entropy_smoothed_backward_chain(dloss, lse, x, label, index_n, size_n, smoothing, approx):
+def cross_entropy_smoothed_backward_chain(
+    dloss, row_sum, row_finite_or_zero, x, label, index_n, size_n, smoothing, approx,
+):
     """The chain, on one vector of each operand."""
     t0 = (1.0 - smoothing) * dloss
     t1 = device.where(device.equal_index(index_n, label), -t0, 0.0) - device.divide(
         smoothing, size_n.to(cutlass.Float32), approx,
     ) * dloss
-    dx = t1 + (smoothing * dloss + t0) * device.exp(x - lse, approx)
+    t2 = device.divide(smoothing * dloss + t0, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
+    dx = t1 + t2
     return dx
 
 
 @cute.kernel
 def cross_entropy_smoothed_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mDx: cute.Tensor,  # (rows, N) T
@@ -287,33 +300,35 @@ def cross_entropy_smoothed_backward_kernel(
     row, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDloss, rLse, rX, rLabel, rIndexN = at.load(
-            flat.read(mDloss, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)), iN,
+        rDloss, rRowSum, rRowFiniteOrZero, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mRowSum, (row,)), flat.read(mRowFiniteOrZero, (row,)), mX,
+            flat.read(mLabel, (row,)), iN,
         )
         dx = cross_entropy_smoothed_backward_chain(
-            device.floats(rDloss), device.floats(rLse), device.floats(rX), rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[1], cutlass.Int32),
-            device.full(how.vec, smoothing), approx,
+            device.floats(rDloss), device.floats(rRowSum), device.floats(rRowFiniteOrZero), device.floats(rX),
+            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
+            device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, smoothing), approx,
         )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def cross_entropy_smoothed_backward_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor,
-    mDx: cute.Tensor, smoothing: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDloss: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor,
+    mLabel: cute.Tensor, mDx: cute.Tensor, smoothing: cutlass.Constexpr[float], how: cutlass.Constexpr[Launch],
 ):
     cross_entropy_smoothed_backward_kernel(
-        mDloss, mLse, mX, mLabel, mDx, smoothing, how,
+        mDloss, mRowSum, mRowFiniteOrZero, mX, mLabel, mDx, smoothing, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def cross_entropy_smoothed_backward_xla(dloss, lse, x, label, index_n, size_n, smoothing):
+def cross_entropy_smoothed_backward_xla(dloss, row_sum, row_finite_or_zero, x, label, index_n, size_n, smoothing):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = (1.0 - smoothing) * dloss
-    dx = jnp.where(
-        index_n == label, -t0, 0.0,
-    ) - smoothing / size_n.astype(jnp.float32) * dloss + (smoothing * dloss + t0) * jnp.exp(x - lse)
+    dx = (
+        jnp.where(index_n == label, -t0, 0.0) - smoothing / size_n.astype(jnp.float32) * dloss
+        + (smoothing * dloss + t0) / row_sum * jnp.exp(x - row_finite_or_zero)
+    )
     return dx
 
 

@@ -184,25 +184,28 @@ def cross_entropy_z_loss_reference(x, label, ignore_index, z_weight):
     return loss, z_loss
 
 
-def cross_entropy_z_loss_forward_row_max(x):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def cross_entropy_z_loss_forward_t0(x):
+    """The values to reduce into t0 (max), from one vector of each operand."""
     return x
 
 
-def cross_entropy_z_loss_forward_row_sum(x, row_max, approx):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+def cross_entropy_z_loss_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
 
 
-def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, row_max, row_sum):
+def cross_entropy_z_loss_forward_row(x_at_label, label, ignore_index, z_weight, t0, row_sum_):
     """The row's own results, from its statistics."""
     ignored = label == ignore_index
     picked = x_at_label
-    lse = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
-    t0 = z_weight * (lse * lse)
-    z_loss = device.where(ignored, 0.0, t0)
-    loss = device.where(ignored, 0.0, lse - picked + t0)
-    return lse, z_loss, loss
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    lse = device.log(row_sum_, False) + row_finite_or_zero
+    t1 = z_weight * (lse * lse)
+    z_loss = device.where(ignored, 0.0, t1)
+    loss = device.where(ignored, 0.0, lse - picked + t1)
+    row_sum = row_sum_
+    return z_loss, loss, row_finite_or_zero, row_sum
 
 
 @cute.kernel
@@ -212,7 +215,8 @@ def cross_entropy_z_loss_forward_kernel(
     mZWeight: cute.Tensor,  # (1) z_weight
     mLoss: cute.Tensor,  # (rows) float32
     mZLoss: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     ignore_index: cutlass.Constexpr[int],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -223,14 +227,15 @@ def cross_entropy_z_loss_forward_kernel(
     rXAtLabel = access.registers(mX, (1, at_once))
     rXAtLabelAt = access.registers(mLabel, (1,))
     rLabel = access.registers(mLabel, (1, at_once))
-    rLse = access.registers(mLse, (1, at_once))
     rZLoss = access.registers(mZLoss, (1, at_once))
     rLoss = access.registers(mLoss, (1, at_once))
-    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rLse, rZLoss, rLoss)
+    place = rowwise.meeting_place(how, rX, rZLoss, rLoss, rRowFiniteOrZero, rRowSum)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
@@ -241,11 +246,11 @@ def cross_entropy_z_loss_forward_kernel(
         row.load_one(mLabel, (index,), rXAtLabelAt)
         row.load_one(mX, (index, device.clip_index(rXAtLabelAt[0], mX.shape[1])), rXAtLabel[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
-        reduce.meet([*sRowMax], how.cluster)
+        reduce.meet([*sT0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -253,39 +258,45 @@ def cross_entropy_z_loss_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = cross_entropy_z_loss_forward_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    values = cross_entropy_z_loss_forward_t0(device.floats(rX[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = cross_entropy_z_loss_forward_row_sum(
-                        device.floats(rX[None, v, u]), device.full(vec, row_max), approx,
+                    values = cross_entropy_z_loss_forward_row_sum_(
+                        device.floats(rX[None, v, u]), device.full(vec, t0), approx,
                     )
-                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        t0, row_sum_ = row.reduce([rT0, rRowSum_], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
 
         if row.writes():
-            lse, z_loss, loss = cross_entropy_z_loss_forward_row(
+            z_loss, loss, row_finite_or_zero, row_sum = cross_entropy_z_loss_forward_row(
                 device.floats(device.full(1, rXAtLabel[0, u], rXAtLabel.element_type)),
                 device.full(1, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                device.full(1, ignore_index, cutlass.Int32), device.full(1, mZWeight[0]), device.full(1, row_max),
-                device.full(1, row_sum),
+                device.full(1, ignore_index, cutlass.Int32), device.full(1, mZWeight[0]), device.full(1, t0),
+                device.full(1, row_sum_),
             )
-            row.store_one(lse.to(mLse.element_type), mLse, (index,), rLse[None, u])
             row.store_one(z_loss.to(mZLoss.element_type), mZLoss, (index,), rZLoss[None, u])
             row.store_one(loss.to(mLoss.element_type), mLoss, (index,), rLoss[None, u])
-    rowwise.store_together(rLse, mLse, first_row, place)
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
     rowwise.store_together(rZLoss, mZLoss, first_row, place)
     rowwise.store_together(rLoss, mLoss, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
 def cross_entropy_z_loss_forward_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mZWeight: cute.Tensor, mLoss: cute.Tensor,
-    mZLoss: cute.Tensor, mLse: cute.Tensor, ignore_index: cutlass.Constexpr[int], how: cutlass.Constexpr[RowLaunch],
+    mZLoss: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, ignore_index: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
     cross_entropy_z_loss_forward_kernel(
-        mX, mLabel, mZWeight, mLoss, mZLoss, mLse, ignore_index, how,
+        mX, mLabel, mZWeight, mLoss, mZLoss, mRowSum, mRowFiniteOrZero, ignore_index, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -294,21 +305,26 @@ def cross_entropy_z_loss_forward_xla(x, x_at_label, label, ignore_index, z_weigh
     ignored = label == ignore_index
     picked = x_at_label
     t0 = jnp.max(x, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    lse = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
-    t2 = z_weight * (lse * lse)
-    z_loss = jnp.where(ignored, 0.0, t2)
-    loss = jnp.where(ignored, 0.0, lse - picked + t2)
-    return lse, z_loss, loss
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    lse = jnp.log(row_sum) + row_finite_or_zero
+    t1 = z_weight * (lse * lse)
+    z_loss = jnp.where(ignored, 0.0, t1)
+    loss = jnp.where(ignored, 0.0, lse - picked + t1)
+    return z_loss, loss, row_finite_or_zero, row_sum
 
 
-def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, approx):
+def cross_entropy_z_loss_frozen_chain(
+    dloss, dz_loss, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index, z_weight, approx,
+):
     """The chain, on one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    t2 = (t0 + 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * lse) * device.exp(x - lse, approx)
-    dx = t1 + t2
+    t2 = 2.0 * z_weight * (t0 + device.where(ignored, 0.0, dz_loss)) * (
+        device.log(row_sum, approx) + row_finite_or_zero
+    )
+    dx = t1 + device.divide(t0 + t2, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
     return dx
 
 
@@ -316,7 +332,8 @@ def cross_entropy_z_loss_frozen_chain(dloss, dz_loss, lse, x, label, index_n, si
 def cross_entropy_z_loss_frozen_kernel(
     mDloss: cute.Tensor,  # (rows) float32
     mDzLoss: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mZWeight: cute.Tensor,  # (1) z_weight
@@ -328,13 +345,13 @@ def cross_entropy_z_loss_frozen_kernel(
     row, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDloss, rDzLoss, rLse, rX, rLabel, rIndexN = at.load(
-            flat.read(mDloss, (row,)), flat.read(mDzLoss, (row,)), flat.read(mLse, (row,)), mX,
-            flat.read(mLabel, (row,)), iN,
+        rDloss, rDzLoss, rRowSum, rRowFiniteOrZero, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (row,)), flat.read(mDzLoss, (row,)), flat.read(mRowSum, (row,)),
+            flat.read(mRowFiniteOrZero, (row,)), mX, flat.read(mLabel, (row,)), iN,
         )
         dx = cross_entropy_z_loss_frozen_chain(
-            device.floats(rDloss), device.floats(rDzLoss), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
+            device.floats(rDloss), device.floats(rDzLoss), device.floats(rRowSum), device.floats(rRowFiniteOrZero),
+            device.floats(rX), rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32),
             device.full(how.vec, mDx.shape[1], cutlass.Int32), device.full(how.vec, ignore_index, cutlass.Int32),
             device.full(how.vec, mZWeight[0]), approx,
         )
@@ -343,32 +360,39 @@ def cross_entropy_z_loss_frozen_kernel(
 
 @cute.jit
 def cross_entropy_z_loss_frozen_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mDzLoss: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
-    mLabel: cute.Tensor, mZWeight: cute.Tensor, mDx: cute.Tensor, ignore_index: cutlass.Constexpr[int],
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDloss: cute.Tensor, mDzLoss: cute.Tensor, mRowSum: cute.Tensor,
+    mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor, mZWeight: cute.Tensor, mDx: cute.Tensor,
+    ignore_index: cutlass.Constexpr[int], how: cutlass.Constexpr[Launch],
 ):
     cross_entropy_z_loss_frozen_kernel(
-        mDloss, mDzLoss, mLse, mX, mLabel, mZWeight, mDx, ignore_index, how,
+        mDloss, mDzLoss, mRowSum, mRowFiniteOrZero, mX, mLabel, mZWeight, mDx, ignore_index, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def cross_entropy_z_loss_frozen_xla(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight):
+def cross_entropy_z_loss_frozen_xla(
+    dloss, dz_loss, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index, z_weight,
+):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
-    dx = jnp.where(index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0) + (
-        t0 + 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * lse
-    ) * jnp.exp(x - lse)
+    t1 = 2.0 * z_weight * (t0 + jnp.where(ignored, 0.0, dz_loss)) * (jnp.log(row_sum) + row_finite_or_zero)
+    dx = jnp.where(
+        index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0,
+    ) + (t0 + t1) / row_sum * jnp.exp(x - row_finite_or_zero)
     return dx
 
 
-def cross_entropy_z_loss_backward_chain(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, approx):
+def cross_entropy_z_loss_backward_chain(
+    dloss, dz_loss, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index, z_weight, approx,
+):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     ignored = label == ignore_index
     t0 = device.where(ignored, 0.0, dloss)
     t1 = t0 + device.where(ignored, 0.0, dz_loss)
+    lse = device.log(row_sum, False) + row_finite_or_zero
     t2 = device.where(device.equal_index(index_n, device.minimum(device.maximum(label, 0), size_n - 1)), -t0, 0.0)
-    dx = t2 + (t0 + 2.0 * z_weight * t1 * lse) * device.exp(x - lse, approx)
+    t3 = device.divide(t0 + 2.0 * z_weight * t1 * lse, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
+    dx = t2 + t3
     return dx, t1 * (lse * lse)
 
 
@@ -382,7 +406,8 @@ def cross_entropy_z_loss_backward_columns(total_sum):
 def cross_entropy_z_loss_backward_kernel(
     mDloss: cute.Tensor,  # (rows) float32
     mDzLoss: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mZWeight: cute.Tensor,  # (1) z_weight
@@ -409,7 +434,8 @@ def cross_entropy_z_loss_backward_kernel(
     rX = access.registers(mX, (vec, vectors, held))
     rDloss = access.registers(mDloss, (1, at_once))
     rDzLoss = access.registers(mDzLoss, (1, at_once))
-    rLse = access.registers(mLse, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     if cutlass.const_expr(how.staged):
         sX = rowwise.staging(how, mX)
@@ -422,7 +448,8 @@ def cross_entropy_z_loss_backward_kernel(
         early = rowwise.walked(how, row < rows, N, first)
         early.load_one(mDloss, (row,), rDloss[None, u])
         early.load_one(mDzLoss, (row,), rDzLoss[None, u])
-        early.load_one(mLse, (row,), rLse[None, u])
+        early.load_one(mRowSum, (row,), rRowSum[None, u])
+        early.load_one(mRowFiniteOrZero, (row,), rRowFiniteOrZero[None, u])
         early.load_one(mLabel, (row,), rLabel[None, u])
         if cutlass.const_expr(how.staged):
             early.fetch(mX, (row, 0), sX, u)
@@ -443,7 +470,9 @@ def cross_entropy_z_loss_backward_kernel(
                     dx, total_sum_of = cross_entropy_z_loss_backward_chain(
                         device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)),
                         device.floats(device.full(vec, rDzLoss[0, u], rDzLoss.element_type)),
-                        device.floats(device.full(vec, rLse[0, u], rLse.element_type)), device.floats(rX[None, v, k]),
+                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                        device.floats(device.full(vec, rRowFiniteOrZero[0, u], rRowFiniteOrZero.element_type)),
+                        device.floats(rX[None, v, k]),
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, N, cutlass.Int32),
                         device.full(vec, ignore_index, cutlass.Int32), device.full(vec, mZWeight[0]), approx,
@@ -456,7 +485,8 @@ def cross_entropy_z_loss_backward_kernel(
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDloss, (row,), rDloss[None, u])
             later.load_one(mDzLoss, (row,), rDzLoss[None, u])
-            later.load_one(mLse, (row,), rLse[None, u])
+            later.load_one(mRowSum, (row,), rRowSum[None, u])
+            later.load_one(mRowFiniteOrZero, (row,), rRowFiniteOrZero[None, u])
             later.load_one(mLabel, (row,), rLabel[None, u])
             if cutlass.const_expr(how.staged):
                 later.fetch(mX, (row, 0), sX, u)
@@ -485,14 +515,16 @@ def cross_entropy_z_loss_backward_finish(
 
 @cute.jit
 def cross_entropy_z_loss_backward_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mDzLoss: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
-    mLabel: cute.Tensor, mZWeight: cute.Tensor, mDx: cute.Tensor, mDzWeight: cute.Tensor, mTotalSumParts: cute.Tensor,
-    ignore_index: cutlass.Constexpr[int], how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mDloss: cute.Tensor, mDzLoss: cute.Tensor, mRowSum: cute.Tensor,
+    mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor, mZWeight: cute.Tensor, mDx: cute.Tensor,
+    mDzWeight: cute.Tensor, mTotalSumParts: cute.Tensor, ignore_index: cutlass.Constexpr[int],
+    how: cutlass.Constexpr[Walk],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         cross_entropy_z_loss_backward_kernel(
-            mDloss, mDzLoss, mLse, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts, ignore_index, how,
+            mDloss, mDzLoss, mRowSum, mRowFiniteOrZero, mX, mLabel, mZWeight, mDx, mDzWeight, mTotalSumParts,
+            ignore_index, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = 1
     if blocks > 0:
@@ -501,14 +533,17 @@ def cross_entropy_z_loss_backward_launch(
         )
 
 
-def cross_entropy_z_loss_backward_xla(dloss, dz_loss, lse, x, label, index_n, size_n, ignore_index, z_weight, row_axes):
+def cross_entropy_z_loss_backward_xla(
+    dloss, dz_loss, row_sum, row_finite_or_zero, x, label, index_n, size_n, ignore_index, z_weight, row_axes,
+):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     ignored = label == ignore_index
     t0 = jnp.where(ignored, 0.0, dloss)
     t1 = t0 + jnp.where(ignored, 0.0, dz_loss)
+    lse = jnp.log(row_sum) + row_finite_or_zero
     dx = jnp.where(
         index_n == jnp.minimum(jnp.maximum(label, 0), size_n - 1), -t0, 0.0,
-    ) + (t0 + 2.0 * z_weight * t1 * lse) * jnp.exp(x - lse)
+    ) + (t0 + 2.0 * z_weight * t1 * lse) / row_sum * jnp.exp(x - row_finite_or_zero)
     dz_weight = jnp.sum(t1 * (lse * lse), axis=row_axes, keepdims=True)
     return dx, dz_weight
 

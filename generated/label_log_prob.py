@@ -150,23 +150,24 @@ def label_log_prob_reference(x, label, temperature):
 
 
 def label_log_prob_forward_stage0(x, label, index_n, temperature, approx):
-    """The values to reduce into row_sum (sum), row_max (max), from one vector of each operand."""
+    """The values to reduce into row_sum_ (sum), t0 (max), from one vector of each operand."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
     return device.where(device.equal_index(index_n, label), z, 0.0), z
 
 
-def label_log_prob_forward_row_sum2(x, temperature, row_max, approx):
+def label_log_prob_forward_row_sum2(x, temperature, t0, approx):
     """The values to reduce into row_sum2 (sum), from one vector of each operand."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
-    t0 = device.exp_term(device.subtract(z, device.where(device.isfinite(row_max), row_max, 0.0)), approx)
-    return t0
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(device.subtract(z, row_finite_or_zero), approx)
 
 
-def label_log_prob_forward_row(row_sum, row_max, row_sum2):
+def label_log_prob_forward_row(row_sum_, t0, row_sum2):
     """The row's own results, from its statistics."""
-    row_logsumexp = device.log(row_sum2, False) + device.where(device.isfinite(row_max), row_max, 0.0)
-    y = row_sum - row_logsumexp
-    return y, row_logsumexp
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    y = row_sum_ - (device.log(row_sum2, False) + row_finite_or_zero)
+    row_sum = row_sum2
+    return y, row_finite_or_zero, row_sum
 
 
 @cute.kernel
@@ -175,7 +176,8 @@ def label_log_prob_forward_kernel(
     mLabel: cute.Tensor,  # (rows) int32
     mTemperature: cute.Tensor,  # (1) temperature
     mY: cute.Tensor,  # (rows) float32
-    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
@@ -184,12 +186,13 @@ def label_log_prob_forward_kernel(
     rX = access.registers(mX, (vec, vectors, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rY = access.registers(mY, (1, at_once))
-    rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rY, rRowLogsumexp)
+    place = rowwise.meeting_place(how, rX, rY, rRowFiniteOrZero, rRowSum)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
@@ -200,10 +203,10 @@ def label_log_prob_forward_kernel(
         row.load_one(mLabel, (index,), rLabel[None, u])
         reduce.meet([*sStage0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -217,36 +220,40 @@ def label_log_prob_forward_kernel(
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
                     )
-                    reduce.accumulate([rRowSum, rRowMax], ("sum", "max"), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
+                    reduce.accumulate([rRowSum_, rT0], ("sum", "max"), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum2], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     values = label_log_prob_forward_row_sum2(
-                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), device.full(vec, row_max),
-                        approx,
+                        device.floats(rX[None, v, u]), device.full(vec, mTemperature[0]), device.full(vec, t0), approx,
                     )
                     reduce.accumulate([rRowSum2], ("sum",), values, part.vector(v).inside())
-        row_sum, row_max, row_sum2 = row.reduce(
-            [rRowSum, rRowMax, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
+        row_sum_, t0, row_sum2 = row.reduce(
+            [rRowSum_, rT0, rRowSum2], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
         )
 
         if row.writes():
-            y, row_logsumexp = label_log_prob_forward_row(
-                device.full(1, row_sum), device.full(1, row_max), device.full(1, row_sum2),
+            y, row_finite_or_zero, row_sum = label_log_prob_forward_row(
+                device.full(1, row_sum_), device.full(1, t0), device.full(1, row_sum2),
             )
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-            row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
     rowwise.store_together(rY, mY, first_row, place)
-    rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
 def label_log_prob_forward_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mTemperature: cute.Tensor, mY: cute.Tensor,
-    mRowLogsumexp: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
     label_log_prob_forward_kernel(
-        mX, mLabel, mTemperature, mY, mRowLogsumexp, how,
+        mX, mLabel, mTemperature, mY, mRowSum, mRowFiniteOrZero, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -254,27 +261,27 @@ def label_log_prob_forward_xla(x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = runtime.settled(x / temperature)
     t0 = jnp.max(z, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    row_logsumexp = jnp.log(jnp.sum(jnp.exp(z - t1), axis=-1, keepdims=True)) + t1
-    y = jnp.sum(jnp.where(index_n == label, z, 0.0), axis=-1, keepdims=True) - row_logsumexp
-    return y, row_logsumexp
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(z - row_finite_or_zero), axis=-1, keepdims=True)
+    y = jnp.sum(jnp.where(index_n == label, z, 0.0), axis=-1, keepdims=True) - (jnp.log(row_sum) + row_finite_or_zero)
+    return y, row_finite_or_zero, row_sum
 
 
-def label_log_prob_frozen_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
+def label_log_prob_frozen_chain(dy, row_sum, row_finite_or_zero, x, label, index_n, temperature, approx):
     """The chain, on one vector of each operand."""
-    t0 = device.exp(
-        device.subtract(device.settled(device.divide_by_shared(x, temperature, approx)), row_logsumexp), approx,
-    )
-    dx = device.divide_by_shared(
-        device.where(device.equal_index(index_n, label), dy, 0.0) - dy * t0, temperature, approx,
-    )
+    t0 = device.subtract(device.settled(device.divide_by_shared(x, temperature, approx)), row_finite_or_zero)
+    t1 = device.where(
+        device.equal_index(index_n, label), dy, 0.0,
+    ) - device.divide(dy, row_sum, approx) * device.exp(t0, approx)
+    dx = device.divide_by_shared(t1, temperature, approx)
     return dx
 
 
 @cute.kernel
 def label_log_prob_frozen_kernel(
     mDy: cute.Tensor,  # (rows) float32
-    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mTemperature: cute.Tensor,  # (1) temperature
@@ -285,39 +292,43 @@ def label_log_prob_frozen_kernel(
     row, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rRowLogsumexp, rX, rLabel, rIndexN = at.load(
-            flat.read(mDy, (row,)), flat.read(mRowLogsumexp, (row,)), mX, flat.read(mLabel, (row,)), iN,
+        rDy, rRowSum, rRowFiniteOrZero, rX, rLabel, rIndexN = at.load(
+            flat.read(mDy, (row,)), flat.read(mRowSum, (row,)), flat.read(mRowFiniteOrZero, (row,)), mX,
+            flat.read(mLabel, (row,)), iN,
         )
         dx = label_log_prob_frozen_chain(
-            device.floats(rDy), device.floats(rRowLogsumexp), device.floats(rX), rLabel.load().to(cutlass.Int32),
-            rIndexN.load().to(cutlass.Int32), device.full(how.vec, mTemperature[0]), approx,
+            device.floats(rDy), device.floats(rRowSum), device.floats(rRowFiniteOrZero), device.floats(rX),
+            rLabel.load().to(cutlass.Int32), rIndexN.load().to(cutlass.Int32), device.full(how.vec, mTemperature[0]),
+            approx,
         )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def label_log_prob_frozen_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mRowLogsumexp: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor,
-    mTemperature: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor,
+    mLabel: cute.Tensor, mTemperature: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     label_log_prob_frozen_kernel(
-        mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx, how,
+        mDy, mRowSum, mRowFiniteOrZero, mX, mLabel, mTemperature, mDx, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def label_log_prob_frozen_xla(dy, row_logsumexp, x, label, index_n, temperature):
+def label_log_prob_frozen_xla(dy, row_sum, row_finite_or_zero, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(runtime.settled(x / temperature) - row_logsumexp)
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy / row_sum * jnp.exp(
+        runtime.settled(x / temperature) - row_finite_or_zero
+    )
     dx = t0 / temperature
     return dx
 
 
-def label_log_prob_backward_chain(dy, row_logsumexp, x, label, index_n, temperature, approx):
+def label_log_prob_backward_chain(dy, row_sum, row_finite_or_zero, x, label, index_n, temperature, approx):
     """The chain: dx, and the values to reduce into total_sum, from one vector of each operand."""
     z = device.settled(device.divide_by_row(x, temperature, approx))
-    t0 = device.where(
-        device.equal_index(index_n, label), dy, 0.0,
-    ) - dy * device.exp(device.subtract(z, row_logsumexp), False)
+    t0 = device.where(device.equal_index(index_n, label), dy, 0.0) - device.divide(dy, row_sum, False) * device.exp(
+        device.subtract(z, row_finite_or_zero), approx,
+    )
     dx = device.divide_by_row(t0, temperature, approx)
     return dx, t0 * z
 
@@ -331,7 +342,8 @@ def label_log_prob_backward_columns(temperature, total_sum):
 @cute.kernel
 def label_log_prob_backward_kernel(
     mDy: cute.Tensor,  # (rows) float32
-    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mTemperature: cute.Tensor,  # (1) temperature
@@ -356,7 +368,8 @@ def label_log_prob_backward_kernel(
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
     rX = access.registers(mX, (vec, vectors, held))
     rDy = access.registers(mDy, (1, at_once))
-    rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     if cutlass.const_expr(how.staged):
         sX = rowwise.staging(how, mX)
@@ -368,7 +381,8 @@ def label_log_prob_backward_kernel(
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
         early.load_one(mDy, (row,), rDy[None, u])
-        early.load_one(mRowLogsumexp, (row,), rRowLogsumexp[None, u])
+        early.load_one(mRowSum, (row,), rRowSum[None, u])
+        early.load_one(mRowFiniteOrZero, (row,), rRowFiniteOrZero[None, u])
         early.load_one(mLabel, (row,), rLabel[None, u])
         if cutlass.const_expr(how.staged):
             early.fetch(mX, (row, 0), sX, u)
@@ -388,7 +402,8 @@ def label_log_prob_backward_kernel(
                     at = own.vector(v)
                     dx, total_sum_of = label_log_prob_backward_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rRowLogsumexp[0, u], rRowLogsumexp.element_type)),
+                        device.floats(device.full(vec, rRowSum[0, u], rRowSum.element_type)),
+                        device.floats(device.full(vec, rRowFiniteOrZero[0, u], rRowFiniteOrZero.element_type)),
                         device.floats(rX[None, v, k]),
                         device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
                         reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, mTemperature[0]), approx,
@@ -400,7 +415,8 @@ def label_log_prob_backward_kernel(
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
             later.load_one(mDy, (row,), rDy[None, u])
-            later.load_one(mRowLogsumexp, (row,), rRowLogsumexp[None, u])
+            later.load_one(mRowSum, (row,), rRowSum[None, u])
+            later.load_one(mRowFiniteOrZero, (row,), rRowFiniteOrZero[None, u])
             later.load_one(mLabel, (row,), rLabel[None, u])
             if cutlass.const_expr(how.staged):
                 later.fetch(mX, (row, 0), sX, u)
@@ -430,14 +446,14 @@ def label_log_prob_backward_finish(
 
 @cute.jit
 def label_log_prob_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mRowLogsumexp: cute.Tensor, mX: cute.Tensor, mLabel: cute.Tensor,
-    mTemperature: cute.Tensor, mDx: cute.Tensor, mDtemperature: cute.Tensor, mTotalSumParts: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    stream: cuda.CUstream, mDy: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor,
+    mLabel: cute.Tensor, mTemperature: cute.Tensor, mDx: cute.Tensor, mDtemperature: cute.Tensor,
+    mTotalSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     blocks = mTotalSumParts.shape[0]
     if blocks > 0:
         label_log_prob_backward_kernel(
-            mDy, mRowLogsumexp, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts, how,
+            mDy, mRowSum, mRowFiniteOrZero, mX, mLabel, mTemperature, mDx, mDtemperature, mTotalSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = 1
     if blocks > 0:
@@ -446,10 +462,10 @@ def label_log_prob_backward_launch(
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def label_log_prob_backward_xla(dy, row_logsumexp, x, label, index_n, temperature):
+def label_log_prob_backward_xla(dy, row_sum, row_finite_or_zero, x, label, index_n, temperature):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     z = runtime.settled(x / temperature)
-    t0 = jnp.where(index_n == label, dy, 0.0) - dy * jnp.exp(z - row_logsumexp)
+    t0 = jnp.where(index_n == label, dy, 0.0) - dy / row_sum * jnp.exp(z - row_finite_or_zero)
     dx = t0 / temperature
     dtemperature = -(jnp.sum(t0 * z, axis=None, keepdims=True) / temperature)
     return dx, dtemperature

@@ -241,22 +241,25 @@ def linear_cross_entropy_forward_launch(
     )
 
 
-def linear_cross_entropy_backward_row_max(logits):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def linear_cross_entropy_backward_held_t1(logits, t0, approx):
+    """t1, on one vector of each operand: several passes need it."""
+    t1 = device.exp(logits - device.where(device.isfinite(t0), t0, 0.0), approx)
+    return t1
+
+
+def linear_cross_entropy_backward_t0(logits):
+    """The values to reduce into t0 (max), from one vector of each operand."""
     return logits
 
 
-def linear_cross_entropy_backward_row_sum(logits, row_max, approx):
+def linear_cross_entropy_backward_row_sum(t1):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return t1
 
 
-def linear_cross_entropy_backward_chain(dloss, logits, label, index_n, row_max, row_sum, approx):
+def linear_cross_entropy_backward_chain(dloss, label, index_n, t1, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(
-        logits - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx,
-    )
-    dlogits = device.where(device.equal_index(index_n, label), -dloss, 0.0) + dloss * t0
+    dlogits = device.where(device.equal_index(index_n, label), -dloss, 0.0) + device.divide(dloss, row_sum, approx) * t1
     return dlogits
 
 
@@ -275,7 +278,9 @@ def linear_cross_entropy_backward_kernel(
     rDloss = access.registers(mDloss, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rDlogits = access.registers(mDlogits, (vec, vectors, at_once))
-    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDlogitsRun = rowwise.run_of(how, mDlogits, rows, N)
     sLogitsRun = rowwise.fetch(how, mLogits, rows, N)
 
@@ -290,11 +295,11 @@ def linear_cross_entropy_backward_kernel(
         row.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
-        reduce.meet([*sRowMax], how.cluster)
+        reduce.meet([*sT0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
@@ -302,15 +307,20 @@ def linear_cross_entropy_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = linear_cross_entropy_backward_row_max(device.floats(rLogits[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    values = linear_cross_entropy_backward_t0(device.floats(rLogits[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = linear_cross_entropy_backward_row_sum(
-                        device.floats(rLogits[None, v, u]), device.full(vec, row_max), approx,
+                    t1 = linear_cross_entropy_backward_held_t1(
+                        device.floats(rLogits[None, v, u]), device.full(vec, t0), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT1Held[None, v].store(t1)
+                    values = linear_cross_entropy_backward_row_sum(t1)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+        t0, row_sum = row.reduce([rT0, rRowSum], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(how.holds_expensive):
+            reduce.rescale_held(rT1Held, rT0Seen, t0, "exp", 1.0)
 
         row = row.forget((mLogits, rLogits))
         for p in cutlass.range(row.passes):
@@ -318,12 +328,16 @@ def linear_cross_entropy_backward_kernel(
             part.load(mLogits, (index, 0), rLogits[None, None, u], run=sLogitsRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
+                if cutlass.const_expr(how.holds_expensive):
+                    t1 = rT1Held[None, v].load()
+                else:
+                    t1 = linear_cross_entropy_backward_held_t1(
+                        device.floats(rLogits[None, v, u]), device.full(vec, t0), approx,
+                    )
                 dlogits = linear_cross_entropy_backward_chain(
                     device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)),
-                    device.floats(rLogits[None, v, u]),
                     device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
-                    approx,
+                    reduce.count_up(at.c, vec).to(cutlass.Int32), t1, device.full(vec, row_sum), approx,
                 )
                 at.store(dlogits.to(mDlogits.element_type), mDlogits, (index, 0), rDlogits[None, v, u], run=sDlogitsRun)
     rowwise.store_together(rDlogits, mDlogits, first_row, place)
@@ -344,10 +358,8 @@ def linear_cross_entropy_backward_launch(
 def linear_cross_entropy_backward_xla(dloss, logits, label, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(logits, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    dlogits = jnp.where(index_n == label, -dloss, 0.0) + dloss * jnp.exp(
-        logits - (jnp.log(jnp.sum(jnp.exp(logits - t1), axis=-1, keepdims=True)) + t1)
-    )
+    t1 = jnp.exp(logits - jnp.where(jnp.isfinite(t0), t0, 0.0))
+    dlogits = jnp.where(index_n == label, -dloss, 0.0) + dloss / jnp.sum(t1, axis=-1, keepdims=True) * t1
     return dlogits
 
 

@@ -290,23 +290,27 @@ def linear_softcap_cross_entropy_backward_held_logits(acc, cap, approx):
     return logits
 
 
-def linear_softcap_cross_entropy_backward_row_max(logits):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def linear_softcap_cross_entropy_backward_held_t2(logits, t1, approx):
+    """t2, on one vector of each operand: several passes need it."""
+    t2 = device.exp(logits - device.where(device.isfinite(t1), t1, 0.0), approx)
+    return t2
+
+
+def linear_softcap_cross_entropy_backward_t1(logits):
+    """The values to reduce into t1 (max), from one vector of each operand."""
     return logits
 
 
-def linear_softcap_cross_entropy_backward_row_sum(logits, row_max, approx):
+def linear_softcap_cross_entropy_backward_row_sum(t2):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(logits - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return t2
 
 
-def linear_softcap_cross_entropy_backward_chain(dloss, acc, label, index_n, cap, logits, row_max, row_sum, approx):
+def linear_softcap_cross_entropy_backward_chain(dloss, acc, label, index_n, cap, t2, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
     t0 = device.tanh(device.settled(device.divide_by_row(acc, cap, approx)), approx)
-    t1 = device.exp(
-        logits - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx,
-    )
-    dacc = (device.where(device.equal_index(index_n, label), -dloss, 0.0) + dloss * t1) * (1.0 - t0 * t0)
+    t3 = device.where(device.equal_index(index_n, label), -dloss, 0.0) + device.divide(dloss, row_sum, approx) * t2
+    dacc = t3 * (1.0 - t0 * t0)
     return dacc
 
 
@@ -328,7 +332,9 @@ def linear_softcap_cross_entropy_backward_kernel(
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
     if cutlass.const_expr(how.holds_expensive):
         rLogitsHeld = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
+        rT2Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sT1 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
 
@@ -343,11 +349,11 @@ def linear_softcap_cross_entropy_backward_kernel(
         row.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
         row.load_one(mDloss, (index,), rDloss[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
-        reduce.meet([*sRowMax], how.cluster)
+        reduce.meet([*sT1], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rT1 = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT1Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
@@ -360,9 +366,9 @@ def linear_softcap_cross_entropy_backward_kernel(
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rLogitsHeld[None, v].store(logits)
-                    values = linear_softcap_cross_entropy_backward_row_max(logits)
-                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    values = linear_softcap_cross_entropy_backward_t1(logits)
+                    reduce.accumulate([rT1], ("max",), values, part.vector(v).inside())
+                t1 = reduce.risen(rT1, rT1Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
                     if cutlass.const_expr(how.holds_expensive):
                         logits = rLogitsHeld[None, v].load()
@@ -370,9 +376,14 @@ def linear_softcap_cross_entropy_backward_kernel(
                         logits = linear_softcap_cross_entropy_backward_held_logits(
                             device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                         )
-                    values = linear_softcap_cross_entropy_backward_row_sum(logits, device.full(vec, row_max), approx)
+                    t2 = linear_softcap_cross_entropy_backward_held_t2(logits, device.full(vec, t1), approx)
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT2Held[None, v].store(t2)
+                    values = linear_softcap_cross_entropy_backward_row_sum(t2)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+        t1, row_sum = row.reduce([rT1, rRowSum], ("max", "sum"), sT1, ((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(how.holds_expensive):
+            reduce.rescale_held(rT2Held, rT1Seen, t1, "exp", 1.0)
 
         row = row.forget((mAcc, rAcc))
         for p in cutlass.range(row.passes):
@@ -386,11 +397,15 @@ def linear_softcap_cross_entropy_backward_kernel(
                     logits = linear_softcap_cross_entropy_backward_held_logits(
                         device.floats(rAcc[None, v, u]), device.full(vec, cap), approx,
                     )
+                if cutlass.const_expr(how.holds_expensive):
+                    t2 = rT2Held[None, v].load()
+                else:
+                    t2 = linear_softcap_cross_entropy_backward_held_t2(logits, device.full(vec, t1), approx)
                 dacc = linear_softcap_cross_entropy_backward_chain(
                     device.floats(device.full(vec, rDloss[0, u], rDloss.element_type)), device.floats(rAcc[None, v, u]),
                     device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, cap), logits,
-                    device.full(vec, row_max), device.full(vec, row_sum), approx,
+                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, cap), t2, device.full(vec, row_sum),
+                    approx,
                 )
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
     rowwise.store_together(rDacc, mDacc, first_row, place)
@@ -413,11 +428,10 @@ def linear_softcap_cross_entropy_backward_xla(dloss, acc, label, index_n, cap):
     t0 = jnp.tanh(runtime.settled(acc / cap))
     logits = runtime.settled(cap * t0)
     t1 = jnp.max(logits, axis=-1, keepdims=True)
-    t2 = jnp.where(jnp.isfinite(t1), t1, 0.0)
-    t3 = jnp.where(index_n == label, -dloss, 0.0) + dloss * jnp.exp(
-        logits - (jnp.log(jnp.sum(jnp.exp(logits - t2), axis=-1, keepdims=True)) + t2)
-    )
-    dacc = t3 * (1.0 - t0 * t0)
+    t2 = jnp.exp(logits - jnp.where(jnp.isfinite(t1), t1, 0.0))
+    dacc = (
+        jnp.where(index_n == label, -dloss, 0.0) + dloss / jnp.sum(t2, axis=-1, keepdims=True) * t2
+    ) * (1.0 - t0 * t0)
     return dacc
 
 

@@ -234,20 +234,27 @@ def logits_logsumexp_epilogue_xla(acc, label, index_n):
     return logits, lse, picked
 
 
-def logits_logsumexp_backward_row_max(acc):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def logits_logsumexp_backward_held_t1(acc, t0, approx):
+    """t1, on one vector of each operand: several passes need it."""
+    t1 = device.exp(acc - device.where(device.isfinite(t0), t0, 0.0), approx)
+    return t1
+
+
+def logits_logsumexp_backward_t0(acc):
+    """The values to reduce into t0 (max), from one vector of each operand."""
     return acc
 
 
-def logits_logsumexp_backward_row_sum(acc, row_max, approx):
+def logits_logsumexp_backward_row_sum(t1):
     """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(acc - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+    return t1
 
 
-def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, acc, label, index_n, row_max, row_sum, approx):
+def logits_logsumexp_backward_chain(dlogits, dlse, dpicked, label, index_n, t1, row_sum, approx):
     """The chain, on one vector of each operand and the row's statistics."""
-    t0 = device.exp(acc - (device.log(row_sum, approx) + device.where(device.isfinite(row_max), row_max, 0.0)), approx)
-    dacc = dlogits + device.where(device.equal_index(index_n, label), dpicked, 0.0) + dlse * t0
+    dacc = dlogits + device.where(
+        device.equal_index(index_n, label), dpicked, 0.0,
+    ) + device.divide(dlse, row_sum, approx) * t1
     return dacc
 
 
@@ -270,7 +277,9 @@ def logits_logsumexp_backward_kernel(
     rDpicked = access.registers(mDpicked, (1, at_once))
     rLabel = access.registers(mLabel, (1, at_once))
     rDacc = access.registers(mDacc, (vec, vectors, at_once))
-    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    if cutlass.const_expr(how.holds_expensive):
+        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDaccRun = rowwise.run_of(how, mDacc, rows, N)
     sDlogitsRun = rowwise.fetch(how, mDlogits, rows, N)
     sAccRun = rowwise.fetch(how, mAcc, rows, N)
@@ -289,11 +298,11 @@ def logits_logsumexp_backward_kernel(
         row.load_one(mDlse, (index,), rDlse[None, u])
         row.load_one(mDpicked, (index,), rDpicked[None, u])
         row.load_one(mLabel, (index,), rLabel[None, u])
-        reduce.meet([*sRowMax], how.cluster)
+        reduce.meet([*sT0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
@@ -301,15 +310,20 @@ def logits_logsumexp_backward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = logits_logsumexp_backward_row_max(device.floats(rAcc[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    values = logits_logsumexp_backward_t0(device.floats(rAcc[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = logits_logsumexp_backward_row_sum(
-                        device.floats(rAcc[None, v, u]), device.full(vec, row_max), approx,
+                    t1 = logits_logsumexp_backward_held_t1(
+                        device.floats(rAcc[None, v, u]), device.full(vec, t0), approx,
                     )
+                    if cutlass.const_expr(how.holds_expensive):
+                        rT1Held[None, v].store(t1)
+                    values = logits_logsumexp_backward_row_sum(t1)
                     reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+        t0, row_sum = row.reduce([rT0, rRowSum], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
+        if cutlass.const_expr(how.holds_expensive):
+            reduce.rescale_held(rT1Held, rT0Seen, t0, "exp", 1.0)
 
         row = row.forget((mDlogits, rDlogits), (mAcc, rAcc))
         for p in cutlass.range(row.passes):
@@ -318,14 +332,18 @@ def logits_logsumexp_backward_kernel(
             part.load(mAcc, (index, 0), rAcc[None, None, u], run=sAccRun)
             for v in cutlass.range_constexpr(vectors):
                 at = part.vector(v)
+                if cutlass.const_expr(how.holds_expensive):
+                    t1 = rT1Held[None, v].load()
+                else:
+                    t1 = logits_logsumexp_backward_held_t1(
+                        device.floats(rAcc[None, v, u]), device.full(vec, t0), approx,
+                    )
                 dacc = logits_logsumexp_backward_chain(
                     device.floats(rDlogits[None, v, u]),
                     device.floats(device.full(vec, rDlse[0, u], rDlse.element_type)),
                     device.floats(device.full(vec, rDpicked[0, u], rDpicked.element_type)),
-                    device.floats(rAcc[None, v, u]),
                     device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
-                    reduce.count_up(at.c, vec).to(cutlass.Int32), device.full(vec, row_max), device.full(vec, row_sum),
-                    approx,
+                    reduce.count_up(at.c, vec).to(cutlass.Int32), t1, device.full(vec, row_sum), approx,
                 )
                 at.store(dacc.to(mDacc.element_type), mDacc, (index, 0), rDacc[None, v, u], run=sDaccRun)
     rowwise.store_together(rDacc, mDacc, first_row, place)
@@ -346,10 +364,8 @@ def logits_logsumexp_backward_launch(
 def logits_logsumexp_backward_xla(dlogits, dlse, dpicked, acc, label, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(acc, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    dacc = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse * jnp.exp(
-        acc - (jnp.log(jnp.sum(jnp.exp(acc - t1), axis=-1, keepdims=True)) + t1)
-    )
+    t1 = jnp.exp(acc - jnp.where(jnp.isfinite(t0), t0, 0.0))
+    dacc = dlogits + jnp.where(index_n == label, dpicked, 0.0) + dlse / jnp.sum(t1, axis=-1, keepdims=True) * t1
     return dacc
 
 

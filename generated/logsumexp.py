@@ -115,16 +115,114 @@ def logsumexp_reference(x):
     return jax.nn.logsumexp(x, axis=-1)
 
 
-def logsumexp_backward_chain(dy, y, x, approx):
+def logsumexp_forward_t0(x):
+    """The values to reduce into t0 (max), from one vector of each operand."""
+    return x
+
+
+def logsumexp_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
+
+
+def logsumexp_forward_row(t0, row_sum_):
+    """The row's own results, from its statistics."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    y = device.log(row_sum_, False) + row_finite_or_zero
+    row_sum = row_sum_
+    return y, row_finite_or_zero, row_sum
+
+
+@cute.kernel
+def logsumexp_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mY: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mX)
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rY = access.registers(mY, (1, at_once))
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rX, rY, rRowFiniteOrZero, rRowSum)
+    rowwise.load_together(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        reduce.meet([*sT0], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = logsumexp_forward_t0(device.floats(rX[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = logsumexp_forward_row_sum_(device.floats(rX[None, v, u]), device.full(vec, t0), approx)
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        t0, row_sum_ = row.reduce([rT0, rRowSum_], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
+
+        if row.writes():
+            y, row_finite_or_zero, row_sum = logsumexp_forward_row(device.full(1, t0), device.full(1, row_sum_))
+            row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
+    rowwise.store_together(rY, mY, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
+
+
+@cute.jit
+def logsumexp_forward_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows = mX.shape[0]
+    logsumexp_forward_kernel(mX, mY, mRowSum, mRowFiniteOrZero, how).launch(**rowwise.grid(how, rows, stream))
+
+
+def logsumexp_forward_xla(x):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    y = jnp.log(row_sum) + row_finite_or_zero
+    return y, row_finite_or_zero, row_sum
+
+
+def logsumexp_backward_chain(dy, row_sum, row_finite_or_zero, x, approx):
     """The chain, on one vector of each operand."""
-    dx = dy * device.exp(x - y, approx)
+    dx = device.divide(dy, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
     return dx
 
 
 @cute.kernel
 def logsumexp_backward_kernel(
     mDy: cute.Tensor,  # (rows) float32
-    mY: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
@@ -133,22 +231,26 @@ def logsumexp_backward_kernel(
     row, _ = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rY, rX = at.load(flat.read(mDy, (row,)), flat.read(mY, (row,)), mX)
-        dx = logsumexp_backward_chain(device.floats(rDy), device.floats(rY), device.floats(rX), approx)
+        rDy, rRowSum, rRowFiniteOrZero, rX = at.load(
+            flat.read(mDy, (row,)), flat.read(mRowSum, (row,)), flat.read(mRowFiniteOrZero, (row,)), mX,
+        )
+        dx = logsumexp_backward_chain(
+            device.floats(rDy), device.floats(rRowSum), device.floats(rRowFiniteOrZero), device.floats(rX), approx,
+        )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def logsumexp_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mY: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor,
+    mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    logsumexp_backward_kernel(mDy, mY, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    logsumexp_backward_kernel(mDy, mRowSum, mRowFiniteOrZero, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def logsumexp_backward_xla(dy, y, x):
+def logsumexp_backward_xla(dy, row_sum, row_finite_or_zero, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = dy * jnp.exp(x - y)
+    dx = dy / row_sum * jnp.exp(x - row_finite_or_zero)
     return dx
 
 
@@ -157,6 +259,8 @@ def logsumexp_backward_xla(dy, y, x):
     launch=logsumexp_launch,
     xla=logsumexp_xla,
     reference=logsumexp_reference,
+    forward_launch=logsumexp_forward_launch,
+    forward_xla=logsumexp_forward_xla,
     backward_launch=logsumexp_backward_launch,
     backward_xla=logsumexp_backward_xla,
 )

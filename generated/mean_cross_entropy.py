@@ -366,10 +366,334 @@ def mean_cross_entropy_reference(x, label):
     return loss, lse
 
 
-def mean_cross_entropy_backward_chain(dloss, dlse, lse, x, label, size_rows, index_n, approx):
+def mean_cross_entropy_forward_rows_stage0(x, label, index_n):
+    """The values to reduce into picked (sum), t0 (max), from one vector of each operand."""
+    return device.where(device.equal_index(index_n, label), x, 0.0), x
+
+
+def mean_cross_entropy_forward_rows_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    t0_of_rows = t0
+    return device.exp_term(x - device.where(device.isfinite(t0_of_rows), t0_of_rows, 0.0), approx)
+
+
+def mean_cross_entropy_forward_rows_row(picked, t0, row_sum_):
+    """The row's own results, from its statistics."""
+    picked_of_rows = picked
+    t0_of_rows = t0
+    row_sum__of_rows = row_sum_
+    return picked_of_rows, t0_of_rows, row_sum__of_rows
+
+
+@cute.kernel
+def mean_cross_entropy_forward_rows_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mPickedOfRows: cute.Tensor,  # (rows) float32
+    mT0OfRows: cute.Tensor,  # (rows) float32
+    mRowSum_OfRows: cute.Tensor,  # (rows) float32
+    how: cutlass.Constexpr[RowLaunch],
+):
+    rows, N = mX.shape[0], mX.shape[1]
+    approx = device.narrow(mX)
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rLabel = access.registers(mLabel, (1, at_once))
+    rPickedOfRows = access.registers(mPickedOfRows, (1, at_once))
+    rT0OfRows = access.registers(mT0OfRows, (1, at_once))
+    rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
+    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32, cutlass.Float32)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rX, rPickedOfRows, rT0OfRows, rRowSum_OfRows)
+    rowwise.load_together(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load_one(mLabel, (index,), rLabel[None, u])
+        reduce.meet([*sStage0], how.cluster)
+        # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
+        rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            # vectors of a thread, after which the maximum is looked at
+            some = 2 if cutlass.const_expr(how.only_row) else vectors
+            for begin in cutlass.range_constexpr(0, vectors, some):
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    at = part.vector(v)
+                    values = mean_cross_entropy_forward_rows_stage0(
+                        device.floats(rX[None, v, u]),
+                        device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(at.c, vec).to(cutlass.Int32),
+                    )
+                    reduce.accumulate([rPicked, rT0], ("sum", "max"), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
+                for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
+                    values = mean_cross_entropy_forward_rows_row_sum_(
+                        device.floats(rX[None, v, u]), device.full(vec, t0), approx,
+                    )
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        picked, t0, row_sum_ = row.reduce(
+            [rPicked, rT0, rRowSum_], ("sum", "max", "sum"), sStage0, ((2, 1, "exp", 1.0),),
+        )
+
+        if row.writes():
+            picked_of_rows, t0_of_rows, row_sum__of_rows = mean_cross_entropy_forward_rows_row(
+                device.full(1, picked), device.full(1, t0), device.full(1, row_sum_),
+            )
+            row.store_one(
+                picked_of_rows.to(mPickedOfRows.element_type), mPickedOfRows, (index,), rPickedOfRows[None, u],
+            )
+            row.store_one(t0_of_rows.to(mT0OfRows.element_type), mT0OfRows, (index,), rT0OfRows[None, u])
+            row.store_one(
+                row_sum__of_rows.to(mRowSum_OfRows.element_type), mRowSum_OfRows, (index,), rRowSum_OfRows[None, u],
+            )
+    rowwise.store_together(rPickedOfRows, mPickedOfRows, first_row, place)
+    rowwise.store_together(rT0OfRows, mT0OfRows, first_row, place)
+    rowwise.store_together(rRowSum_OfRows, mRowSum_OfRows, first_row, place)
+
+
+@cute.jit
+def mean_cross_entropy_forward_rows_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mPickedOfRows: cute.Tensor, mT0OfRows: cute.Tensor,
+    mRowSum_OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+):
+    rows = mX.shape[0]
+    mean_cross_entropy_forward_rows_kernel(
+        mX, mLabel, mPickedOfRows, mT0OfRows, mRowSum_OfRows, how,
+    ).launch(**rowwise.grid(how, rows, stream))
+
+
+def mean_cross_entropy_forward_stage0(x, label, index_n):
+    """The values to reduce into picked (sum), t0 (max), from one vector of each operand."""
+    return device.where(device.equal_index(index_n, label), x, 0.0), x
+
+
+def mean_cross_entropy_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
+
+
+def mean_cross_entropy_forward_chain(picked, t0, row_sum_):
+    """The values to reduce into total_mean, from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    lse = device.log(row_sum_, False) + row_finite_or_zero
+    return lse - picked
+
+
+def mean_cross_entropy_forward_row(t0, row_sum_):
+    """The row's own results, from its statistics."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    lse = device.log(row_sum_, False) + row_finite_or_zero
+    row_sum = row_sum_
+    return lse, row_finite_or_zero, row_sum
+
+
+def mean_cross_entropy_forward_columns(total_mean):
+    """The result."""
+    loss = total_mean
+    return loss
+
+
+@cute.kernel
+def mean_cross_entropy_forward_kernel(
+    mX: cute.Tensor,  # (rows, N) T
+    mLabel: cute.Tensor,  # (rows) int32
+    mLoss: cute.Tensor,  # (1) float32
+    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
+    mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
+    mPickedOfRows: cute.Tensor,  # (rows), or nothing
+    mT0OfRows: cute.Tensor,  # (rows), or nothing
+    mRowSum_OfRows: cute.Tensor,  # (rows), or nothing
+    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
+    how: cutlass.Constexpr[Walk],
+):
+    if cutlass.const_expr(how.paced):
+        partials.await_last()
+    tidx, _, _ = cute.arch.thread_idx()
+    bidx, _, _ = cute.arch.block_idx()
+    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
+    rows, N = mX.shape[0], mX.shape[1]
+
+    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
+    pieces = rowwise.pieces(how, N, least=1)
+    parts = mTotalMeanParts.shape[0] // pieces
+    part, piece = bidx // pieces, bidx % pieces
+    first, step = rowwise.columns_of(how, piece)
+    rows_a_block, pace = rowwise.rows_of(how, parts)
+    approx = device.narrow(mX)
+
+    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rX = access.registers(mX, (vec, vectors, held))
+    rLabel = access.registers(mLabel, (1, at_once))
+    if cutlass.const_expr(not how.whole):
+        rPickedOfRows = access.registers(mPickedOfRows, (1, at_once))
+        rT0OfRows = access.registers(mT0OfRows, (1, at_once))
+        rRowSum_OfRows = access.registers(mRowSum_OfRows, (1, at_once))
+    if cutlass.const_expr(how.staged):
+        sX = rowwise.staging(how, mX)
+        if cutlass.const_expr(how.paced):
+            sSeen = partials.rows_seen(at_once)
+    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
+    sRowSum_ = reduce.shared(threads, per_row, cluster, (cutlass.Float32,), turns=2)
+    fTotalMean = reduce.accumulator(vec, "mean", cutlass.Float32)
+    sTotals = reduce.shared(threads, threads, 1, (cutlass.Float32,))
+
+    reduce.meet([*sStage0, *sRowSum_], cluster)
+    turn = cutlass.Int32(0)  # rows that this block has done
+    for u in cutlass.range_constexpr(at_once):
+        row = part * rows_a_block + u * pace + tidx // per_row
+        early = rowwise.walked(how, row < rows, N, first)
+        early.load_one(mLabel, (row,), rLabel[None, u])
+        if cutlass.const_expr(not how.whole):
+            early.load_one(mPickedOfRows, (row,), rPickedOfRows[None, u])
+            early.load_one(mT0OfRows, (row,), rT0OfRows[None, u])
+            early.load_one(mRowSum_OfRows, (row,), rRowSum_OfRows[None, u])
+        if cutlass.const_expr(how.staged):
+            early.fetch(mX, (row, 0), sX, u)
+            cute.arch.cp_async_commit_group()
+        else:
+            early.load(mX, (row, 0), rX[None, None, u])
+    for base in cutlass.range(part * rows_a_block, rows, pace * at_once):
+        for u in cutlass.range_constexpr(at_once):
+            row = base + u * pace + tidx // per_row
+            own = rowwise.walked(how, row < rows, N, first)
+            k = u % held
+            if cutlass.const_expr(how.staged):
+                rowwise.arrived(how)
+                if cutlass.const_expr(how.paced):
+                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
+                own.take(mX, (row, 0), sX, u, rX[None, None, k])
+            if cutlass.const_expr(how.whole):
+                rPicked = reduce.accumulator(vec, "sum", cutlass.Float32)
+                rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    values = mean_cross_entropy_forward_stage0(
+                        device.floats(rX[None, v, k]),
+                        device.full(vec, rLabel[0, u], rLabel.element_type).to(cutlass.Int32),
+                        reduce.count_up(at.c, vec).to(cutlass.Int32),
+                    )
+                    reduce.accumulate([rPicked, rT0], ("sum", "max"), values, own.vector(v).inside())
+                picked, t0 = own.reduce([rPicked, rT0], ("sum", "max"), sStage0, turn=turn)
+                if cutlass.const_expr(how.only_row):
+                    rowwise.forget((mX, rX[None, None, k]))
+                rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+                for v in cutlass.range_constexpr(vectors):
+                    values = mean_cross_entropy_forward_row_sum_(
+                        device.floats(rX[None, v, k]), device.full(vec, t0), approx,
+                    )
+                    reduce.accumulate([rRowSum_], ("sum",), values, own.vector(v).inside())
+                row_sum_, = own.reduce([rRowSum_], ("sum",), sRowSum_, turn=turn)
+                if cutlass.const_expr(how.only_row):
+                    rowwise.forget((mX, rX[None, None, k]))
+            else:
+                at = own.vector(0)  # so that it has one type below, in both cases
+                picked = rPickedOfRows[0, u]
+                t0 = rT0OfRows[0, u]
+                row_sum_ = rRowSum_OfRows[0, u]
+            if own.counts():
+                for v in cutlass.range_constexpr(vectors):
+                    at = own.vector(v)
+                    total_mean_of = mean_cross_entropy_forward_chain(
+                        device.full(vec, picked), device.full(vec, t0), device.full(vec, row_sum_),
+                    )
+                    once = at.inside_once()  # a row counts once
+                    reduce.accumulate([fTotalMean], ("mean",), (total_mean_of,), once)
+            if own.there & (first == 0):
+                lse, row_finite_or_zero, row_sum = mean_cross_entropy_forward_row(
+                    device.full(1, t0), device.full(1, row_sum_),
+                )
+                own.store_one(lse.to(mLse.element_type), mLse, (row,))
+                own.store_one(row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (row,))
+                own.store_one(row_sum.to(mRowSum.element_type), mRowSum, (row,))
+            turn += 1
+            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
+            later = rowwise.walked(how, row < rows, N, first)
+            later.load_one(mLabel, (row,), rLabel[None, u])
+            if cutlass.const_expr(not how.whole):
+                later.load_one(mPickedOfRows, (row,), rPickedOfRows[None, u])
+                later.load_one(mT0OfRows, (row,), rT0OfRows[None, u])
+                later.load_one(mRowSum_OfRows, (row,), rRowSum_OfRows[None, u])
+            if cutlass.const_expr(how.staged):
+                later.fetch(mX, (row, 0), sX, u)
+                cute.arch.cp_async_commit_group()
+            else:
+                later.load(mX, (row, 0), rX[None, None, u])
+    partials.begin_next()
+    found = reduce.over_row([fTotalMean], ("mean",), sTotals, threads, 1)
+    if tidx == 0:
+        mTotalMeanParts[bidx] = found[0]
+
+
+@cute.kernel
+def mean_cross_entropy_forward_finish(
+    mLoss: cute.Tensor,  # (1) float32
+    mTotalMeanParts: cute.Tensor,  # (blocks) total_mean of each part
+    row_count: cutlass.Int64,
+):
+    partials.await_last()  # then all parts of everything are there, which are reduced in a fixed order
+    tidx, _, _ = cute.arch.thread_idx()
+    there = tidx == 0
+    (total_mean,) = partials.over_all_parts([mTotalMeanParts], ("mean",))
+    total_mean = total_mean / cutlass.Float32(row_count)
+    if there:
+        loss = mean_cross_entropy_forward_columns(device.full(1, total_mean))
+        mLoss[0] = loss.to(mLoss.element_type)[0]
+
+
+@cute.jit
+def mean_cross_entropy_forward_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mLabel: cute.Tensor, mLoss: cute.Tensor, mLse: cute.Tensor,
+    mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mTotalMeanParts: cute.Tensor, mPickedOfRows: cute.Tensor,
+    mT0OfRows: cute.Tensor, mRowSum_OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
+):
+    if cutlass.const_expr(not how.whole):
+        mean_cross_entropy_forward_rows_launch(stream, mX, mLabel, mPickedOfRows, mT0OfRows, mRowSum_OfRows, how.first)
+    rows = mX.shape[0]
+    blocks = mTotalMeanParts.shape[0]
+    if blocks > 0:
+        if mCounter.shape[0] > 0:
+            partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
+        mean_cross_entropy_forward_kernel(
+            mX, mLabel, mLoss, mLse, mRowSum, mRowFiniteOrZero, mTotalMeanParts, mPickedOfRows, mT0OfRows,
+            mRowSum_OfRows, mCounter, how,
+        ).launch(**rowwise.walking_grid(how, blocks, stream))
+    blocks = 1
+    if blocks > 0:
+        mean_cross_entropy_forward_finish(
+            mLoss, mTotalMeanParts, cutlass.Int64(rows),
+        ).launch(**partials.finishing_grid(blocks, stream))
+
+
+def mean_cross_entropy_forward_xla(x, label, index_n, row_axes):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    picked = jnp.sum(jnp.where(index_n == label, x, 0.0), axis=-1, keepdims=True)
+    t0 = jnp.max(x, axis=-1, keepdims=True)
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    lse = jnp.log(row_sum) + row_finite_or_zero
+    loss = jnp.mean(lse - picked, axis=row_axes, keepdims=True)
+    return lse, loss, row_finite_or_zero, row_sum
+
+
+def mean_cross_entropy_backward_chain(dloss, dlse, row_sum, row_finite_or_zero, x, label, size_rows, index_n, approx):
     """The chain, on one vector of each operand."""
     t0 = device.divide(dloss, size_rows.to(cutlass.Float32), approx)
-    dx = device.where(device.equal_index(index_n, label), -t0, 0.0) + (dlse + t0) * device.exp(x - lse, approx)
+    dx = device.where(
+        device.equal_index(index_n, label), -t0, 0.0,
+    ) + device.divide(dlse + t0, row_sum, approx) * device.exp(x - row_finite_or_zero, approx)
     return dx
 
 
@@ -377,7 +701,8 @@ def mean_cross_entropy_backward_chain(dloss, dlse, lse, x, label, size_rows, ind
 def mean_cross_entropy_backward_kernel(
     mDloss: cute.Tensor,  # (1) float32
     mDlse: cute.Tensor,  # (rows) float32
-    mLse: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mLabel: cute.Tensor,  # (rows) int32
     mDx: cute.Tensor,  # (rows, N) T
@@ -387,13 +712,13 @@ def mean_cross_entropy_backward_kernel(
     row, iN = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDloss, rDlse, rLse, rX, rLabel, rIndexN = at.load(
-            flat.read(mDloss, (0,)), flat.read(mDlse, (row,)), flat.read(mLse, (row,)), mX, flat.read(mLabel, (row,)),
-            iN,
+        rDloss, rDlse, rRowSum, rRowFiniteOrZero, rX, rLabel, rIndexN = at.load(
+            flat.read(mDloss, (0,)), flat.read(mDlse, (row,)), flat.read(mRowSum, (row,)),
+            flat.read(mRowFiniteOrZero, (row,)), mX, flat.read(mLabel, (row,)), iN,
         )
         dx = mean_cross_entropy_backward_chain(
-            device.floats(rDloss), device.floats(rDlse), device.floats(rLse), device.floats(rX),
-            rLabel.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[0], cutlass.Int32),
+            device.floats(rDloss), device.floats(rDlse), device.floats(rRowSum), device.floats(rRowFiniteOrZero),
+            device.floats(rX), rLabel.load().to(cutlass.Int32), device.full(how.vec, mDx.shape[0], cutlass.Int32),
             rIndexN.load().to(cutlass.Int32), approx,
         )
         at.store(dx.to(mDx.element_type), mDx)
@@ -401,18 +726,18 @@ def mean_cross_entropy_backward_kernel(
 
 @cute.jit
 def mean_cross_entropy_backward_launch(
-    stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mLse: cute.Tensor, mX: cute.Tensor,
-    mLabel: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDloss: cute.Tensor, mDlse: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor,
+    mX: cute.Tensor, mLabel: cute.Tensor, mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
     mean_cross_entropy_backward_kernel(
-        mDloss, mDlse, mLse, mX, mLabel, mDx, how,
+        mDloss, mDlse, mRowSum, mRowFiniteOrZero, mX, mLabel, mDx, how,
     ).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def mean_cross_entropy_backward_xla(dloss, dlse, lse, x, label, size_rows, index_n):
+def mean_cross_entropy_backward_xla(dloss, dlse, row_sum, row_finite_or_zero, x, label, size_rows, index_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = dloss / size_rows.astype(jnp.float32)
-    dx = jnp.where(index_n == label, -t0, 0.0) + (dlse + t0) * jnp.exp(x - lse)
+    dx = jnp.where(index_n == label, -t0, 0.0) + (dlse + t0) / row_sum * jnp.exp(x - row_finite_or_zero)
     return dx
 
 
@@ -421,6 +746,8 @@ def mean_cross_entropy_backward_xla(dloss, dlse, lse, x, label, size_rows, index
     launch=mean_cross_entropy_launch,
     xla=mean_cross_entropy_xla,
     reference=mean_cross_entropy_reference,
+    forward_launch=mean_cross_entropy_forward_launch,
+    forward_xla=mean_cross_entropy_forward_xla,
     backward_launch=mean_cross_entropy_backward_launch,
     backward_xla=mean_cross_entropy_backward_xla,
     result=MeanCrossEntropyOutputs,

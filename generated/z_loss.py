@@ -117,28 +117,32 @@ def z_loss_reference(x):
     return jax.nn.logsumexp(x, axis=-1) ** 2
 
 
-def z_loss_forward_row_max(x):
-    """The values to reduce into row_max (max), from one vector of each operand."""
+def z_loss_forward_t0(x):
+    """The values to reduce into t0 (max), from one vector of each operand."""
     return x
 
 
-def z_loss_forward_row_sum(x, row_max, approx):
-    """The values to reduce into row_sum (sum), from one vector of each operand."""
-    return device.exp_term(x - device.where(device.isfinite(row_max), row_max, 0.0), approx)
+def z_loss_forward_row_sum_(x, t0, approx):
+    """The values to reduce into row_sum_ (sum), from one vector of each operand."""
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    return device.exp_term(x - row_finite_or_zero, approx)
 
 
-def z_loss_forward_row(row_max, row_sum):
+def z_loss_forward_row(t0, row_sum_):
     """The row's own results, from its statistics."""
-    row_logsumexp = device.log(row_sum, False) + device.where(device.isfinite(row_max), row_max, 0.0)
-    y = row_logsumexp * row_logsumexp
-    return y, row_logsumexp
+    row_finite_or_zero = device.where(device.isfinite(t0), t0, 0.0)
+    t1 = device.log(row_sum_, False) + row_finite_or_zero
+    y = t1 * t1
+    row_sum = row_sum_
+    return y, row_finite_or_zero, row_sum
 
 
 @cute.kernel
 def z_loss_forward_kernel(
     mX: cute.Tensor,  # (rows, N) T
     mY: cute.Tensor,  # (rows) float32
-    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows, N = mX.shape[0], mX.shape[1]
@@ -146,12 +150,13 @@ def z_loss_forward_kernel(
     vec, vectors, at_once = how.vec, how.vectors, how.at_once
     rX = access.registers(mX, (vec, vectors, at_once))
     rY = access.registers(mY, (1, at_once))
-    rRowLogsumexp = access.registers(mRowLogsumexp, (1, at_once))
-    sRowMax = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
+    rRowFiniteOrZero = access.registers(mRowFiniteOrZero, (1, at_once))
+    rRowSum = access.registers(mRowSum, (1, at_once))
+    sT0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sXRun = rowwise.fetch(how, mX, rows, N)
 
     first_row = rowwise.first_row(how)
-    place = rowwise.meeting_place(how, rX, rY, rRowLogsumexp)
+    place = rowwise.meeting_place(how, rX, rY, rRowFiniteOrZero, rRowSum)
     rowwise.load_together(mX, first_row, rX, place)
     for u in cutlass.range_constexpr(at_once):
         index = first_row + u
@@ -159,11 +164,11 @@ def z_loss_forward_kernel(
         rowwise.arrive(how)
         # if the row stays in registers; else each pass reads its part
         row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
-        reduce.meet([*sRowMax], how.cluster)
+        reduce.meet([*sT0], how.cluster)
         # In one pass: where a maximum that a thread has seen rises, its sums of exponentials below it are rescaled.
-        rRowMax = reduce.accumulator(vec, "max", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowMaxSeen = reduce.accumulator(1, "max", cutlass.Float32)
+        rT0 = reduce.accumulator(vec, "max", cutlass.Float32)
+        rRowSum_ = reduce.accumulator(vec, "sum", cutlass.Float32)
+        rT0Seen = reduce.accumulator(1, "max", cutlass.Float32)
         for p in cutlass.range(row.passes):
             part = row.part(p)
             part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
@@ -171,50 +176,59 @@ def z_loss_forward_kernel(
             some = 2 if cutlass.const_expr(how.only_row) else vectors
             for begin in cutlass.range_constexpr(0, vectors, some):
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = z_loss_forward_row_max(device.floats(rX[None, v, u]))
-                    reduce.accumulate([rRowMax], ("max",), values, part.vector(v).inside())
-                row_max = reduce.risen(rRowMax, rRowMaxSeen, [rRowSum], (("exp", 1.0),), how.holds_row and begin == 0)
+                    values = z_loss_forward_t0(device.floats(rX[None, v, u]))
+                    reduce.accumulate([rT0], ("max",), values, part.vector(v).inside())
+                t0 = reduce.risen(rT0, rT0Seen, [rRowSum_], (("exp", 1.0),), how.holds_row and begin == 0)
                 for v in cutlass.range_constexpr(begin, min(begin + some, vectors)):
-                    values = z_loss_forward_row_sum(device.floats(rX[None, v, u]), device.full(vec, row_max), approx)
-                    reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
-        row_max, row_sum = row.reduce([rRowMax, rRowSum], ("max", "sum"), sRowMax, ((1, 0, "exp", 1.0),))
+                    values = z_loss_forward_row_sum_(device.floats(rX[None, v, u]), device.full(vec, t0), approx)
+                    reduce.accumulate([rRowSum_], ("sum",), values, part.vector(v).inside())
+        t0, row_sum_ = row.reduce([rT0, rRowSum_], ("max", "sum"), sT0, ((1, 0, "exp", 1.0),))
 
         if row.writes():
-            y, row_logsumexp = z_loss_forward_row(device.full(1, row_max), device.full(1, row_sum))
+            y, row_finite_or_zero, row_sum = z_loss_forward_row(device.full(1, t0), device.full(1, row_sum_))
             row.store_one(y.to(mY.element_type), mY, (index,), rY[None, u])
-            row.store_one(row_logsumexp.to(mRowLogsumexp.element_type), mRowLogsumexp, (index,), rRowLogsumexp[None, u])
+            row.store_one(
+                row_finite_or_zero.to(mRowFiniteOrZero.element_type), mRowFiniteOrZero, (index,),
+                rRowFiniteOrZero[None, u],
+            )
+            row.store_one(row_sum.to(mRowSum.element_type), mRowSum, (index,), rRowSum[None, u])
     rowwise.store_together(rY, mY, first_row, place)
-    rowwise.store_together(rRowLogsumexp, mRowLogsumexp, first_row, place)
+    rowwise.store_together(rRowFiniteOrZero, mRowFiniteOrZero, first_row, place)
+    rowwise.store_together(rRowSum, mRowSum, first_row, place)
 
 
 @cute.jit
 def z_loss_forward_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mRowLogsumexp: cute.Tensor,
+    stream: cuda.CUstream, mX: cute.Tensor, mY: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor,
     how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
-    z_loss_forward_kernel(mX, mY, mRowLogsumexp, how).launch(**rowwise.grid(how, rows, stream))
+    z_loss_forward_kernel(mX, mY, mRowSum, mRowFiniteOrZero, how).launch(**rowwise.grid(how, rows, stream))
 
 
 def z_loss_forward_xla(x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jnp.max(x, axis=-1, keepdims=True)
-    t1 = jnp.where(jnp.isfinite(t0), t0, 0.0)
-    row_logsumexp = jnp.log(jnp.sum(jnp.exp(x - t1), axis=-1, keepdims=True)) + t1
-    y = row_logsumexp * row_logsumexp
-    return y, row_logsumexp
+    row_finite_or_zero = jnp.where(jnp.isfinite(t0), t0, 0.0)
+    row_sum = jnp.sum(jnp.exp(x - row_finite_or_zero), axis=-1, keepdims=True)
+    t1 = jnp.log(row_sum) + row_finite_or_zero
+    y = t1 * t1
+    return y, row_finite_or_zero, row_sum
 
 
-def z_loss_backward_chain(dy, row_logsumexp, x, approx):
+def z_loss_backward_chain(dy, row_sum, row_finite_or_zero, x, approx):
     """The chain, on one vector of each operand."""
-    dx = 2.0 * dy * row_logsumexp * device.exp(x - row_logsumexp, approx)
+    dx = device.divide(
+        2.0 * dy * (device.log(row_sum, approx) + row_finite_or_zero), row_sum, approx,
+    ) * device.exp(x - row_finite_or_zero, approx)
     return dx
 
 
 @cute.kernel
 def z_loss_backward_kernel(
     mDy: cute.Tensor,  # (rows) float32
-    mRowLogsumexp: cute.Tensor,  # (rows) float32
+    mRowSum: cute.Tensor,  # (rows) float32
+    mRowFiniteOrZero: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[Launch],
@@ -223,22 +237,26 @@ def z_loss_backward_kernel(
     row, _ = at.axes
     approx = device.narrow(mDx)
     if at.valid > 0:
-        rDy, rRowLogsumexp, rX = at.load(flat.read(mDy, (row,)), flat.read(mRowLogsumexp, (row,)), mX)
-        dx = z_loss_backward_chain(device.floats(rDy), device.floats(rRowLogsumexp), device.floats(rX), approx)
+        rDy, rRowSum, rRowFiniteOrZero, rX = at.load(
+            flat.read(mDy, (row,)), flat.read(mRowSum, (row,)), flat.read(mRowFiniteOrZero, (row,)), mX,
+        )
+        dx = z_loss_backward_chain(
+            device.floats(rDy), device.floats(rRowSum), device.floats(rRowFiniteOrZero), device.floats(rX), approx,
+        )
         at.store(dx.to(mDx.element_type), mDx)
 
 
 @cute.jit
 def z_loss_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mRowLogsumexp: cute.Tensor, mX: cute.Tensor, mDx: cute.Tensor,
-    how: cutlass.Constexpr[Launch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mRowSum: cute.Tensor, mRowFiniteOrZero: cute.Tensor, mX: cute.Tensor,
+    mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
 ):
-    z_loss_backward_kernel(mDy, mRowLogsumexp, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    z_loss_backward_kernel(mDy, mRowSum, mRowFiniteOrZero, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
 
 
-def z_loss_backward_xla(dy, row_logsumexp, x):
+def z_loss_backward_xla(dy, row_sum, row_finite_or_zero, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dx = 2.0 * dy * row_logsumexp * jnp.exp(x - row_logsumexp)
+    dx = 2.0 * dy * (jnp.log(row_sum) + row_finite_or_zero) / row_sum * jnp.exp(x - row_finite_or_zero)
     return dx
 
 

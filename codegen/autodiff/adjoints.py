@@ -17,8 +17,8 @@ from codegen.autodiff.scans import pulled_scan
 from codegen.autodiff.simplify import Algebra
 from codegen.errors import UserError
 from codegen.graph.names import fresh
-from codegen.graph.nodes import Leaf, Node, Put, Selected, nodes_of, topological
-from codegen.graph.ops import NUCLEUS, OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
+from codegen.graph.nodes import Leaf, Node, Put, Selected, Statement, lost_axes, nodes_of, topological
+from codegen.graph.ops import ALONE, NUCLEUS, OPS, PLACED, REDUCTIONS, SCANS, TAKES, UNSORT
 from codegen.graph.shifting import evaluated_at, positions_back, shift
 from codegen.language.formula.reader import Reader
 from codegen.language.prelude import prelude
@@ -34,7 +34,7 @@ MOST_OPERATIONS = 600  # twenty times as many as an op usually has: more take lo
 STEEP = {"prod", "sqrt", "cbrt", "log", "log2", "log1p", "pow", "reciprocal", "asin", "acos"}
 STEEP_TERMS = {"rsqrt", "div", "exp", "exp2", "expm1", "sinh", "cosh", "tan", "atan2", "rem"}
 
-_UNLESS_ZERO = parse_expression("where(g == 0, 0, value)")
+_IS_ZERO = parse_expression("g == 0")
 _TIMES_SIZE = parse_expression("g * size(axis)")
 _SPREAD = parse_expression("where(i >= 0, g, 0)")
 _WHERE_PUT = parse_expression("where((i >= 0) & (i < size(axis)), g, 0)")
@@ -132,21 +132,43 @@ class Adjoints:
                 return call.values
         return node.args
 
-    def find_steep(self) -> set[int]:
-        """The identities of values with a derivative that may be infinite, and on which some outputs with cotangents depend, but not
-        all. If a loss does not depend on these outputs, their cotangents are 0, and so must be the adjoints behind them, not
-        0 * inf."""
+    def find_steep(self) -> dict[int, list[Node | None]]:
+        """The values with a derivative that may be infinite, by their identities, and on which some outputs with cotangents depend,
+        but not all. Each has the cotangents of these outputs: None for one of which other elements meet the value's adjoint too. If
+        a loss does not depend on these outputs, their cotangents are 0, and so must be the adjoints behind them, not 0 * inf."""
         of: dict[int, set[str]] = {}
         nodes: dict[int, Node] = {}
-        seeds = {s.name for s in self.statements if s.name in self.cotangents and id(s.value) in self.active}
-        for statement in self.statements:
-            if statement.name in seeds:
-                for node in topological([statement.value]):
-                    nodes[id(node)] = node
-                    of.setdefault(id(node), set()).add(statement.name)
-        sole = [nodes[i] for i, names in of.items() if names != seeds]
+        behind: dict[int, list[Node | None]] = {}
+        seeds = [s for s in self.statements if s.name in self.cotangents and id(s.value) in self.active]
+        for statement in seeds:
+            cotangent, mixed = self.seed(statement), set[int]()
+            for node in reversed(list(topological([statement.value]))):
+                nodes[id(node)] = node
+                of.setdefault(id(node), set()).add(statement.name)
+                behind.setdefault(id(node), []).append(None if id(node) in mixed else cotangent)
+                if id(node) in mixed or _mixes(node, cotangent.dims):
+                    mixed |= {id(a) for a in node.args}
+        sole = [nodes[i] for i, names in of.items() if names != {s.name for s in seeds}]
         reduced = any(n.op in REDUCTIONS for n in sole)
-        return {id(n) for n in sole if n.op in (STEEP if reduced else STEEP | STEEP_TERMS)}
+        return {id(n): behind[id(n)] for n in sole if n.op in (STEEP if reduced else STEEP | STEEP_TERMS)}
+
+    def unless_zero(self, value: Node, total: Node, cotangents: list[Node | None]) -> Node:
+        """A contribution to an adjoint, but 0 where the cotangents behind it are. Where these are not known for each element, it is
+        0 where `total` is, the adjoint that it is made of, although that may be 0 for another reason."""
+        known = [c for c in dict.fromkeys(cotangents) if c is not None and {*c.dims} <= {*value.dims}]
+        tested = known if len(known) == len({*cotangents}) else [total]
+        zero = functools.reduce(
+            lambda a, b: self.graph.node("and", (a, b), kind="bool", dims=[*a.dims, *b.dims]),
+            (self.evaluated(_IS_ZERO, {"g": g}) for g in tested),
+        )
+        return self.algebra.where(zero, self.graph.const(0.0), value)
+
+    def seed(self, statement: Statement) -> Node:
+        """The cotangent of a statement's value."""
+        cotangent = self.cotangents[statement.name]
+        leaf = Leaf(cotangent.name, statement.part)
+        found = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
+        return found if statement.at is None else self.taken_back(found, statement.at)
 
     def gradients(self) -> dict[tuple[str, int | None], Node]:
         """The gradient of each input (or part) and dynamic parameter that an output depends on."""
@@ -154,18 +176,15 @@ class Adjoints:
         roots = []
         found: dict[tuple[str, int | None], Node] = {}
         for statement in self.statements:
-            cotangent = self.cotangents.get(statement.name)
-            if cotangent is None:
+            if statement.name not in self.cotangents:
                 continue
-            if statement.at is not None and statement.at.apart and statement.at.how != "add":
-                raise UserError(f"no kernel for the gradient of 'put' with how={statement.at.how} yet")
-            leaf = Leaf(cotangent.name, statement.part)
-            seed = self.graph.node("input", attr=leaf, kind="float", dims=cotangent.axes)
-            if statement.at is not None and statement.at.apart and statement.at.table not in self.formulas:
-                found[statement.at.table, None] = seed
+            if statement.at is not None and statement.at.apart:
+                if statement.at.how != "add":
+                    raise UserError(f"no kernel for the gradient of 'put' with how={statement.at.how} yet")
+                if statement.at.table not in self.formulas:
+                    found[statement.at.table, None] = self.seed(replace(statement, at=None))
             if id(statement.value) in self.active:
-                seed = seed if statement.at is None else self.taken_back(seed, statement.at)
-                contributions.setdefault(id(statement.value), []).append(seed)
+                contributions.setdefault(id(statement.value), []).append(self.seed(statement))
                 roots.append(statement.value)
         for node in reversed(list(topological(roots, arguments=self.arguments))):
             if id(node) not in self.active or id(node) not in contributions:
@@ -179,7 +198,7 @@ class Adjoints:
             else:
                 for argument, value in self.pulled(node, total):
                     if id(node) in self.steep:
-                        value = self.evaluated(_UNLESS_ZERO, {"g": total, "value": value})
+                        value = self.unless_zero(value, total, self.steep[id(node)])
                     contributions.setdefault(id(argument), []).append(self.counted(node, argument, value))
         return found
 
@@ -296,6 +315,13 @@ class Adjoints:
 
     def evaluated(self, formula: ast.expr, names: Mapping[str, Node | tuple[str, ...]]) -> Node:
         return self.algebra.simplified(Reader(self.scope, dict(names), _SITE, derived=True).read(formula))
+
+
+def _mixes(node: Node, axes: Collection[str]) -> bool:
+    """Whether an element of a value depends on several elements of an argument along some of these axes."""
+    if node.op in REDUCTIONS:
+        return not {*lost_axes(node)}.isdisjoint(axes)
+    return node.op in SCANS or node.op in ALONE or node.op in (*TAKES, "shift", "contract")
 
 
 @functools.cache

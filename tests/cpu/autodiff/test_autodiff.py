@@ -247,6 +247,17 @@ def test_outputs_that_nothing_depends_on_add_nothing(name, implementation, tmp_p
     assert not np.isfinite(np.asarray(steep)[0]).any()
 
 
+def test_other_outputs_change_no_gradient(tmp_path):
+    """An adjoint may be 0 because a derivative is. Then a NaN behind it stays, although another output has no such values."""
+    x = jnp.asarray([[0, 100, -100]], jnp.float32)
+    chain, found = "l = 1 / exp(x) + exp(-exp(x))", []
+    for more in (("", ""), ("y: float32[B, N]; ", "y = x * 2; ")):
+        op = make_op(tmp_path, spec_text("x: float32[B, N]", f"{more[0]}l: float32[B, N]", f"{more[1]}{chain}"))
+        found.append(jax.grad(lambda x, op=op, more=more: (op(x).l if more[0] else op(x)).sum())(x))
+    assert np.isnan(found[0]).any()
+    np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize("implementation", ["xla", "interpret"])
 def test_a_product_beyond_the_range_that_nothing_depends_on(implementation, tmp_path):
     op = make_op(tmp_path, spec_text("x: float32[..., N]", "s: float32[...]; p: float32[...]",

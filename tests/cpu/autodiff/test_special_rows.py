@@ -1,4 +1,4 @@
-"""Gradients of reductions, scans and selections of rows with equal elements, zeros, infinities and NaN, against those of jnp."""
+"""Gradients of reductions, scans and selections of rows with equal elements, zeros, large numbers, infinities and NaN, against those of jnp."""
 
 import re
 
@@ -14,6 +14,7 @@ ROWS = np.float32([
     [-0.0, -0.0, -0.0, -0.0, -0.0, -0.0, -0.0, -0.0], [NAN, 1, 2, 3, 4, 5, 6, 7], [1, 2, NAN, INF, -INF, 0, 5, 3],
     [-INF, -INF, -INF, -INF, -INF, -INF, -INF, -INF], [-INF, 1, 2, -INF, 3, 4, 5, 5], [0, 2, 3, 4, 1, INF, 1, 1],
     [0, 2, 3, 0, 1, 1, 1, 1], [100, 89, 88, -104, 0, 0, 0, 0], [NAN, NAN, NAN, NAN, NAN, NAN, NAN, NAN],
+    [1e4, 10001, 9999, 10002, 1e4, 9998, 1e4, 10003], [-3e4, -3e4, -3e4, -3e4, -3e4, -3e4, -3e4, -3e4],
 ])  # fmt: skip
 WORDS = {
     "max(x, axis=N)": lambda x: x.max(), "min(x, axis=N)": lambda x: x.min(), "prod(x, axis=N)": lambda x: x.prod(),

@@ -4,7 +4,9 @@ dk and dv are as `keys` says, with the last tiles of q first. A consumer also co
 
     dq = ds^T @ k       64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
 
-The warps beside the producer add dq to sums in global memory, in turns (`turns`), and a second kernel rounds them.
+The warps beside the producer add dq to sums in global memory, in turns (`turns`). The consumers of the last block to add to a tile
+of sums round it, once they have stored dk and dv: the L2 cache still has it. Under a mask that is causal these are a block's last
+tiles. A second kernel rounds the tiles that a block has too many of, and those to which no block adds.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from codegen.device.attention.arguments import Backward, Problem, Slope
 from codegen.device.attention.backward import keys, turns
 from codegen.device.gemm import tensorcore
 from codegen.device.gemm.warpgroups import CONSUMERS, PRODUCER, THREADS, WARPGROUP, place_in_ring
-from codegen.shared import HELD, AttentionLaunch
+from codegen.shared import HELD, WARP, AttentionLaunch
 
 FLIGHTS = 2  # tiles of ds in shared memory
 ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
 NEAR = 8  # blocks that have tiles of one element of the batch at a time
-MET = 1  # the number of the barrier of all consumers
+MET, ADDED = 1, 2  # the numbers of the barriers of all consumers, and of these and the adders
+ENDED = 4  # tiles of dq of each adder that the block's consumers round, at most
 LINE = 128  # bytes of 64 rows of q in a row of ds
-ROUNDING = 256  # threads of a block that rounds sums
+ROUNDING = CONSUMERS * WARPGROUP  # threads of a block that rounds sums
 
 
 def launch(stream: Any, given: Backward) -> None:
@@ -54,11 +57,12 @@ def launch(stream: Any, given: Backward) -> None:
     memory = (given.dk, given.dv, given.sums.along_columns), given.statistics, given.tensors, table
     functions = replace(given.functions, tiles=of_tile, summed=range(2, 2 + len(given.sums.along_columns)))
     count = cute.ceil_div(sizes[1], HELD) * batches_of.count(batches, lacking, False)
-    _attention_gradients(loads, layouts, mmas, memory, (words, sums), sizes, batches, lacking, functions, how).launch(
+    room = words, sums, given.dq
+    _attention_gradients(loads, layouts, mmas, memory, room, sizes, batches, lacking, functions, how).launch(
         grid=(count, 1, 1), block=(THREADS, 1, 1), min_blocks_per_mp=1, stream=stream
-    )  # fmt: skip
+    )
     tiles = cute.ceil_div(sizes[0], how.tile_m)
-    _attention_rounding(words, sums, given.dq, batches, tiles, how).launch(
+    _attention_rounding(*room, batches, tiles, how).launch(
         grid=(tiles * cute.size(q, mode=[0]), 1, 1), block=(ROUNDING, 1, 1), stream=stream
     )
 
@@ -80,6 +84,12 @@ def _columns(how: AttentionLaunch) -> int:
     middle."""
     chunk = next(n for n in (64, 32, 16, 8) if how.d % n == 0)
     return how.d if how.tile_m == HELD else -(-how.d // (2 * chunk)) * chunk
+
+
+def _place_of_sums(consumer: Int32, how: AttentionLaunch) -> Int32:
+    """Where a thread's first four sums are among the fours of a tile of dq."""
+    apart = how.d if how.tile_m == HELD else how.d - _columns(how)  # columns from a consumer's first to the other's
+    return consumer * (apart // 8 * WARPGROUP) + cute.arch.thread_idx()[0] % WARPGROUP
 
 
 def _turned(how: AttentionLaunch, dtype: Any) -> cute.TiledMma:
@@ -122,7 +132,7 @@ def _attention_gradients(
     layouts: tuple,
     mmas: tuple,  # the first products; those of dk, of dv and of dq
     memory: tuple,  # dk, dv and sums; the statistics of rows; the operands of the functions; bounds of the mask's arrays
-    room: tuple,  # the turns, and the sums of dq
+    room: tuple,  # the turns, the sums of dq, and dq
     sizes: tuple,  # rows of q and of k
     batches: tuple,  # sizes of the batch's axes
     lacking: cutlass.Constexpr[tuple[bool, ...]],  # which axes of the batch k and v lack
@@ -145,6 +155,7 @@ def _attention_gradients(
     stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
+    ended = allocator.allocate_tensor(Int32, cute.make_layout((ADDERS, ENDED + 1)), 4)
     hopper.start(rings, stages, (1, keys.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
@@ -156,22 +167,23 @@ def _attention_gradients(
             to = keys.partitions(loads, tiles[:4], how.tile_m, how)
             keys.produce_tile(loads, to, (*tiles[:4], numbers), rings[:3], (*at, Int32(0), Uint32(0)), True, problem)
         elif warp <= PRODUCER + ADDERS:
-            _add(sums, rings[3], room, (*at, warp - PRODUCER - 1), problem)
+            _add(sums, rings[3], room, ended, (*at, warp - PRODUCER - 1), problem)
     else:
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
         shared = *tiles, tall, flat
         _consume(shared, sums, numbers, rings, mmas, targets, at, consumer, problem)
+        _round_ended(ended, room, batches, cute.ceil_div(sizes[0], how.tile_m), how)
 
 
 @cute.jit
-def _add(sums: cute.Tensor, ring: tuple, room: tuple, at: tuple, problem: Problem) -> None:
-    """A warp that adds dq: every `ADDERS`th tile, each in its turn."""
+def _add(sums: cute.Tensor, ring: tuple, room: tuple, ended: cute.Tensor, at: tuple, problem: Problem) -> None:
+    """A warp that adds dq: every `ADDERS`th tile, each in its turn. It lists the tiles to which this block is the last to add."""
     tile, own, adder = at
     sizes, batches, lacking, how = problem.sizes, problem.batches, problem.lacking, problem.how
     wide, size = how.tile_m, how.tile_m * how.d
     count = cute.ceil_div(sizes[0], wide)
     empty, full = ring
-    address, done = sums.iterator.toint(), Uint32(0)
+    address, done, listed = sums.iterator.toint(), Uint32(0), Int32(0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
         here = batches_of.sharer(which, own, batches, lacking)
         passed = hopper.Passing(problem, tile, here, wide, True, True)
@@ -183,6 +195,7 @@ def _add(sums: cute.Tensor, ring: tuple, room: tuple, at: tuple, problem: Proble
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
                 before = turns.before(tile, rows, here, problem)
+                ends = turns.is_last(tile, rows, here, problem) & (listed < ENDED)
                 turns.wait(word, before)
                 stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)
@@ -190,10 +203,16 @@ def _add(sums: cute.Tensor, ring: tuple, room: tuple, at: tuple, problem: Proble
                     turns.send(target, address + done % _waiting(how) * (4 * size), 4 * size, before > 0)
                     cute.arch.cp_async_bulk_wait_group(0, read=True)
                     cute.arch.mbarrier_arrive(empty + stage)
-                    turns.end(word, tile + 1)
+                    turns.end(word, cutlass.select_(ends, -1 - tile, tile + 1))
+                    ended[adder, listed] = number  # if it ends; else the next one takes its place
+                listed += Int32(ends)
                 cute.arch.sync_warp()
             done += 1
             walk = hopper.step(walk, passed)
+    with cute.arch.elect_one():
+        ended[adder, ENDED] = listed
+    cute.arch.sync_warp()
+    cute.arch.barrier_arrive(barrier_id=ADDED, number_of_threads=ROUNDING + ADDERS * WARP)
 
 
 @dataclass(frozen=True)
@@ -226,9 +245,7 @@ def _consume(
     tile, places = at
     row = tile * HELD + own_row
     rows = ds.iterator.toint() + (warp * 16 + lane % 16) * LINE
-    apart = how.d if wide == HELD else how.d - _columns(how)  # columns from a consumer's first to the other's
-    mine = consumer * (apart // 8 * WARPGROUP) + cute.arch.thread_idx()[0] % WARPGROUP
-    target, used = sums.iterator.toint() + mine * 16, Uint32(0)
+    target, used = sums.iterator.toint() + _place_of_sums(consumer, how) * 16, Uint32(0)
     own.clear()
     cute.arch.mbarrier_wait(rings[0][0], 0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
@@ -295,33 +312,52 @@ def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean
         tensorcore.store_words(place, [words[i % 2, i // 2] for i in range(4)])
 
 
+# Rounding dq
+
+
+@cute.jit
+def _round_ended(
+    ended: cute.Tensor, room: tuple, batches: tuple, tiles: cutlass.Int32, how: cutlass.Constexpr[AttentionLaunch]
+) -> None:
+    """Round the tiles of dq that the adders have listed. All consumers take part."""
+    _, sums, target = room
+    cute.arch.barrier(barrier_id=ADDED, number_of_threads=ROUNDING + ADDERS * WARP)
+    for adder in cutlass.range_constexpr(ADDERS):
+        for i in cutlass.range(ended[adder, ENDED], unroll=1):
+            _round(ended[adder, i], True, sums, target, batches, tiles, how)
+
+
 @cute.kernel
 def _attention_rounding(
     words: cute.Tensor, sums: cute.Tensor, target: cute.Tensor, batches: tuple, tiles: cutlass.Int32,
     how: cutlass.Constexpr[AttentionLaunch],
 ) -> None:  # fmt: skip
-    """Round the sums of a tile of dq; those to which no block has added are zeros."""
-    number, thread = Int32(cute.arch.block_idx()[0]), Int32(cute.arch.thread_idx()[0])
-    dtype, each = target.element_type, how.d // 8
+    """Round the sums of a tile of dq that no block has rounded; those to which no block has added are zeros."""
+    number = Int32(cute.arch.block_idx()[0])
+    turn = words[number]
+    if turn >= 0:
+        _round(number, turn > 0, sums, target, batches, tiles, how)
+
+
+@cute.jit
+def _round(
+    number: cutlass.Int32, there: cutlass.Boolean | bool, sums: cute.Tensor, target: cute.Tensor, batches: tuple,
+    tiles: cutlass.Int32, how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """Round the tile of dq of a number, with `ROUNDING` threads, which have the sums that they would have as consumers. These are zeros
+    unless they are `there`."""
+    consumer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
     places, tile = batches_of.places_of(number // tiles, batches), number % tiles
-    there = words[number] > 0
-    size = how.tile_m * how.d
-    own = (sums.iterator + Int64(number) * size).align(16)
-    for i in cutlass.range_constexpr(-(-size // 8 // ROUNDING)):
-        # A thread has 8 columns of a row: two in each of the places of four threads, as `_hand_over` stores them. A warp has 16
-        # neighbouring columns of 16 rows
-        at = i * ROUNDING + thread
-        eight, line = at // 32 % (each // 2) * 2 + at // 2 % 2, at // (16 * each) * 8 + at // 4 % 8
-        half, row = at % 2, tile * how.tile_m + line // 8 * 16 + line % 8
-        if (row + 8 * half < target.shape[1]) & (at < size // 8):
-            place = ((line // 32 * each + eight) * WARPGROUP + line % 32 * 4) * 4 + 2 * half
-            held, narrow = cute.make_rmem_tensor((2, 4), Float32), cute.make_rmem_tensor((8,), dtype)
-            held.fill(0.0)
-            if there:
-                for lane in cutlass.range_constexpr(4):
-                    pair = (own + place + 4 * lane).align(8)
-                    cute.autovec_copy(cute.make_tensor(pair, cute.make_layout((2,))), held[None, lane])
-            flat = cute.make_tensor(held.iterator, cute.make_layout((8,)))
-            narrow.store(flat.load().to(dtype))
-            to = target.iterator + cute.crd2idx((places, row + 8 * half, 8 * eight), target.layout)
-            cute.autovec_copy(narrow, cute.make_tensor(to.align(16), cute.make_layout((8,))))
+    own_row, own_column = hopper.first_element()
+    row, column = tile * how.tile_m + own_row % how.tile_m, own_column
+    if cutlass.const_expr(how.tile_m < HELD):
+        column += consumer * (how.d - _columns(how))
+    held = hopper.accumulators(_columns(how))[0]
+    held.fill(0.0)
+    if there:
+        source = sums.iterator.toint() + (Int64(number) * (how.tile_m * how.d) + _place_of_sums(consumer, how) * 4) * 4
+        for j in cutlass.range_constexpr(_columns(how) // 8):
+            for i, word in enumerate(turns.load_four(source + j * (WARPGROUP * 16))):
+                held[i % 2, i // 2, j] = word.bitcast(Float32)
+    for r in cutlass.range_constexpr(2):
+        hopper.store(held, target, places, row + 8 * r, column, row + 8 * r < target.shape[1], r)

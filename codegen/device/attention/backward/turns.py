@@ -1,9 +1,9 @@
 """Sums in global memory to which blocks add tiles in turns, so that each sum has one order.
 
 A tile of q has a word in `turns`, 0 at first. Each block that adds to the tile sets it to one more than the number of its tile of
-k. A block adds after the tile of k before its own whose mask holds somewhere in that tile of q. The first stores its tile, so
-nothing fills the sums before. Blocks take numbers as they start, and tiles of k in the order of these numbers: a block waits only
-for blocks that run already.
+k, the last one to that negated where it rounds the sums itself. A block adds after the tile of k before its own whose mask holds
+somewhere in that tile of q. The first stores its tile, so nothing fills the sums before. Blocks take numbers as they start, and tiles
+of k in the order of these numbers: a block waits only for blocks that run already.
 
 A tile of sums has the order of the threads' accumulators, which `joint` defines. Tensor memory accelerators copy it from
 shared memory and add it in the L2 cache.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Boolean, Int32, Int64, Uint32
 from cutlass._mlir.dialects import llvm
 
 from codegen.device.attention.arguments import Problem
@@ -61,6 +61,24 @@ def before(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) ->
 
 
 @cute.jit
+def is_last(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) -> Boolean:
+    """Whether no tile of k after this one has a mask that holds somewhere in these rows of q. A warp looks at 32 tiles at once."""
+    tiles, sizes = problem.functions.tiles, problem.sizes
+    count, start = cute.ceil_div(sizes[1], HELD), tile + 1
+    last = start == count
+    if cutlass.const_expr(tiles is not None):
+        last = Boolean(True)
+        while last & (start < count):
+            own = start + cute.arch.lane_idx()
+            first = cutlass.min(own * HELD, sizes[1] - 1)
+            at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
+            some = Boolean(tiles(at, (problem.tensors, problem.table))[0]) & (own < count)
+            last = Uint32(cute.arch.vote_ballot_sync(some)) == 0
+            start += WARP
+    return last
+
+
+@cute.jit
 def wait(word: cute.Pointer, value: cutlass.Int32) -> None:
     """Wait until a turn has a value."""
     seen = cute.arch.load(word.llvm_ptr, Int32, sem="acquire", scope="gpu")
@@ -88,6 +106,16 @@ def end(word: cute.Pointer, value: cutlass.Int32) -> None:
     """Set a turn, once this thread's tiles have been added, and so are visible to it."""
     cute.arch.cp_async_bulk_wait_group(0)
     cute.arch.store(word.llvm_ptr, value, sem="release", scope="gpu")
+
+
+def load_four(address: Int64) -> list[Uint32]:
+    """Load four words of sums, to which other blocks have added, from the L2 cache."""
+    word = Uint32.mlir_type
+    result = llvm.inline_asm(
+        llvm.StructType.get_literal([word] * 4), [address.ir_value()], "ld.relaxed.gpu.global.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,l", has_side_effects=True,
+    )  # fmt: skip
+    return [Uint32(llvm.extractvalue(word, result, [i])) for i in range(4)]
 
 
 @cute.kernel

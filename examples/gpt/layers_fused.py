@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cutefuse import causal_attention, dense_transposed, rmsnorm
+from cutefuse import causal_attention, dense_transposed, rmsnorm, rmsnorm_rstd
 
 from ..adamw import FusedAdamW as Optimiser
 from ..ops import (
@@ -50,9 +50,9 @@ def gradient(dx: jax.Array) -> Rows:
 
 
 def stream(x: jax.Array) -> Rows:
-    x = rmsnorm(x, eps=EPS)
-    squares = jnp.mean(jnp.square(jax.lax.stop_gradient(x).astype(jnp.float32)), axis=-1)
-    return Rows(x, jax.lax.rsqrt(squares + EPS))
+    y, rstd = rmsnorm_rstd(x, eps=EPS)
+    squares = 1 - EPS * jnp.square(jax.lax.stop_gradient(rstd))  # the mean square of y: x's is 1 / rstd^2 - eps
+    return Rows(y, jax.lax.rsqrt(squares + EPS))
 
 
 def norm(x: Rows) -> jax.Array:
@@ -164,7 +164,10 @@ def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) ->
 def loss_backward(cap: float, saved: Any, d: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, head, dlogits = saved
     d = d.astype(x.dtype)
-    return d * (dlogits @ head.T), d * (rows(x).T @ rows(dlogits)), None
+    dx = d * (dlogits @ head.T)
+    # The optimiser replaces the weights once it has their gradient. If that came first, XLA would copy them for dx
+    dx, dlogits = jax.lax.optimization_barrier((dx, dlogits))
+    return dx, d * (rows(x).T @ rows(dlogits)), None
 
 
 loss = jax.custom_vjp(layers_plain.loss, nondiff_argnums=(3,))

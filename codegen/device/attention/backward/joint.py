@@ -194,8 +194,8 @@ def _add(sums: cute.Tensor, ring: tuple, room: tuple, ended: cute.Tensor, at: tu
                 rows = passing * wide, cutlass.min((passing + 1) * wide, sizes[0]) - 1
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
-                before = turns.before(tile, rows, here, problem)
-                ends = turns.is_last(tile, rows, here, problem) & (listed < ENDED)
+                before, last = turns.neighbours(tile, rows, here, problem)
+                ends = last & (listed < ENDED)
                 turns.wait(word, before)
                 stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)

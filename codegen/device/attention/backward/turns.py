@@ -41,41 +41,38 @@ def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer) 
     return cute.make_tensor(shared, cute.make_layout((1,)))[0]
 
 
-@cute.jit
-def before(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) -> Int32:
-    """The word of a turn before a tile of k, for rows of q from the first to the last. It is one more than the last tile of k
-    before this one whose mask holds somewhere in these rows, or 0. A warp looks at 32 tiles at once."""
-    found, tiles, sizes = tile, problem.functions.tiles, problem.sizes
-    if cutlass.const_expr(tiles is not None):
-        end, found = tile, Int32(0)
-        while end > 0:
-            own = end - 1 - cute.arch.lane_idx()
-            first = cutlass.max(own, 0) * HELD
-            at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
-            some = Boolean(tiles(at, (problem.tensors, problem.table))[0]) & (own >= 0)
-            seen = Uint32(cute.arch.vote_ballot_sync(some))
-            nearest = end - Int32(cute.arch.popc((seen & (~seen + 1)) - 1))  # from the lowest bit
-            found = cutlass.select_(seen != 0, nearest, Int32(0))
-            end = cutlass.select_(seen != 0, Int32(0), end - WARP)
+def neighbours(tile: Int32, rows: tuple, places: tuple, problem: Problem) -> tuple[Int32, Boolean]:
+    """The word of a turn before a tile of k, for rows of q from the first to the last: one more than the last tile of k before this
+    one whose mask holds somewhere in these rows, or 0. And whether none of the tiles after this one has such a mask."""
+    if problem.functions.tiles is None:
+        return tile, tile + 1 == cute.ceil_div(problem.sizes[1], HELD)
+    found: tuple[Int32, Boolean] = _neighbours(tile, rows, places, problem)
     return found
 
 
 @cute.jit
-def is_last(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) -> Boolean:
-    """Whether no tile of k after this one has a mask that holds somewhere in these rows of q. A warp looks at 32 tiles at once."""
-    tiles, sizes = problem.functions.tiles, problem.sizes
-    count, start = cute.ceil_div(sizes[1], HELD), tile + 1
-    last = start == count
-    if cutlass.const_expr(tiles is not None):
-        last = Boolean(True)
-        while last & (start < count):
-            own = start + cute.arch.lane_idx()
-            first = cutlass.min(own * HELD, sizes[1] - 1)
-            at = Tile(places, rows, (first, cutlass.min(first + HELD, sizes[1]) - 1), sizes, apart=True)
-            some = Boolean(tiles(at, (problem.tensors, problem.table))[0]) & (own < count)
-            last = Uint32(cute.arch.vote_ballot_sync(some)) == 0
-            start += WARP
-    return last
+def _neighbours(tile: cutlass.Int32, rows: tuple, places: tuple, problem: Problem) -> tuple:
+    """`neighbours` under a mask. A warp looks at 32 tiles at once, first at those on both sides."""
+    start, end = tile - WARP // 2, tile + WARP // 2
+    near = _seen(start, rows, places, problem)
+    below, above = near & 0xFFFF, near >> (WARP // 2 + 1)
+    while (below == 0) & (start > 0):
+        start -= WARP
+        below = _seen(start, rows, places, problem)
+    while (above == 0) & (end * HELD < problem.sizes[1]):
+        above = _seen(end, rows, places, problem)
+        end += WARP
+    last = Int32(WARP) - Int32(cute.arch.clz(below))  # one more than the highest bit
+    return cutlass.select_(below == 0, Int32(0), start + last), above == 0
+
+
+def _seen(first: Int32, rows: tuple, places: tuple, problem: Problem) -> Uint32:
+    """Which of 32 tiles of k from the first, some of which there need not be, have a mask that holds somewhere in rows of q, as bits."""
+    sizes, own = problem.sizes, first + cute.arch.lane_idx()
+    column = cutlass.min(cutlass.max(own, 0) * HELD, sizes[1] - 1)
+    at = Tile(places, rows, (column, cutlass.min(column + HELD, sizes[1]) - 1), sizes, apart=True)
+    some = Boolean(problem.functions.tiles(at, (problem.tensors, problem.table))[0])
+    return Uint32(cute.arch.vote_ballot_sync(some & (own >= 0) & (own * HELD < sizes[1])))
 
 
 @cute.jit

@@ -17,10 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen import extras
+from codegen.autodiff.backward import Derived
 from codegen.checking.twins import stored
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan
+from codegen.plan.attention import Attention
 from codegen.plan.launches import PlannedCall
 from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
@@ -66,7 +68,13 @@ class Case:
         )
 
 
-def types_of_calls(op: AnyOp, implementation: str | None) -> tuple[Types, ...]:
+def attention_of(op: AnyOp, gradients: bool) -> tuple[Attention, ...]:
+    """The plans of attention among the kernels of a call, and among those of its gradients if these are requested."""
+    own = attention_in(op.plan)
+    return (*own, *attention_in(op.backward.op.plan)) if gradients and isinstance(op.backward, Derived) else own
+
+
+def types_of_calls(op: AnyOp, implementation: str | None, gradients: bool = False) -> tuple[Types, ...]:
     """The bindings of an op's type variables that such an implementation runs: attention's kernels take some of them."""
     from codegen.runtime.call.arguments import all_types
 
@@ -76,7 +84,7 @@ def types_of_calls(op: AnyOp, implementation: str | None) -> tuple[Types, ...]:
 
     def takes(types: Types) -> bool:
         try:
-            for plan in attention_in(op.plan):
+            for plan in attention_of(op, gradients):
                 plan.check_types({v.array.name: types.dtype(v.array) for v in plan.views})
         except UserError:
             return False
@@ -91,9 +99,11 @@ def cases(
     types: tuple[Types, ...] | None = None,
     empty: bool | None = None,
     whole: bool = False,
+    gradients: bool = False,
 ) -> st.SearchStrategy[Case]:
     """Calls of an op: sizes 0, 1, primes, and one below, at and above the vector and the block. By default some calls have
-    special values, and some an `empty` array. With `whole`, an op that multiplies no matrices has rows of whole vectors."""
+    special values, and some an `empty` array. With `whole`, an op that multiplies no matrices has rows of whole vectors. With
+    `gradients`, kernels take the sizes for these too."""
     from codegen.runtime.call.arguments import all_types
 
     spec = op.spec
@@ -103,7 +113,8 @@ def cases(
     def draw(pick: Any) -> Case:
         choice = pick(st.sampled_from(bound))
         names = [axis for axis in spec.axes if axis != ROWS]
-        sizes = _product_sizes if contracted_axes(op.plan) else functools.partial(_sizes, whole=whole)
+        of_products = functools.partial(_product_sizes, attention=attention_of(op, gradients))
+        sizes = of_products if contracted_axes(op.plan) else functools.partial(_sizes, whole=whole)
         rows, extents = sizes(pick, op, {a.name: choice.dtype(a) for a in spec.arrays}, names)
         if (pick(st.integers(0, 9)) == 0) if empty is None else empty:
             # not an axis that a value is picked from: a table's, or one that a max reduces
@@ -182,13 +193,12 @@ TILED = (1, 2, 3, 5, 8, 13, 16, 31, 64, 65, 127, 128, 136, 257)
 
 
 def _product_sizes(
-    pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str]
+    pick: Any, op: AnyOp, dtypes: Mapping[str, str], names: list[str], attention: tuple[Attention, ...]
 ) -> tuple[tuple[int, ...], dict[str, int]]:
     """The sizes for an op that contracts: no array has all axes, and a contraction should take more than one step."""
     contracted, even, least = contracted_axes(op.plan), _even(op, dtypes), _least(op)
     tiled = {op.plan.order[-1], *([] if ROWS in op.spec.axes else op.plan.order[-2:])}
     extents = {}
-    attention = attention_in(op.plan)
     heads = {axis for p in attention for axis in (p.contracted, p.value)}
     if heads:  # scores are made by tiles
         tiled = {axis for p in attention for axis in (p.row, p.keys[-1])}

@@ -190,7 +190,8 @@ class GradientCall:
         ]
 
         def gradients(saved: Values) -> Values:
-            found = kernel.pull(key, self.operands | saved, tuple(pulled))
+            left_out = dict.fromkeys(a.name for a in self.op.spec.inputs)
+            found = kernel.pull(key, left_out | self.operands | saved, tuple(pulled))
             return {
                 n: np.asarray(x, np.float64)
                 for n, x in zip(names, found, strict=True)

@@ -49,9 +49,9 @@ WHOLE_ROWS = os.environ.get("CODEGEN_WHOLE_ROWS") == "1"
 SHARES = {"elementwise": 1.0, "gemm": 0.5}
 
 
-def covering(op: AnyOp, implementation: str | None) -> list[Types]:
+def covering(op: AnyOp, implementation: str | None, gradients: bool = False) -> list[Types]:
     """Bindings of type variables in which each variable takes each of the dtypes that such an implementation runs at least once."""
-    bound = draw.types_of_calls(op, implementation)
+    bound = draw.types_of_calls(op, implementation, gradients)
     left = {pair for types in bound for pair in types.variables}
     found: list[Types] = []
     while left or not found:
@@ -69,7 +69,8 @@ def each_call(op: AnyOp, implementation: str | None, more: int, check: Callable[
     """Check a call with each binding that covers the op's dtypes, or with only one of them where `MORE` is 0; sometimes also a call
     with an empty array. Then check `more` calls of any binding. The number of a binding decides its call, so an op and its
     gradient have calls of the same types and sizes, and share kernels."""
-    bound = covering(op, implementation)
+    gradients = drawn.get("gradients", False)
+    bound = covering(op, implementation, gradients)
     for place, types in enumerate(bound):
         if not MORE and types != one_of(op, bound):
             continue
@@ -78,7 +79,7 @@ def each_call(op: AnyOp, implementation: str | None, more: int, check: Callable[
             # Hypothesis begins with the simplest call, whose kernel takes as long to compile as any other
             _draw(op, 2, seed, check, 1, types=(types,), empty=empty, whole=WHOLE_ROWS and seed % 5 > 0, **drawn)
     if more:
-        _draw(op, more, None, check, types=draw.types_of_calls(op, implementation), **drawn)
+        _draw(op, more, None, check, types=draw.types_of_calls(op, implementation, gradients), **drawn)
 
 
 def _draw(
@@ -247,6 +248,7 @@ def check_gradient(
         check_gradient_case(op, implementation, case)
 
     if examples is not None:
-        _draw(op, examples, seed, check, types=draw.types_of_calls(op, implementation), specials=False)
+        types = draw.types_of_calls(op, implementation, gradients=True)
+        _draw(op, examples, seed, check, types=types, specials=False, gradients=True)
         return
-    each_call(op, implementation, MORE // 4, check, specials=False)
+    each_call(op, implementation, MORE // 4, check, specials=False, gradients=True)

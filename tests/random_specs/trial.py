@@ -149,14 +149,16 @@ def _compile(op: Op, effort: Effort, outcome: Outcome) -> None:
                 outcome.counts["kernels compiled"] += 1
 
 
-def cases(op: Op, count: int, salt: str, specials: bool | None = None) -> list[Case]:
-    """Calls of an op, the same every time, without Hypothesis's first one, which is the simplest."""
+def cases(op: Op, count: int, salt: str, implementation: str, specials: bool | None = None) -> list[Case]:
+    """Calls of an op that an implementation runs, the same every time, without Hypothesis's first one, which is the simplest."""
     found: list[Case] = []
+    gradients = salt == "gradients"
+    types = draw.types_of_calls(op, implementation, gradients)
 
     @hypothesis.settings(max_examples=count + 1, deadline=None, database=None, phases=[hypothesis.Phase.generate],
                          suppress_health_check=list(hypothesis.HealthCheck))  # fmt: skip
     @hypothesis.seed(int(hashlib.sha256(f"{op.spec.op} {salt}".encode()).hexdigest(), 16) % 2**32)
-    @hypothesis.given(draw.cases(op, specials=specials))
+    @hypothesis.given(draw.cases(op, specials=specials, types=types, gradients=gradients))
     def collect(case: Case) -> None:
         found.append(case)
 
@@ -166,8 +168,8 @@ def cases(op: Op, count: int, salt: str, specials: bool | None = None) -> list[C
 
 def _values(op: Op, effort: Effort, outcome: Outcome) -> None:
     report = testing.Report()
-    for case in cases(op, effort.calls, "values"):
-        for implementation in IMPLEMENTATIONS:
+    for implementation in IMPLEMENTATIONS:
+        for case in cases(op, effort.calls, "values", implementation):
             with stage(f"values {implementation}"):
                 testing.check_case(op, implementation, case, report)
             outcome.counts["calls compared"] += 1
@@ -178,11 +180,13 @@ def _values(op: Op, effort: Effort, outcome: Outcome) -> None:
 def _gradients(op: Op, spec: RandomSpec, effort: Effort, outcome: Outcome) -> None:
     kernel = isinstance(op.backward, Derived)
     outcome.counts["backwards that are kernels" if kernel else "backwards by jnp"] += 1
-    for case in cases(op, effort.gradients, "gradients", specials=False):
-        if not any(op.spec.kind(a) == "float" and a.name not in case.absent for a in op.spec.inputs):
-            if not any(p.kind == "float" and not p.static for p in op.spec.params):
+    dynamic = any(p.kind == "float" and not p.static for p in op.spec.params)
+    for implementation in IMPLEMENTATIONS:
+        for case in cases(op, effort.gradients, "gradients", implementation, specials=False):
+            if not dynamic and not any(
+                op.spec.kind(a) == "float" and a.name not in case.absent for a in op.spec.inputs
+            ):
                 continue
-        for implementation in IMPLEMENTATIONS:
             try:
                 with stage(f"gradient {implementation}"):
                     testing.check_gradient_case(op, implementation, case)

@@ -224,7 +224,8 @@ def _call(
     """The call to compile, and the names of its tensors, each with whether it is present. The names are None for a kernel that
     contracts, which is the one for large matrices."""
     if isinstance(op, GemmOp):
-        return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
+        with jax.enable_x64(any(DTYPES[variant.types.dtype(a)].size == 8 for a in op.spec.arrays)):
+            return op.example_call(variant.types, variant.ragged, variant.defaults, arch).compiled_for(arch), None
     spec, how = op.spec, launch_of(op, variant, arch)
 
     def array(a: Any) -> Any:

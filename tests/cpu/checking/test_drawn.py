@@ -52,6 +52,22 @@ def test_kernels_of_attention_are_called_with_types_that_they_take(tmp_path):
     assert drawn("xla") == ["float32", "bfloat16"]
 
 
+def test_calls_with_gradients_suit_the_kernels_of_these(tmp_path):
+    """No kernel of the op is attention, and its backward has one: the gradient of logsumexp is a softmax, which multiplies k."""
+    inputs = "q: T[B, Q, D]; k: T[B, S, D]; v: T[B, S, E]"
+    chain = "s = q @ k; o = sigmoid(s) @ v; l = logsumexp(s, axis=S)"
+    op = make_op(
+        tmp_path, spec_text(inputs, "o: T[B, Q, E]; l: float32[B, Q]", chain, types="{T: [float32, bfloat16]}")
+    )
+    sizes: dict[bool, set[int]] = {False: set(), True: set()}
+    for gradients, found in sizes.items():
+        check = lambda case, found=found: found.add(dict(case.extents)["D"])  # noqa: E731
+        testing._draw(op, 30, 5, check, empty=False, gradients=gradients)
+    assert all(n % 8 == 0 for n in sizes[True]) and any(n % 8 for n in sizes[False])
+    kinds = [{dict(types.variables)["T"] for types in draw.types_of_calls(op, "interpret", g)} for g in (False, True)]
+    assert kinds == [{"float32", "bfloat16"}, {"bfloat16"}]
+
+
 @pytest.mark.parametrize(
     ("x", "y", "chain"),
     [

@@ -139,3 +139,15 @@ def test_a_gradient_that_its_type_does_not_hold(tmp_path, dtype):
     op = make_op(tmp_path, text)
     for implementation in ("xla", "interpret"):
         check_gradient_case(op, implementation, Case(Types(()), (5,), (("N", 3),), (), (), False, 1.0, 0))
+
+
+def test_what_is_saved_is_rounded_in_calls_that_leave_inputs_out(tmp_path):
+    chain, written = (f"y = {of}tanh(x * w + b) * c" for of in ("", "jnp."))
+    text = spec_text(
+        "x: float32[..., N]; b: float32[N]; w: float32[N] = 2", "y: float32[..., N]",
+        f"c = rsqrt(sum(square(x), axis=N)); {chain}", f"c = jax.lax.rsqrt(jnp.sum(x * x, -1, keepdims=True)); {written}",
+    )  # fmt: skip
+    op = make_op(tmp_path, text)
+    with jax.enable_x64(True):
+        moved = gradient_call(op, Case(Types(()), (3,), (("N", 8),), ("w",), (), False, 1.0, 0)).resaved
+    assert set(moved) == {"x", "b"}

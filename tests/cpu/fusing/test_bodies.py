@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import codegen
 from codegen.fusing.suggest import disagreement, looked_at
-from tests.meshes import AUTO, P, make_mesh
+from tests.meshes import AUTO, P, make_mesh, normal
 
 LAYERS, HEADS = 3, 2
 NORM = "* rsqrt(mean(square("
@@ -40,11 +40,10 @@ def mlp(x, p):
 def weights():
     shapes = dict.fromkeys(("q", "k", "v", "out"), (16, 16)) | {"gate": (16, 24), "up": (16, 24), "down": (24, 16)}
     shapes |= {"before": (16,), "after": (16,)}
-    keys = iter(jax.random.split(jax.random.key(1), len(shapes)))
-    return {name: jax.random.normal(next(keys), (LAYERS, *shape)) * 0.3 for name, shape in shapes.items()}
+    return {name: jnp.asarray(normal(LAYERS, *shape, seed=i) * 0.3) for i, (name, shape) in enumerate(shapes.items())}
 
 
-X, WEIGHTS = jax.random.normal(jax.random.key(0), (2, 6, 16)), weights()
+X, WEIGHTS = jnp.asarray(normal(2, 6, 16)), weights()
 
 
 def scanned(layer, x, p):

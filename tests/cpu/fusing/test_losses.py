@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import codegen
+from tests.meshes import normal
 from tests.turns import some
 
-LOGITS = 20 * jax.random.normal(jax.random.key(0), (2, 6, 16))
-LABEL = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+LOGITS = jnp.asarray(20 * normal(2, 6, 16))
+LABEL = jnp.asarray(np.arange(12, dtype="int32").reshape(2, 6))
 
 
 def at(x, label):

@@ -7,11 +7,10 @@ import pytest
 
 import codegen
 from codegen.tracing.axes import renames
+from tests.meshes import normal
 
-KEYS = iter(jax.random.split(jax.random.key(0), 20))
-X, W, WIDE = (jax.random.normal(next(KEYS), shape) for shape in ((2, 6, 16), (16, 24), (2, 6, 24)))
-COS, SIN = (jax.random.normal(next(KEYS), (6, 1, 4)) for _ in range(2))
-SCALE = jax.random.normal(next(KEYS), (24,))
+X, W, WIDE, SCALE = (jnp.asarray(normal(*shape)) for shape in ((2, 6, 16), (16, 24), (2, 6, 24), (24,)))
+COS, SIN = (jnp.asarray(normal(6, 1, 4, seed=i)) for i in range(2))
 
 
 def norm(x):

@@ -9,6 +9,7 @@ import codegen
 from codegen.fusing.fuse import EXPRESSING
 from codegen.fusing.program import program_of
 from codegen.plan.attention import Attention
+from tests.meshes import normal
 
 BATCH, LENGTH, HEADS, SIZE = 2, 64, 2, 16
 WIDTH, LAYERS = HEADS * SIZE, 2
@@ -59,9 +60,9 @@ def model(name):
     return layers
 
 
-X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, WIDTH)).astype(jnp.bfloat16)
-WEIGHTS = [list(w) for w in (jax.random.normal(jax.random.key(1), (LAYERS, 3, WIDTH, WIDTH)) / 6).astype(jnp.bfloat16)]
-DOCUMENTS = jnp.sort(jax.random.randint(jax.random.key(2), (BATCH, LENGTH), 1, 6))
+X = jnp.asarray(normal(BATCH, LENGTH, WIDTH), jnp.bfloat16)
+WEIGHTS = [[jnp.asarray(w / 6, jnp.bfloat16) for w in normal(3, WIDTH, WIDTH, seed=i)] for i in range(LAYERS)]
+DOCUMENTS = jnp.asarray(np.sort(np.random.default_rng(0).integers(1, 6, (BATCH, LENGTH), "int32")))
 
 
 @pytest.mark.parametrize("name", [*MASKS, *BIASES])

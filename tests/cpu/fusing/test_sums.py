@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import codegen
+from tests.meshes import normal
 
-X = jax.random.normal(jax.random.key(0), (4, 6, 16))
-W = jax.random.normal(jax.random.key(1), (16, 24)) / 4
-LABEL = jnp.arange(24, dtype=jnp.int32).reshape(4, 6) * 5 % 24
+X, W = jnp.asarray(normal(4, 6, 16)), jnp.asarray(normal(16, 24) / 4)
+LABEL = jnp.asarray(np.arange(24, dtype="int32").reshape(4, 6) * 5 % 24)
 
 
 def cross_entropy(logits, label):

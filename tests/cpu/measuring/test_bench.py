@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from matplotlib import image
 
 import generated
 from codegen import __main__ as command_line
@@ -18,7 +17,7 @@ from codegen.checking import draw
 from codegen.explain.launching import Binding
 from codegen.explain.report import fused_bytes
 from codegen.language.sizes import bench_shapes, default_shape
-from codegen.measuring.times import bench, plot, results
+from codegen.measuring.times import bench, results
 from codegen.measuring.times.bench import make_inputs, measure, sets_of, typical
 from codegen.measuring.times.measurement import Measurement
 from codegen.runtime.call.arguments import Types
@@ -32,6 +31,16 @@ WHERE = {"gpu": "NVIDIA Test 80GB", "driver": "1.2", "jax": "0.11", "date": "202
 def made_up(op: str = "bias_relu", ours: float = 2.0, **more) -> Measurement:
     times = {"ours": (ours, ours, 9 * ours), "xla": (3.0, 3.0, 3.0), "copy": (1.0, 1.5, 2.0)}
     return Measurement(op, (("...", 8), ("N", 4096)), (("T", "bfloat16"),), 3_000_000, tuple(times.items()), **more)
+
+
+@pytest.fixture
+def charts():
+    """The module that draws, and matplotlib's reader of pictures: half a second to import."""
+    from matplotlib import image
+
+    from codegen.measuring.times import plot
+
+    return plot, image
 
 
 # Timing
@@ -184,7 +193,7 @@ def test_the_machine_is_described():
     assert where["empty call"].endswith("us")
 
 
-def test_results_are_written(tmp_path):
+def test_results_are_written(tmp_path, charts):
     measured = [
         replace(made_up(kind="elementwise"), instructions=(("issue", 1.8), ("special", 0.3))),
         made_up("swiglu", ours=1.6),
@@ -209,12 +218,13 @@ def test_results_are_written(tmp_path):
     assert "NVIDIA Test 80GB, driver 1.2, jax 0.11, 2026-11-21." in page
     assert "A call with nothing to do took 5 us" in page
     assert "too \\| large" in page
-    picture = image.imread(paths[2])
+    picture = charts[1].imread(paths[2])
     assert 200 < picture.shape[0] < 1000 > picture.shape[1] > 300
     assert len({tuple(pixel) for row in picture[::7] for pixel in row[::7].round(2).tolist()}) > 5
 
 
-def test_a_chart_groups_ops_by_kind_fastest_first_and_fits_a_screen(tmp_path):
+def test_a_chart_groups_ops_by_kind_fastest_first_and_fits_a_screen(tmp_path, charts):
+    plot, image = charts
     measured = [made_up("slow", 6.0, kind="row"), made_up("fast", 1.0, kind="row"), made_up("dense", 2.0, kind="gemm")]
     ((dense, fast, slow),) = plot.arranged(plot.bars([*measured, made_up("lost", error="no room")]))
     assert (dense.label, dense.over_xla, dense.of_limit) == ("dense", 1.5, None)  # a copy is not a bound for a product
@@ -228,7 +238,8 @@ def test_a_chart_groups_ops_by_kind_fastest_first_and_fits_a_screen(tmp_path):
     assert width <= 1500
 
 
-def test_an_op_at_several_sizes_has_a_curve(tmp_path):
+def test_an_op_at_several_sizes_has_a_curve(tmp_path, charts):
+    plot, image = charts
     sizes = [replace(made_up(), bytes=size, shape=(("N", size),)) for size in (3_000, 24_000, 6_000, 12_000)]
     assert [m.bytes for m in plot.curves([*sizes, made_up("swiglu")])["bias_relu"]] == [3_000, 6_000, 12_000, 24_000]
     assert not plot.curves(replace(m, bytes=m.bytes // 6000 + 1000) for m in sizes)  # four sizes, all about the same

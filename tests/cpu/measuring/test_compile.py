@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from making import make_op
+from making import make_op, spec_text
 
 import generated
 from codegen import __main__ as command_line
@@ -67,6 +67,13 @@ def test_a_stack_that_the_source_asks_for_is_no_spill(tmp_path):
     compiled = compile_kernel(op, variant_of(op, "-"), "sm_90a")
     assert compiled.stack > 0 == compiled.spills
     assert compiled.loads == compiled.stores == (16,)
+
+
+def test_a_product_may_be_stored_in_float64(tmp_path):
+    """The call to compile has types that JAX has only with jax_enable_x64."""
+    op = make_op(tmp_path, spec_text("x: float32[..., K]; w: float32[K, F]", "y: float64[..., F]", "y = relu(x @ w)"))
+    call, _ = compiling._call(op, next(variants(op)), "sm_90a")
+    assert "float64" in {dtype for dtype, *_ in call.outputs}
 
 
 PTX = """

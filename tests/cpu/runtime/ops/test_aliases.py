@@ -5,6 +5,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import generated
@@ -26,7 +27,7 @@ def aliases(f, *args, donate=()) -> dict[int, int]:
 
 
 def array(*shape, dtype=jnp.bfloat16):
-    return jnp.ones(shape, dtype)
+    return jnp.asarray(np.ones(shape), dtype)
 
 
 X, W, LONG = array(8, 64), array(64), array(2, 1 << 18)

@@ -15,7 +15,7 @@ TEXT = spec_text(
     "s = (x.shape[1], x.shape[0], x.shape[2]); a = jax.random.bits(key, s, 'uint32'); "
     "u = jax.random.uniform(other, s, 'float32'); m = jax.random.bernoulli(key, jnp.float32(0.3), (s[1], s[2]))[None]",
 )  # fmt: skip
-KEY, OTHER = jax.random.key_data(jax.random.split(jax.random.key(7)))
+KEY, OTHER = (jnp.asarray(np.array(key, "uint32")) for key in ([7, 1], [1 << 31, 5]))
 
 
 def mask(key, shape):

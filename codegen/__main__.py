@@ -56,7 +56,7 @@ for name, command, summary in (
     ("init", spec_commands.init, "Make this folder a project, with a first spec."),
     ("new", spec_commands.new, "Write a starter spec, or the spec of a JAX function."),
     ("build", spec_commands.build, "Turn specs into kernels, JAX functions and tests."),
-    ("check", spec_commands.check, "Check that the generated files are what a build would write."),
+    ("check", spec_commands.check, "Check that the generated files are up to date."),
     ("list", spec_commands.list_ops, "List the ops, by kind or by words."),
     ("schema", spec_commands.schema, "Print the JSON Schema of a spec, for editors."),
     ("suggest", model_commands.suggest, "Find the parts of a JAX function that are worth an op."),

@@ -43,7 +43,7 @@ def read_op(path: str | Path, data: bytes | str | dict[str, Any] | None = None) 
         raise SpecError(diagnostics)
     asked = spec.save or not isinstance(spec.grad, str)
     if asked and isinstance(backward := backward_of(op), UserError):
-        message = f"no kernel for what 'grad' or 'save' ask for: {backward.message}"
+        message = f"'grad' or 'save' ask for a backward that no kernel computes: {backward.message}"
         raise SpecError(
             [spec.source.diagnostic(spec.chain.span, message, "delete them: jax.vjp of the jnp form serves")]
         )

@@ -120,7 +120,7 @@ def _composed(op: Op, parts: list[Op]) -> Derived:
         if isinstance(own, UserError):
             raise own
         if own.products or own.lacking - {a.name for a in op.spec.inputs} - {p.name for p in op.spec.params}:
-            raise UserError("no kernel computes the gradients of what another part computes")
+            raise UserError("no kernel computes the gradients of values that another part computes")
         lacking |= own.lacking
         found.append(Part(part, own.op, own.how, own.forward))
         taken |= names_of(found[-1], parts)

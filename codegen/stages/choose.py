@@ -301,7 +301,7 @@ def _fewest(spec: Spec, whole: _Whole, stages: Stages) -> Staged:
         try:
             found = cut_around(how.spec, one_kernel, derived, how.before)
             better = found is not None and _cost(found.ops) <= _cost(stages.ops)
-            why = "" if better else "what follows the product would leave its kernel"
+            why = "" if better else "the values after the product would need a kernel of their own"
         except SpecError as error:
             found, why = None, error.diagnostics[0].message
         if found and not why:
@@ -408,7 +408,7 @@ def together(stages: Sequence[Op]) -> Op:
 
 def _made(spec: Spec, plan: AnyPlan) -> Op:
     if isinstance(plan, Elementwise | Reduction) and not plan.loads:
-        raise UserError("it reads nothing: what it gives does not depend on anything")
+        raise UserError("it reads nothing: its outputs depend on no input")
     return Op(spec, spec.read.statements, Reference(()), plan)
 
 

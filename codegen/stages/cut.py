@@ -339,7 +339,7 @@ class Cutting:
             and not plan.walked_groups
             and len(arrays) > 1
         ):
-            raise UserError("no thread would reduce anything: partial results would be as large as what is reduced")
+            raise UserError("no thread would reduce anything: partial results would be as large as the arrays")
         return op
 
     def marked(self, items: Sequence[Item], again: Mapping[int, frozenset[str]]) -> dict[int, tuple[str, ...]]:

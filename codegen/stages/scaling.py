@@ -212,7 +212,7 @@ class _Mover:
         if any((id(self.origins.get(id(n), n)), factor.attr) in self.stored for n in (factor, *factor.args)):
             return "it is an output"
         if any(n.op == "contract" for _, scale in terms.scales for n in topological([scale])):
-            return "what scales it is made of a product"
+            return "its scale is computed from a product"
         return ""
 
     def text(self, value: Node) -> str:

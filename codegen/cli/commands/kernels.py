@@ -53,7 +53,7 @@ def explain(
     shape: Shape = "",
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the op's graph into this file too.")] = None,
     interpret: Annotated[
-        bool, typer.Option("--interpret", help="Run the kernels in the interpreter and count what they move.")
+        bool, typer.Option("--interpret", help="Run the kernels in the interpreter and count the bytes that they move.")
     ] = False,
     package: Package = None,
     as_json: AsJson = False,

@@ -31,7 +31,8 @@ def suggest(
         bool, typer.Option("--write", help="Write the specs, and show the lines that call the ops.")
     ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="On this GPU: time each against XLA, and drop what does not win.")
+        bool,
+        typer.Option("--measure", help="On this GPU: time each against XLA, and leave out those that are not faster."),
     ] = False,
     specs: Specs = None,
     as_json: AsJson = False,

@@ -192,7 +192,7 @@ def _build(files: list[Path] | None, project: Project) -> None:
 
 
 def check(specs: Specs = None, package: Package = None, tests: Tests = None, out: OldPackage = None) -> None:
-    """Check that the generated files are what a build would write; print the difference and exit with status 1 if not.
+    """Check that the generated files are up to date; print the difference and exit with status 1 if not.
 
     Example: codegen check
     """
@@ -342,7 +342,7 @@ def refuse_stale(names: Iterable[str], project: Project) -> None:
         first, rest = named(stale[0]), len(stale) - 1
         which = f"{first} is" if not rest else f"{first} and {rest} other module{'s' * (rest > 1)} of it are"
         raise UsageError(
-            f"{which} not what a build of the spec writes: a file was changed since the build, or codegen was\n"
+            f"{which} out of date: a file was changed since the build, or codegen was\n"
             f"  Run: {_build_command(project)} (or name the folder of their specs with --specs)"
         )
 

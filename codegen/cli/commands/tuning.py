@@ -38,7 +38,9 @@ def tune(
     shapes: Shapes = None,
     types: Types = "",
     minutes: Annotated[float, typer.Option("--minutes", min=0, help="Begin nothing after so many.")] = 10.0,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what was measured with the same plan.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure again, also calls that were measured with the same plan.")
+    ] = False,
     jobs: Jobs = None,
     specs: Specs = None,
     package: Package = None,

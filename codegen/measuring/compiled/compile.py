@@ -270,7 +270,7 @@ def _with_operands(op: AnyOp, made: Compiled, found: dict[str, bool] | None) -> 
 
 
 OPTIONS = f"{COMPILE_OPTIONS} --keep-ptx --keep-cubin"
-_KEPT_AS = f"{OPTIONS} and what is spilled and which bounds gave way to less"  # what entries of the cache hold
+_KEPT_AS = f"{OPTIONS}, spills and dropped bounds"  # the contents of the cache's entries
 
 
 def _compile(op: AnyOp, call: CompiledCall) -> Compiled:

@@ -80,7 +80,7 @@ class _Splitter:
         for key in ("save", "grad") if takes_inputs(self.statements) else ():
             if (key == "save" and spec.save) or (key == "grad" and not isinstance(spec.grad, str)):
                 message = f"{key!r} has no effect on the gradients of a product (@)"
-                hint = "the forward saves what its backward needs, and the gradients of a product are products"
+                hint = "the backward decides what the forward saves, and the gradients of a product are products"
                 problems.append(spec.source.diagnostic(spec.chain.span, message, f"delete it: {hint}"))
         if problems:
             raise SpecError(problems)

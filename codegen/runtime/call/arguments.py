@@ -117,7 +117,7 @@ def _scalar(spec: Spec, array: Array, value: Any, dtype: str) -> jax.Array:
     if not good:
         raise TypeError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, not {type(value).__name__}")
     if kind == "int" and not jnp.iinfo(dtype).min <= int(value) <= jnp.iinfo(dtype).max:
-        raise ValueError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, which {value} is out of")
+        raise ValueError(f"{spec.op}: {array.name!r} is {array} with dtype {dtype}, and {value} is out of its range")
     return jnp.asarray(_as_float(spec, array.name, value) if kind == "float" else value, dtype)
 
 
@@ -125,7 +125,9 @@ def _as_float(spec: Spec, name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{spec.op}: {name!r} is a float, which {len(str(value))} digits are too large for") from None
+        raise ValueError(
+            f"{spec.op}: {name!r} is a float, and a number of {len(str(value))} digits is out of its range"
+        ) from None
 
 
 def bind_types(spec: Spec, arrays: Mapping[str, Any], chosen: Mapping[str, str]) -> Types:
@@ -293,7 +295,7 @@ def _whole(spec: Spec, param: Param, value: Any) -> Any:
 
 def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
     if not fits(param.kind, value):
-        raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, which {value} is out of")
+        raise ValueError(f"{spec.op}: {param.name!r} is an int of 32 bits, and {value} is out of its range")
 
 
 def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:

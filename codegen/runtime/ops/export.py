@@ -159,7 +159,7 @@ def _value(param: Param, text: str) -> float | int | bool:
     try:
         value = read[param.kind](text)
         if not fits(param.kind, value):
-            raise UserError(f"the param {param.name} is an int of 32 bits, which {text} is out of")
+            raise UserError(f"the param {param.name} is an int of 32 bits, and {text} is out of its range")
         return value
     except (ValueError, KeyError):
         kind = "true or false" if param.kind == "bool" else f"a number of type {param.kind}"

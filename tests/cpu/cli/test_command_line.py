@@ -136,7 +136,7 @@ def test_stale_code_is_not_verified(change, packages, tmp_path, monkeypatch, cap
     status, out, err = run(monkeypatch, capsys, *words)
     assert (status, out) == (2, "")
     assert err == (
-        f"error: {name}/double.py is not what a build of the spec writes: a file was changed since the build, or codegen was\n"
+        f"error: {name}/double.py is out of date: a file was changed since the build, or codegen was\n"
         f"  Run: codegen build --specs {specs.name} --package {name} (or name the folder of their specs with --specs)\n"
     )
     assert run(monkeypatch, capsys, *words, "same")[0] == 0

@@ -221,7 +221,7 @@ SCALED = {
                                      ("gemm", "x v where_of_rows z -> y")], ""),
     "a scale at a computed index": ((f"{DENSE}; t: float32[B]", "y: bfloat16[..., N]", "y = x @ (w * take(t, index(N) // 8, axis=B))"),
                                     [("elementwise", "w t -> factor_of_k_n"), ("gemm", "x factor_of_k_n -> y")],
-                                    "what follows the product would leave its kernel"),
+                                    "the values after the product would need a kernel of their own"),
 }  # fmt: skip
 
 

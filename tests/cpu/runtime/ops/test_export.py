@@ -438,7 +438,7 @@ def test_params_are_read_as_their_kinds_and_those_without_a_default_asked_for():
         ([], "chosen needs the float param scale"),
         (["scale=1", "power=2.5"], "the param power is a number of type int, not '2.5'"),
         (["scale=1", "on=1"], "the param on is true or false, not '1'"),
-        (["scale=1", "power=3000000000"], "the param power is an int of 32 bits, which 3000000000 is out of"),
+        (["scale=1", "power=3000000000"], "the param power is an int of 32 bits, and 3000000000 is out of its range"),
         (["scale=1", "scale=2"], "the param scale is given twice"),
     ):
         with pytest.raises(UserError) as caught:

@@ -76,7 +76,7 @@ class Reader(Operations):
             return self.part(tree, name, scope.part)
         if name in CONSTANTS:
             return self.graph.const(CONSTANTS[name])
-        if name in functions():
+        if name in functions() and name not in scope.broken:
             raise self.fail(tree, f"{name!r} is a function", f"call it: {name}(...)")
         if name in scope.axes:
             raise self.fail(tree, f"{name!r} is an axis", f"its position is index({name}), its size size({name})")

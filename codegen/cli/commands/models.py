@@ -32,7 +32,7 @@ def suggest(
     ] = False,
     measure: Annotated[
         bool,
-        typer.Option("--measure", help="On this GPU: time each against XLA, and leave out those that are not faster."),
+        typer.Option("--measure", help="On this GPU: time each against XLA, and leave out slower ones."),
     ] = False,
     specs: Specs = None,
     as_json: AsJson = False,

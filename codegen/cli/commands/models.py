@@ -31,8 +31,7 @@ def suggest(
         bool, typer.Option("--write", help="Write the specs, and show the lines that call the ops.")
     ] = False,
     measure: Annotated[
-        bool,
-        typer.Option("--measure", help="On this GPU: time each against XLA, and leave out slower ones."),
+        bool, typer.Option("--measure", help="On this GPU: time each against XLA, and leave out slower ones.")
     ] = False,
     specs: Specs = None,
     as_json: AsJson = False,

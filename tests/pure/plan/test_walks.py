@@ -326,6 +326,29 @@ def test_small_blocks_have_few_rows_of_few_places():
     assert (how.by_place, how.threads, how.at_once) == (True, 32, 4)
 
 
+SCORES = """
+op: made
+summary: Rows of scores, and sums over their heads.
+inputs: {x: "bfloat16[B, H, Q, S]", g: "bfloat16[B, H, Q, S]"}
+outputs: {y: "bfloat16[B, H, Q, S]", z: "bfloat16[B, Q, S]"}
+chain: |
+  t = CHAIN
+  y = t * mean(square(t), axis=S)
+  z = sum(g * y, axis=H)
+reference: |
+  y = x
+  z = x[:, 0]
+"""
+
+
+@pytest.mark.parametrize(("chain", "columns"), [("tanh(x)", 200), ("tanh(x)", 197), ("x * 2", 197)])
+def test_ragged_rows_of_expensive_values_at_places_come_by_way_of_shared_memory(chain, columns):
+    """Else each vector has a mask, and its values take most registers."""
+    places = 434 * 49
+    how = launched(SCORES.replace("CHAIN", chain), Extents(columns, places * 16 * columns, columns, 16, places))
+    assert how.by_runs == (chain == "tanh(x)" and columns == 197) and how.by_place != how.by_runs
+
+
 NORM = """
 op: made
 summary: A norm of each row, by a division or a product.

@@ -26,7 +26,7 @@ ROW_BYTES_IN_BLOCK = 64 * 1024  # bytes of a row that a block holds
 # Up to which a block holds it alone: two such blocks are resident, or an expensive value is computed of each column
 ALONE_ROW, COSTLY_ALONE_ROW = 32 * 1024, 48 * 1024
 REGISTER_BYTES = 96 * 1024  # of a block, that its row and the expensive values of it may take
-FEW_BYTES = 1536  # of a row, from which on SMs that few rows leave idle may share it: others take a microsecond or two
+FEW_BYTES = 1536  # of a row, from which on SMs that few rows leave idle may share it
 ABOUT = 1.03  # times the least time: a launch that is about as fast
 NARROWER = 0.9  # of the time with wider vectors: from there on narrower ones are worth their additional requests
 
@@ -190,8 +190,10 @@ def _cheapest(candidates: Candidates, sms: int) -> RowLaunch | None:
         return time_of_row(row, how)
 
     best = candidates.least(time, CLUSTER_THREADS) or candidates.least(time)
-    if best is None or not row.rows or candidates.in_run or row.columns * row.read < FEW_BYTES:
+    if best is None or not row.rows or candidates.in_run:
         return best
+    if row.columns * row.read < FEW_BYTES:
+        return _of_short_rows(candidates, best, row.rows, sms)
     if blocks_of_sm(best, row.rows, sms) * best.threads > resident_threads(row, best):
         return best
 
@@ -200,6 +202,22 @@ def _cheapest(candidates: Candidates, sms: int) -> RowLaunch | None:
 
     few = candidates.least(time_at_once, few=True)
     return few if few and time_at_once(few) < NARROWER * time_at_once(best) else best
+
+
+def _of_short_rows(candidates: Candidates, best: RowLaunch, rows: int, sms: int) -> RowLaunch:
+    """The launch for short rows: `best`, or blocks of a warp or of one row that has more threads, if each SM has one of them at most and
+    that takes clearly less time. It is the same for all such calls."""
+
+    def alone(how: RowLaunch) -> RowLaunch:
+        return replace(how, threads=max(WARP, how.per_row))
+
+    def time(how: RowLaunch) -> float:
+        return time_of_few(candidates.row, alone(how), 1, sms)
+
+    few = candidates.least(time)
+    if few is None or blocks_of_sm(alone(few), rows, sms) > 1 or time(few) >= NARROWER * time(best):
+        return best
+    return alone(few)
 
 
 # The threads of a block of several rows. A block that reads and writes less than `BLOCK_BYTES` has up to so many times as many: a GPU

@@ -12,7 +12,8 @@ from typing import Any
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import SpecError, UserError
 from codegen.fusing.cost import Cost, cost, unwritten, written
-from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed, of_less
+from codegen.fusing.graph import COSTLY, OTHER, REDUCING, StepGraph, elements, is_recomputed
+from codegen.fusing.prepared import of_less
 from codegen.fusing.staged import has_kernel, read_again
 from codegen.graph.nodes import nodes_of
 from codegen.plan.attention import Attention

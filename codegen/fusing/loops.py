@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from codegen.fusing.graph import has_effects, is_sharded, on, once
+from codegen.fusing.graph import has_effects, is_sharded
+from codegen.fusing.prepared import on, once
 from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES
 from codegen.tracing.steps import REMAT, Atom, Flat, Step, Value, flatten

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from codegen.fusing.chains import Chain, Expressing
-from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded, once
+from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded
+from codegen.fusing.prepared import once
 from codegen.fusing.program import Program, evaluate, program_of
 from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES

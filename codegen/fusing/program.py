@@ -17,8 +17,9 @@ import numpy as np
 from jax.extend import core
 
 from codegen.fusing.chains import Chain, Expressing, chains
-from codegen.fusing.graph import BODIES, FACTOR, StepGraph, prepared
+from codegen.fusing.graph import BODIES, FACTOR, StepGraph
 from codegen.fusing.loops import merged
+from codegen.fusing.prepared import prepared
 from codegen.fusing.running import bound, read, steps_evaluated
 from codegen.tracing.naming import parameter_names
 from codegen.tracing.steps import Atom, Step, Value, flatten

@@ -15,7 +15,8 @@ from codegen.fusing import chains as growing
 from codegen.fusing import fuse as fusing
 from codegen.fusing.chains import Expressing
 from codegen.fusing.cost import cost
-from codegen.fusing.graph import StepGraph, spread
+from codegen.fusing.graph import StepGraph
+from codegen.fusing.prepared import spread
 from codegen.tracing.patterns import patterns
 from codegen.tracing.steps import traced
 from tests.meshes import AUTO, EXPLICIT, P, make_mesh, normal

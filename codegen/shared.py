@@ -52,6 +52,7 @@ class ScanLaunch(Launch):
     apart: bool = False  # whether each lane has its own scans, since the scanned axis is not innermost
     cluster: int = 1  # blocks that share an axis' elements
     resident: int = 0  # blocks that an SM has registers for, at least, unless 0
+    uneven: bool = False  # whether steps may not divide an axis that is scanned in both directions
 
     @property
     def each(self) -> int:

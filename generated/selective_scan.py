@@ -174,79 +174,15 @@ def selective_scan_frozen_stage1_xla(dt):
     return step
 
 
-def selective_scan_frozen_stage2_operands(dy, a, c, step):
+def selective_scan_frozen_stage2_starts_operands(x, a, b, step):
     """The operands of scan, on one vector of each input."""
     t1 = device.exp(step * a, False)
-    return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
+    return t1, step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
 
 
-def selective_scan_frozen_stage2_chain(dy, a, c, step, state):
-    """The chain, on one vector of each operand."""
-    scan_of_b_s_d_n = state
-    return scan_of_b_s_d_n
-
-
-def selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mDy, mA, mC, mStep, mScanOfBSDN, how):
-    """What a thread computes of the elements that a block has at once."""
-    iB, iS, iD, iN = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rC, rStep) in zip(steps, ahead.held, strict=True):
-        rA, = at.load(flat.read(mA, (iD, iN)))
-        given.append((device.floats(rDy), device.floats(rA), device.floats(rC), device.floats(rStep),))
-    ahead.load(tile + 1)
-    operands = [selective_scan_frozen_stage2_operands(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d_n = selective_scan_frozen_stage2_chain(*own, *known)
-        at.store(scan_of_b_s_d_n.to(mScanOfBSDN.element_type), mScanOfBSDN)
-
-
-@cute.kernel
-def selective_scan_frozen_stage2_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mC: cute.Tensor,  # (B, S, N) T
-    mStep: cute.Tensor,  # (B, S, D) float32
-    mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
-    how: cutlass.Constexpr[ScanLaunch],
+def selective_scan_frozen_stage2_starts_tile(
+    walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
 ):
-    walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    iB, iS, iD, iN = walk.axes
-    ahead = scan.ahead(walk, flat.read(mDy, (iB, iS, iD)), flat.read(mC, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)))
-    for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_tile(walk, tile, carried, ahead, mDy, mA, mC, mStep, mScanOfBSDN, how)
-
-
-@cute.jit
-def selective_scan_frozen_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor, mStep: cute.Tensor,
-    mScanOfBSDN: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
-):
-    selective_scan_frozen_stage2_kernel(mDy, mA, mC, mStep, mScanOfBSDN, how).launch(
-        **scan.grid(how, mScanOfBSDN.shape, 1, stream)
-    )
-
-
-def selective_scan_frozen_stage2_xla(dy, a, c, step):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp(step * a)
-    scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
-    return scan_of_b_s_d_n
-
-
-def selective_scan_frozen_stage3_operands(x, a, b, step):
-    """The operands of scan, on one vector of each input."""
-    return device.exp(step * a, False), step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
-
-
-def selective_scan_frozen_stage3_chain(x, a, b, step, state):
-    """The chain, on one vector of each operand."""
-    t6 = state
-    return t6
-
-
-def selective_scan_frozen_stage3_tile(walk, tile, carried, ahead, mX, mA, mB, mStep, mT6, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD, iN = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -254,51 +190,148 @@ def selective_scan_frozen_stage3_tile(walk, tile, carried, ahead, mX, mA, mB, mS
         rA, = at.load(flat.read(mA, (iD, iN)))
         given.append((device.floats(rX), device.floats(rA), device.floats(rB), device.floats(rStep),))
     ahead.load(tile + 1)
-    operands = [selective_scan_frozen_stage3_operands(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        t6 = selective_scan_frozen_stage3_chain(*own, *known)
-        at.store(t6.to(mT6.element_type), mT6)
+    operands = [selective_scan_frozen_stage2_starts_operands(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile, mStarts))
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_kernel(
+def selective_scan_frozen_stage2_starts_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
     mX: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
     mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
     mStep: cute.Tensor,  # (B, S, D) float32
+    mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
     mT6: cute.Tensor,  # (B, S, D, N) float32
+    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    walk = scan.walk(how, mT6.shape, axis=1, reverse=False)  # this thread's elements
+    walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=False, back=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     iB, iS, iD, iN = walk.axes
     ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)))
     for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage3_tile(walk, tile, carried, ahead, mX, mA, mB, mStep, mT6, how)
+        selective_scan_frozen_stage2_starts_tile(
+            walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
+        )
 
 
 @cute.jit
-def selective_scan_frozen_stage3_launch(
-    stream: cuda.CUstream, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mStep: cute.Tensor, mT6: cute.Tensor,
+def selective_scan_frozen_stage2_starts_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor,
+    mStep: cute.Tensor, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStarts: cute.Tensor,
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    selective_scan_frozen_stage3_kernel(mX, mA, mB, mStep, mT6, how).launch(**scan.grid(how, mT6.shape, 1, stream))
+    selective_scan_frozen_stage2_starts_kernel(
+        mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
+    ).launch(**scan.grid(how, mScanOfBSDN.shape, 1, stream))
 
 
-def selective_scan_frozen_stage3_xla(x, a, b, step):
+def selective_scan_frozen_stage2_shared(dy, x, a, b, c, step):
+    """What the functions below share, on one vector of each input."""
+    t1 = device.exp(step * a, False)
+    return t1,
+
+
+def selective_scan_frozen_stage2_operands1(dy, x, a, b, c, step, t1):
+    """The operands of scan, on one vector of each input."""
+    return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_frozen_stage2_operands2(dy, x, a, b, c, step, t1, state):
+    """The operands of scan, on one vector of each input."""
+    return t1, step * x * b, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_frozen_stage2_chain(dy, x, a, b, c, step, t1, state, state2):
+    """The chain, on one vector of each operand."""
+    scan_of_b_s_d_n = state
+    t6 = state2
+    return scan_of_b_s_d_n, t6
+
+
+def selective_scan_frozen_stage2_tile(
+    walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD, iN = walk.axes
+    steps, given, states = walk.steps(tile), [], []
+    for at, (rDy, rX, rB, rC, rStep) in zip(steps, ahead.held, strict=True):
+        rA, = at.load(flat.read(mA, (iD, iN)))
+        given.append(
+            (
+                device.floats(rDy), device.floats(rX), device.floats(rA), device.floats(rB), device.floats(rC),
+                device.floats(rStep),
+            )
+        )
+    ahead.load(tile + 1)
+    given = [(*own, *selective_scan_frozen_stage2_shared(*own)) for own in given]
+    operands = [selective_scan_frozen_stage2_operands1(*own) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    operands = [
+        selective_scan_frozen_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)
+    ]
+    states.append(scan.states_back("scan", walk, steps, mStarts, (0, 1), operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        scan_of_b_s_d_n, t6 = selective_scan_frozen_stage2_chain(*own, *known)
+        at.store(scan_of_b_s_d_n.to(mScanOfBSDN.element_type), mScanOfBSDN)
+        at.store(t6.to(mT6.element_type), mT6)
+
+
+@cute.kernel
+def selective_scan_frozen_stage2_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mA: cute.Tensor,  # (D, N) float32
+    mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
+    mStep: cute.Tensor,  # (B, S, D) float32
+    mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
+    mT6: cute.Tensor,  # (B, S, D, N) float32
+    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
+    carried = [scan.carried("scan", walk, cutlass.Float32)]
+    iB, iS, iD, iN = walk.axes
+    ahead = scan.ahead(
+        walk, flat.read(mDy, (iB, iS, iD)), flat.read(mX, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)),
+        flat.read(mC, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)),
+    )
+    for tile in cutlass.range(walk.tiles):
+        selective_scan_frozen_stage2_tile(
+            walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
+        )
+
+
+@cute.jit
+def selective_scan_frozen_stage2_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor,
+    mStep: cute.Tensor, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStarts: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    selective_scan_frozen_stage2_starts_launch(stream, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how)
+    selective_scan_frozen_stage2_kernel(
+        mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
+    ).launch(**scan.grid(how, mScanOfBSDN.shape, 1, stream))
+
+
+def selective_scan_frozen_stage2_xla(dy, x, a, b, c, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t6 = runtime.scanned("scan", -3, False, True, jnp.exp(step * a), step * x * b, jnp.asarray(0.0, jnp.float32))
-    return t6
+    t1 = jnp.exp(step * a)
+    scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
+    t6 = runtime.scanned("scan", -3, False, True, t1, step * x * b, jnp.asarray(0.0, jnp.float32))
+    return scan_of_b_s_d_n, t6
 
 
-def selective_scan_frozen_stage4_rows_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, step):
+def selective_scan_frozen_stage3_rows_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, step):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t0 = device.multiply(dy, c) + scan_of_b_s_d_n
     return b * t0, a * t0 * t6 * device.exp(step * a, False)
 
 
-def selective_scan_frozen_stage4_rows_row(t3, row_sum):
+def selective_scan_frozen_stage3_rows_row(t3, row_sum):
     """The row's own results, from its statistics."""
     t3_of_rows = t3
     row_sum_of_rows = row_sum
@@ -306,7 +339,7 @@ def selective_scan_frozen_stage4_rows_row(t3, row_sum):
 
 
 @cute.kernel
-def selective_scan_frozen_stage4_rows_kernel(
+def selective_scan_frozen_stage3_rows_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -366,7 +399,7 @@ def selective_scan_frozen_stage4_rows_kernel(
             part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
             part.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
             for v in cutlass.range_constexpr(vectors):
-                values = selective_scan_frozen_stage4_rows_stage0(
+                values = selective_scan_frozen_stage3_rows_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, u]),
                     device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
                     device.floats(rScanOfBSDN[None, v, u]), device.floats(rT6[None, v, u]),
@@ -376,7 +409,7 @@ def selective_scan_frozen_stage4_rows_kernel(
         t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
 
         if row.writes():
-            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage4_rows_row(
+            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage3_rows_row(
                 device.full(1, t3), device.full(1, row_sum),
             )
             row.store_one(t3_of_rows.to(mT3OfRows.element_type), mT3OfRows, (iBS, iD))
@@ -384,44 +417,44 @@ def selective_scan_frozen_stage4_rows_kernel(
 
 
 @cute.jit
-def selective_scan_frozen_stage4_rows_launch(
+def selective_scan_frozen_stage3_rows_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
     mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
     mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     BS, D = mDy.shape[0], mDy.shape[1]
-    selective_scan_frozen_stage4_rows_kernel(
+    selective_scan_frozen_stage3_rows_kernel(
         mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how,
     ).launch(**rowwise.grid(how, BS * D, stream))
 
 
-def selective_scan_frozen_stage4_held_t1(a, step):
+def selective_scan_frozen_stage3_held_t1(a, step):
     """t1, on one vector of each operand: several passes need it."""
     t1 = device.exp(step * a, False)
     return t1
 
 
-def selective_scan_frozen_stage4_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
+def selective_scan_frozen_stage3_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
     """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     return b * t2, a * t2 * t6 * t1
 
 
-def selective_scan_frozen_stage4_chain(dy, x, b, c, scan_of_b_s_d_n, t6, step, t1):
+def selective_scan_frozen_stage3_chain(dy, x, b, c, scan_of_b_s_d_n, t6, step, t1):
     """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
     t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     t4 = step * x
     return t4 * t2, dy * (t1 * t6 + t4 * b)
 
 
-def selective_scan_frozen_stage4_row(dy, x, dt, skip, step, t3, row_sum, approx):
+def selective_scan_frozen_stage3_row(dy, x, dt, skip, step, t3, row_sum, approx):
     """The row's own results, from its statistics."""
     dx = skip * dy + t3 * step
     ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
     return dx, ddt
 
 
-def selective_scan_frozen_stage4_columns(column_sum, column_sum2):
+def selective_scan_frozen_stage3_columns(column_sum, column_sum2):
     """The columns' results, from their statistics."""
     db = column_sum
     dc = column_sum2
@@ -429,7 +462,7 @@ def selective_scan_frozen_stage4_columns(column_sum, column_sum2):
 
 
 @cute.kernel
-def selective_scan_frozen_stage4_kernel(
+def selective_scan_frozen_stage3_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -538,12 +571,12 @@ def selective_scan_frozen_stage4_kernel(
                 rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
                 rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
                 for v in cutlass.range_constexpr(vectors):
-                    t1 = selective_scan_frozen_stage4_held_t1(
+                    t1 = selective_scan_frozen_stage3_held_t1(
                         device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                     )
                     if cutlass.const_expr(how.holds_expensive):
                         rT1Held[None, v].store(t1)
-                    values = selective_scan_frozen_stage4_stage0(
+                    values = selective_scan_frozen_stage3_stage0(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                         device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                         device.floats(rT6[None, v, k]), t1,
@@ -565,11 +598,11 @@ def selective_scan_frozen_stage4_kernel(
                     if cutlass.const_expr(how.holds_expensive):
                         t1 = rT1Held[None, v].load()
                     else:
-                        t1 = selective_scan_frozen_stage4_held_t1(
+                        t1 = selective_scan_frozen_stage3_held_t1(
                             device.floats(rA[None, v, k]),
                             device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                         )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage4_chain(
+                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
@@ -581,7 +614,7 @@ def selective_scan_frozen_stage4_kernel(
                         at.inside_columns(),
                     )
             if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage4_row(
+                dx, ddt = selective_scan_frozen_stage3_row(
                     device.floats(device.full(1, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(1, rX[0, u], rX.element_type)),
                     device.floats(device.full(1, rDt[0, u], rDt.element_type)),
@@ -618,7 +651,7 @@ def selective_scan_frozen_stage4_kernel(
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
             column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-            db, dc = selective_scan_frozen_stage4_columns(column_sum, column_sum2)
+            db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
             at.store(db.to(mDb.element_type), mDb, (iBS, 0))
             at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
     else:
@@ -632,7 +665,7 @@ def selective_scan_frozen_stage4_kernel(
 
 
 @cute.kernel
-def selective_scan_frozen_stage4_places(
+def selective_scan_frozen_stage3_places(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDt: cute.Tensor,  # (BS, D) T
@@ -704,12 +737,12 @@ def selective_scan_frozen_stage4_places(
             rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
             rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
             for v in cutlass.range_constexpr(vectors):
-                t1 = selective_scan_frozen_stage4_held_t1(
+                t1 = selective_scan_frozen_stage3_held_t1(
                     device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                 )
                 if cutlass.const_expr(how.holds_expensive):
                     rT1Held[None, v].store(t1)
-                values = selective_scan_frozen_stage4_stage0(
+                values = selective_scan_frozen_stage3_stage0(
                     device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
                     device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
                     device.floats(rT6[None, v, k]), t1,
@@ -722,11 +755,11 @@ def selective_scan_frozen_stage4_places(
                     if cutlass.const_expr(how.holds_expensive):
                         t1 = rT1Held[None, v].load()
                     else:
-                        t1 = selective_scan_frozen_stage4_held_t1(
+                        t1 = selective_scan_frozen_stage3_held_t1(
                             device.floats(rA[None, v, k]),
                             device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
                         )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage4_chain(
+                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
                         device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
                         device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
                         device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
@@ -738,7 +771,7 @@ def selective_scan_frozen_stage4_places(
                         at.inside_columns(),
                     )
             if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage4_row(
+                dx, ddt = selective_scan_frozen_stage3_row(
                     device.floats(device.full(1, rDy[0, u], rDy.element_type)),
                     device.floats(device.full(1, rX[0, u], rX.element_type)),
                     device.floats(device.full(1, rDt[0, u], rDt.element_type)),
@@ -753,13 +786,13 @@ def selective_scan_frozen_stage4_places(
         at = all_rows.vector(v)
         column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
         column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-        db, dc = selective_scan_frozen_stage4_columns(column_sum, column_sum2)
+        db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
         at.store(db.to(mDb.element_type), mDb, (iBS, 0))
         at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
 
 
 @cute.kernel
-def selective_scan_frozen_stage4_finish(
+def selective_scan_frozen_stage3_finish(
     mDb: cute.Tensor,  # (BS, N) T
     mDc: cute.Tensor,  # (BS, N) T
     mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
@@ -772,13 +805,13 @@ def selective_scan_frozen_stage4_finish(
     iBS = (c // N)
     column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
     if there:
-        db, dc = selective_scan_frozen_stage4_columns(device.full(1, column_sum), device.full(1, column_sum2))
+        db, dc = selective_scan_frozen_stage3_columns(device.full(1, column_sum), device.full(1, column_sum2))
         mDb[iBS, iN] = db.to(mDb.element_type)[0]
         mDc[iBS, iN] = dc.to(mDc.element_type)[0]
 
 
 @cute.jit
-def selective_scan_frozen_stage4_launch(
+def selective_scan_frozen_stage3_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
     mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
     mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
@@ -786,12 +819,12 @@ def selective_scan_frozen_stage4_launch(
     how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
-        selective_scan_frozen_stage4_rows_launch(
+        selective_scan_frozen_stage3_rows_launch(
             stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how.first,
         )
     BS, N = mDy.shape[0], mA.shape[1]
     if cutlass.const_expr(how.by_place):
-        selective_scan_frozen_stage4_places(
+        selective_scan_frozen_stage3_places(
             mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
             mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
         ).launch(**rowwise.places_grid(how, BS, N, stream))
@@ -801,18 +834,18 @@ def selective_scan_frozen_stage4_launch(
         if blocks > 0:
             if mCounter.shape[0] > 0:
                 partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-            selective_scan_frozen_stage4_kernel(
+            selective_scan_frozen_stage3_kernel(
                 mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
                 mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
             ).launch(**rowwise.walking_grid(how, blocks, stream))
         blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, BS * N)
         if blocks > 0:
-            selective_scan_frozen_stage4_finish(
+            selective_scan_frozen_stage3_finish(
                 mDb, mDc, mColumnSumParts, mColumnSum2Parts, N,
             ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_frozen_stage4_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, step):
+def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
     t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
@@ -825,19 +858,19 @@ def selective_scan_frozen_stage4_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, 
     return dx, ddt, db, dc
 
 
-def selective_scan_backward_stage5_chain(dy, a, c, scan_of_b_s_d_n, t6, step):
+def selective_scan_backward_stage4_chain(dy, a, c, scan_of_b_s_d_n, t6, step):
     """The values to reduce into column_sum, from one vector of each operand."""
     return step * (device.multiply(dy, c) + scan_of_b_s_d_n) * t6 * device.exp(step * a, False)
 
 
-def selective_scan_backward_stage5_columns(column_sum):
+def selective_scan_backward_stage4_columns(column_sum):
     """The columns' results, from their statistics."""
     da = column_sum
     return da
 
 
 @cute.kernel
-def selective_scan_backward_stage5_kernel(
+def selective_scan_backward_stage4_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mA: cute.Tensor,  # (D, N) float32
     mC: cute.Tensor,  # (BS, N) T
@@ -904,7 +937,7 @@ def selective_scan_backward_stage5_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage5_chain(
+                    column_sum_of = selective_scan_backward_stage4_chain(
                         device.floats(rDy[None, v, u]), device.floats(rA[None, v]), device.floats(rC[None, v, u]),
                         device.floats(rScanOfBSDN[None, v, k]), device.floats(rT6[None, v, k]),
                         device.floats(rStep[None, v, u]),
@@ -930,7 +963,7 @@ def selective_scan_backward_stage5_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            da = selective_scan_backward_stage5_columns(column_sum)
+            da = selective_scan_backward_stage4_columns(column_sum)
             at.store(da.to(mDa.element_type), mDa, (0, 0))
     else:
         partials.store_parts(
@@ -939,7 +972,7 @@ def selective_scan_backward_stage5_kernel(
 
 
 @cute.kernel
-def selective_scan_backward_stage5_finish(
+def selective_scan_backward_stage4_finish(
     mDa: cute.Tensor,  # (D, N) float32
     mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
     N: cutlass.Int32,
@@ -950,12 +983,12 @@ def selective_scan_backward_stage5_finish(
     iD = (c // N)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        da = selective_scan_backward_stage5_columns(device.full(1, column_sum))
+        da = selective_scan_backward_stage4_columns(device.full(1, column_sum))
         mDa[iD, iN] = da.to(mDa.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage5_launch(
+def selective_scan_backward_stage4_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor,
     mT6: cute.Tensor, mStep: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
@@ -963,15 +996,15 @@ def selective_scan_backward_stage5_launch(
     pieces = rowwise.pieces(how, D * N)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage5_kernel(
+        selective_scan_backward_stage4_kernel(
             mDy, mA, mC, mScanOfBSDN, mT6, mStep, mDa, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D * N)
     if blocks > 0:
-        selective_scan_backward_stage5_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage4_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage5_xla(dy, a, c, scan_of_b_s_d_n, t6, step):
+def selective_scan_backward_stage4_xla(dy, a, c, scan_of_b_s_d_n, t6, step):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     da = jnp.sum(
         step * (runtime.settled(dy * c) + scan_of_b_s_d_n) * t6 * jnp.exp(step * a), axis=(-4, -3), keepdims=True,
@@ -979,19 +1012,19 @@ def selective_scan_backward_stage5_xla(dy, a, c, scan_of_b_s_d_n, t6, step):
     return da
 
 
-def selective_scan_backward_stage6_chain(dy, x):
+def selective_scan_backward_stage5_chain(dy, x):
     """The values to reduce into column_sum, from one vector of each operand."""
     return dy * x
 
 
-def selective_scan_backward_stage6_columns(column_sum):
+def selective_scan_backward_stage5_columns(column_sum):
     """The columns' results, from their statistics."""
     dskip = column_sum
     return dskip
 
 
 @cute.kernel
-def selective_scan_backward_stage6_kernel(
+def selective_scan_backward_stage5_kernel(
     mDy: cute.Tensor,  # (BS, D) T
     mX: cute.Tensor,  # (BS, D) T
     mDskip: cute.Tensor,  # (D) float32
@@ -1045,7 +1078,7 @@ def selective_scan_backward_stage6_kernel(
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage6_chain(
+                    column_sum_of = selective_scan_backward_stage5_chain(
                         device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
                     )
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
@@ -1066,7 +1099,7 @@ def selective_scan_backward_stage6_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            dskip = selective_scan_backward_stage6_columns(column_sum)
+            dskip = selective_scan_backward_stage5_columns(column_sum)
             at.store(dskip.to(mDskip.element_type), mDskip, (0,))
     else:
         partials.store_parts(
@@ -1075,7 +1108,7 @@ def selective_scan_backward_stage6_kernel(
 
 
 @cute.kernel
-def selective_scan_backward_stage6_finish(
+def selective_scan_backward_stage5_finish(
     mDskip: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
 ):
@@ -1083,12 +1116,12 @@ def selective_scan_backward_stage6_finish(
     c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        dskip = selective_scan_backward_stage6_columns(device.full(1, column_sum))
+        dskip = selective_scan_backward_stage5_columns(device.full(1, column_sum))
         mDskip[c] = dskip.to(mDskip.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage6_launch(
+def selective_scan_backward_stage5_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
@@ -1096,15 +1129,15 @@ def selective_scan_backward_stage6_launch(
     pieces = rowwise.pieces(how, D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage6_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
+        selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
-        selective_scan_backward_stage6_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage6_xla(dy, x):
+def selective_scan_backward_stage5_xla(dy, x):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     dskip = jnp.sum(dy * x, axis=(-3, -2), keepdims=True)
     return dskip
@@ -1121,20 +1154,16 @@ def selective_scan_backward_stage6_xla(dy, x):
     frozen_stage2_xla=selective_scan_frozen_stage2_xla,
     frozen_stage3_launch=selective_scan_frozen_stage3_launch,
     frozen_stage3_xla=selective_scan_frozen_stage3_xla,
-    frozen_stage4_launch=selective_scan_frozen_stage4_launch,
-    frozen_stage4_xla=selective_scan_frozen_stage4_xla,
     backward_stage1_launch=selective_scan_frozen_stage1_launch,
     backward_stage1_xla=selective_scan_frozen_stage1_xla,
     backward_stage2_launch=selective_scan_frozen_stage2_launch,
     backward_stage2_xla=selective_scan_frozen_stage2_xla,
     backward_stage3_launch=selective_scan_frozen_stage3_launch,
     backward_stage3_xla=selective_scan_frozen_stage3_xla,
-    backward_stage4_launch=selective_scan_frozen_stage4_launch,
-    backward_stage4_xla=selective_scan_frozen_stage4_xla,
+    backward_stage4_launch=selective_scan_backward_stage4_launch,
+    backward_stage4_xla=selective_scan_backward_stage4_xla,
     backward_stage5_launch=selective_scan_backward_stage5_launch,
     backward_stage5_xla=selective_scan_backward_stage5_xla,
-    backward_stage6_launch=selective_scan_backward_stage6_launch,
-    backward_stage6_xla=selective_scan_backward_stage6_xla,
 )
 def selective_scan(
     x: jax.Array,

@@ -6,6 +6,10 @@ blocks of a cluster through each other's. The states after a tile are carried to
 two runs agree to the bit.
 
 Where an element has many states, each scan of the kernel is as many scans of a thread, one after the other.
+
+A scan in the other direction takes two kernels. The first goes in that direction, and writes the state before each thread's elements of
+a tile (`starts`). The second goes in the direction of the other scans, with the same elements in each tile, and computes the
+states from there (`states_back`).
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ class Walk:
     warp: Int32  # which of those of a block that share the axis
     group: Int32  # of warps that share it, of a block
     rank: Int32  # which of the blocks that share it
+    column: Int64 = Int64(0)  # the number of its first scan
+    lead: Int32 | None = None  # elements that its first tile lacks, where tiles are counted from the axis' other end
 
     @property
     def innermost(self) -> bool:
@@ -101,20 +107,28 @@ class Walk:
         """The number of scans of a thread."""
         return 1 if self.innermost else self.how.vec
 
+    def chunk(self, tile: Int32) -> Int32:
+        """The number of a thread's elements of a tile, counted in as many as a thread has at once."""
+        how = self.how
+        warp = self.rank * how.along + self.warp
+        thread = warp * WARP + cute.arch.lane_idx() if self.innermost else warp
+        return tile * (how.cluster * how.along * (WARP if self.innermost else 1)) + thread
+
     def steps(self, tile: Int32) -> list[Step]:
         """The number of a thread's vectors in a tile, in the scan's order."""
         how, size = self.how, self.extents[self.axis]
         unit = how.vec if self.innermost else 1
-        warp = self.rank * how.along + self.warp
-        thread = warp * WARP + cute.arch.lane_idx() if self.innermost else warp
-        per_tile = how.cluster * how.along * (WARP if self.innermost else 1)
-        found, base, stride = [], Int64(0), Int64(1)
+        own, found, base, stride = self.chunk(tile), [], Int64(0), Int64(1)
         for i, (extent, at) in enumerate(zip(self.extents, self.first, strict=True)):
             base = base * extent + at
             stride = stride * extent if i > self.axis else stride
         for u in range(how.steps):
-            place = ((tile * per_tile + thread) * how.steps + u) * unit
+            place = (own * how.steps + u) * unit
             inside = self.there & (place < size)
+            if self.lead is not None:
+                place = place - self.lead
+                inside = self.there & (place >= 0) & (place < size)
+                place = cutlass.select_(place >= 0, place, 0)
             place = cutlass.select_(place < size, place, size - unit)
             place = size - unit - place if self.reverse else place
             first = tuple(place if i == self.axis else f for i, f in enumerate(self.first))
@@ -123,8 +137,8 @@ class Walk:
         return found
 
 
-def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) -> Walk:
-    """This thread's elements along an axis of outputs with these sizes."""
+def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool, back: bool = False) -> Walk:
+    """This thread's elements along an axis of outputs with these sizes. Those that go `back` have the tiles of the other direction."""
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     innermost = axis == len(extents) - 1
@@ -135,7 +149,7 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
     if not innermost:
         column = (column * WARP + cute.arch.lane_idx()) * how.vec
     there = column < others
-    column = cutlass.select_(there, column, Int64(0))
+    column = number = cutlass.select_(there, column, Int64(0))
     first: list[Int32] = []
     for i in reversed(range(len(extents))):
         if i == axis:
@@ -150,7 +164,10 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool) ->
     if how.cluster > 1:  # all blocks run before one writes to another's shared memory
         cute.arch.cluster_arrive_relaxed()
         cute.arch.cluster_wait()
-    return Walk(how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group, rank)
+    lead = (size + how.steps - 1) // how.steps * how.steps - size if back and how.uneven else None
+    return Walk(
+        how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group, rank, number, lead
+    )
 
 
 @dataclass(frozen=True)
@@ -311,11 +328,28 @@ def positions(*sizes: int) -> list[tuple[int, ...]]:
 
 
 def states(
-    op: str, walk: Walk, steps: list[Step], own: Carried, operands: list[tuple[Vector, ...]], before: bool, tile: Int32
+    op: str,
+    walk: Walk,
+    steps: list[Step],
+    own: Carried,
+    operands: list[tuple[Vector, ...]],
+    before: bool,
+    tile: Int32,
+    starts: cute.Tensor | None = None,
 ) -> list[Vector]:
-    """The states after (or before) each element of a thread's vectors."""
+    """The states after (or before) each element of a thread's vectors. Those before all of these are written to `starts`, if given."""
+    reached = _reached(op, walk, steps, own, operands, tile)
+    if starts is not None:
+        _tell_start(op, walk, reached, own, starts, tile)
+    return _picked(op, walk, reached, before, own.dtype)
+
+
+def _reached(
+    op: str, walk: Walk, steps: list[Step], own: Carried, operands: list[tuple[Vector, ...]], tile: Int32
+) -> list[list[Element]]:
+    """For each of a thread's scans, the partial results before its elements of a tile, and up to each of them."""
     dtype, vec, width = own.dtype, walk.how.vec, walk.width
-    columns = [_elements(op, walk, operands, w, dtype) for w in range(width)]
+    columns = [_elements(op, walk, steps, operands, w, dtype) for w in range(width)]
     starts = [_held(op, own, w) for w in range(width)]
     if op == "scan":  # at the beginning, the initial state
         initial = _scalars(operands[0][2], vec)
@@ -332,7 +366,13 @@ def states(
         ahead = _exchanged(op, walk, own, [runs[-1] for runs in local], starts, tile)
         pairs = zip(local, ahead, strict=True)
         reached = [[start, *(recurrences.combine(op, start, run) for run in runs)] for runs, start in pairs]
-    found = [cute.make_rmem_tensor((vec,), dtype) for _ in steps]
+    return reached
+
+
+def _picked(op: str, walk: Walk, reached: list[list[Element]], before: bool, dtype: type[Numeric]) -> list[Vector]:
+    """The states of each vector after (or before) each element, from partial results."""
+    vec = walk.how.vec
+    found = [cute.make_rmem_tensor((vec,), dtype) for _ in range(walk.how.steps)]
     for w, runs in enumerate(reached):
         for k, run in enumerate(runs[:-1] if before else runs[1:]):
             value = recurrences.state(op, run)
@@ -350,15 +390,85 @@ def _scalars(value: Vector, vec: int) -> list[Any]:
     return [registers[i] for i in range(vec)]
 
 
-def _elements(op: str, walk: Walk, operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric]) -> list[Element]:
-    """One scan's elements of a thread, in order. Elements outside the arrays come last, so that no state depends on them."""
+def _elements(
+    op: str, walk: Walk, steps: list[Step], operands: list[tuple[Vector, ...]], w: int, dtype: type[Numeric], first: bool = False
+) -> list[Element]:  # fmt: skip
+    """One scan's elements of a thread, in order. Elements outside the arrays come last, so that no state depends on them, or `first` where
+    tiles are those of the other direction: then they change nothing."""
     found = []
-    for values in operands:
+    for step, values in zip(steps, operands, strict=True):
         each = [_scalars(v, walk.how.vec) for v in values]
         places = [w] if not walk.innermost else list(range(walk.how.vec))
         for i in reversed(places) if walk.reverse else places:
-            found.append(recurrences.element(op, [numbers[i].to(dtype) for numbers in each]))
+            own = recurrences.element(op, [numbers[i].to(dtype) for numbers in each])
+            if first or walk.lead is not None:
+                own = recurrences.select(step.inside, own, recurrences.identity(op, dtype))
+            found.append(own)
     return found
+
+
+# Scans in the other direction
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Where a kernel writes the states before each thread's elements of a tile, for the kernel that goes in the other direction: (chunk
+    and state and number, scan). Chunks are counted in that direction."""
+
+    memory: cute.Tensor
+    op: str
+    count: int  # of an element's states
+
+    @property
+    def numbers(self) -> int:
+        """The numbers of a state that the elements after it need."""
+        return len(recurrences.identity(self.op, self.memory.element_type)) - recurrences.first_carried(self.op)
+
+    @property
+    def chunks(self) -> Int32:
+        return self.memory.shape[0] // (self.count * self.numbers)
+
+    def at(self, walk: Walk, chunk: Int32, state: int, n: int) -> cute.Tensor:
+        """A number of one of the states before a chunk, for a thread's scans."""
+        row = Int64((chunk * self.count + state) * self.numbers + n)
+        offset = cute.assume(row * self.memory.shape[1] + walk.column, divby=walk.width)
+        return cute.make_tensor(self.memory.iterator + offset, cute.make_layout((walk.width,)))
+
+
+def _tell_start(op: str, walk: Walk, reached: list[list[Element]], own: Carried, memory: cute.Tensor, tile: Int32) -> None:
+    """Write the states before a thread's elements of a tile."""
+    starts = Starts(memory, op, own.count)
+    chunk = starts.chunks - 1 - walk.chunk(tile)
+    for n in range(starts.numbers):
+        held = cute.make_rmem_tensor((walk.width,), own.dtype)
+        for w, runs in enumerate(reached):
+            held[w] = runs[0][recurrences.first_carried(op) + n]
+        _write(walk.there & (chunk >= 0), held, starts.at(walk, chunk, own.number, n))
+
+
+def states_back(
+    op: str,
+    walk: Walk,
+    steps: list[Step],
+    memory: cute.Tensor,
+    which: tuple[int, int],
+    operands: list[tuple[Vector, ...]],
+    before: bool,
+    tile: Int32,
+) -> list[Vector]:
+    """The states after (or before) each element of a thread's vectors, of a scan in the other direction. Those before all of these are in
+    `memory`. `which` is the number of the state that is computed, and how many an element has."""
+    state, count = which
+    starts, dtype, chunk = Starts(memory, op, count), memory.element_type, walk.chunk(tile)
+    chunk = cutlass.select_(chunk < starts.chunks, chunk, starts.chunks - 1)
+    found = [cute.make_rmem_tensor((walk.width,), dtype) for _ in range(starts.numbers)]
+    for n, held in enumerate(found):
+        cute.autovec_copy(starts.at(walk, chunk, state, n), held)
+    dropped, reached = recurrences.identity(op, dtype)[: recurrences.first_carried(op)], []
+    for w in range(walk.width):
+        elements = _elements(op, walk, steps[::-1], operands[::-1], w, dtype, first=walk.how.uneven)
+        reached.append(recurrences.runs(op, [(*dropped, *(held[w] for held in found)), *elements]))
+    return _picked(op, walk, reached, before, dtype)[::-1]
 
 
 def _held(op: str, own: Carried, w: int) -> Element:

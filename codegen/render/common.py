@@ -80,6 +80,10 @@ class Context:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
+    def first(self) -> Context | None:
+        """The values of a kernel that runs before it."""
+        return None
+
     @functools.cached_property
     def head(self) -> Head:
         """The other values of the kernel's template."""

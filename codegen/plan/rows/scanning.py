@@ -8,6 +8,10 @@ axis: each has some of its elements, and all exchange their results before the n
 States may have small axes that no output has, as `h[B, S, D, N]` with `y[B, S, D] = sum(h * c, axis=N)`. A thread then
 has all states of an element, one after the other, and reduces them in registers, so that they are never in memory.
 
+Gradients have scans in both directions. Where the axis is not the innermost one, a kernel goes along it in one of them, and computes
+the states of the others from those before each of a thread's tiles, which a first kernel writes. So states are in memory for one
+element of several.
+
 Where the axis is not the innermost one, values that are computed from the states may also be summed along it. A thread
 adds up the values of its columns. In the end the warps and blocks that share an axis add up their sums. So gradients of
 what sequences share read nothing again.
@@ -21,6 +25,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
+from codegen.graph.contraction import is_definite
 from codegen.graph.nodes import Along, Node, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS, SCANS, TAKES
 from codegen.plan.access import Access, Extent
@@ -61,6 +66,7 @@ UNROLLED = 128  # states of a thread's elements at once: the compiled kernel has
 MOST_ALONG_STATES = 4  # warps that share an axis, where a thread has many states: it needs many registers
 # Threads that keep a large GPU busy where each has many states, which do not wait for each other
 BUSY_STATES = 132 * 128
+CARRIED = {"cumlogsumexp": 2}  # numbers of a state that the elements after it need, unless one
 PAIRS = ("scan", "cumlogsumexp")  # scans whose partial results are two numbers
 REDUCED = ("sum", "mean", "max", "min", "prod")  # how a thread may reduce an element's states
 
@@ -80,6 +86,8 @@ class Scan(Elementwise):
     held: int = 1  # the values of an element that a thread holds while states are exchanged
     ordered: tuple[str, ...] = ()
     sums: tuple[Node, ...] = ()  # along the axis: outputs without it
+    back: tuple[Node, ...] = ()  # those of the scans that go in the other direction
+    back_loads: tuple[Access, ...] = ()  # what these are computed from
 
     @property
     def summed(self) -> tuple[Access, ...]:
@@ -126,6 +134,12 @@ class Scan(Elementwise):
         """Whether neighbours along the innermost axes share elements of an array along the scanned one, as states do."""
         return any(self.is_ahead(a) and len(self.groups) - 1 not in a.tokens for a in self.loads)
 
+    def starts(self, extent: Extent, how: ScanLaunch) -> list[tuple[int, int]]:
+        """For each scan in the other direction, the shape of the array with the states before each of a thread's tiles."""
+        own = [extent(group.axes) for group in self.groups]
+        size, scans = own.pop(self.place), math.prod(own)
+        return [(-(-size // how.steps) * self.count * CARRIED.get(n.op, 1), scans) for n in self.back]
+
     def launch(self, call: PlannedCall) -> Launch:
         """The launch of a call."""
         extents = call.extents
@@ -153,6 +167,7 @@ class Scan(Elementwise):
         threads = max(THREADS, along * WARP)
         resident = 0 if self.innermost or self.states else RESIDENT // threads
         how = ScanLaunch(vec, False, threads, along=along, steps=steps, apart=not self.innermost, resident=resident)
+        how = replace(how, uneven=bool(self.back) and (size is None or size % steps != 0))
         shared = call.clusters and along == MOST_ALONG[self.innermost] and not self.states
         return replace(how, cluster=self._blocks(how, size, scans)) if shared and size and scans else how
 
@@ -202,15 +217,15 @@ class Scan(Elementwise):
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
     planner = _Scanned(spec, statements)
-    scans, sums = planner.scans, planner.sums
-    along = along_of(scans[0])
+    scans, sums, back = planner.scans, planner.sums, planner.back
+    along = next(along_of(n) for n in scans if n not in back)
     outputs = {axis for axes in planner.written_to.values() for axis in axes}
     states = tuple(a for a in spec.axes if a not in outputs and any(a in n.dims for n in scans))
     if problem := None if sums else _refused(planner, scans, states):
         raise SpecError([problem])
     for other in scans:
-        if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse):
-            message = "a kernel scans along one axis, in one direction"
+        if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse) and other not in back:
+            message = "a kernel scans along one axis, and in the other direction only what the other scans do not change"
             raise SpecError([planner.error_in_chain(other, message, "give each scan an op of its own")])
     for output in spec.outputs:
         if along.axis not in planner.written_to[output.name]:
@@ -224,11 +239,10 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         raise SpecError(problems)
     plan = planner.elementwise()
     place = next(i for i, g in enumerate(plan.groups) if along.axis in g.axes)
-    if sums and place == len(plan.groups) - 1:
-        raise SpecError(
-            [planner.error_in_chain(sums[0], "a kernel that scans the innermost axis does not sum along it", "")]
-        )
-    values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan"}
+    if (sums or back) and place == len(plan.groups) - 1:
+        message = "a kernel that scans the innermost axis goes along it once, and does not sum"
+        raise SpecError([planner.error_in_chain((*sums, *back)[0], message, "")])
+    values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan", "kernels": 2 if back else 1}
     return Scan(
         **values,
         place=place,
@@ -237,6 +251,8 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         states=tuple((axis, spec.extents[axis]) for axis in states),
         reductions=() if sums else tuple(n for n in planner.nodes if n.op in REDUCTIONS),
         sums=sums,
+        back=back,
+        back_loads=planner.loaded_for(plan, back),
         held=_held(planner.nodes, along.axis),
         ordered=tuple(a for a in spec.axes if a in states or any(a in g.axes for g in plan.groups)),
     )
@@ -248,6 +264,7 @@ class _Scanned(PlannedElements):
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
         self.scans = tuple(n for n in self.nodes if n.op in SCANS)
+        self.back = self.in_other_direction()
         axis, reduced = along_of(self.scans[0]).axis, [n for n in self.nodes if n.op in REDUCTIONS]
         written = {id(s.value): s.name for s in statements if s.at is None and s.part is None}
         alike = all(
@@ -259,6 +276,26 @@ class _Scanned(PlannedElements):
             whole = tuple(a for a in spec.axes if a == axis or any(a in axes for axes in self.written_to.values()))
             self.written_to |= {written[id(n)]: whole for n in self.sums if {axis, *n.dims} == {*whole}}
             self.axes = whole
+
+
+    def in_other_direction(self) -> tuple[Node, ...]:
+        """The scans that go in another direction than the rest. They do not depend on the rest. None where all go in one."""
+        if len({along_of(n).axis for n in self.scans}) > 1:
+            return ()
+        for reverse in (False, True):
+            own = tuple(n for n in self.scans if along_of(n).reverse == reverse)
+            before = topological(a for n in own for a in n.args)
+            if not 0 < len(own) < len(self.scans) or any(n in self.scans and n not in own for n in before):
+                continue
+            if all(n.op != "cummax" or is_definite(n.args[0]) for n in own):  # both kernels compute the same bits
+                return own
+        return ()
+
+
+    def loaded_for(self, plan: Elementwise, values: Iterable[Node]) -> tuple[Access, ...]:
+        """The plan's loads of what some values are computed from."""
+        needed = {id(n) for n in topological(values)}
+        return tuple(a for node, a in zip(self.leaves(), plan.loads, strict=False) if id(node) in needed)
 
 
 def _held(nodes: Iterable[Node], axis: str) -> int:

@@ -14,7 +14,8 @@ from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
 from codegen.render.common import quoted
 from codegen.render.elementwise import ElementwiseContext, tuple_text
-from codegen.render.records import Function, Kernel
+from codegen.render.once import once
+from codegen.render.records import Function, Kernel, Tensor
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class ScanFunction(Function):
     arguments: list[str]  # for the extra parameters
     op: str  # the scan, or ""
     before: bool
+    starts: str = ""  # the tensor with the states before a thread's tiles, of a scan in the other direction
+    number: int = 0  # of a scan: which of those in its direction
 
     @property
     def returns(self) -> str:
@@ -55,7 +58,7 @@ class ReadsAhead:
 class States:
     """How a thread goes through an element's states, and reduces them."""
 
-    reduced: ScanFunction
+    reduced: ScanFunction | None
     axes: str  # the names of a state's positions
     sizes: str
     count: int
@@ -81,7 +84,9 @@ class ScanKernel(Kernel):
     functions: list[ScanFunction]  # all that the module has
     shared: ScanFunction | None
     scans: list[ScanFunction]
-    chain: ScanFunction
+    carried: list[ScanFunction]  # those of the scans whose states are carried
+    told: list[str]  # the tensors to which these states are written
+    chain: ScanFunction | None
     states: States | None
     sums: Sums | None
     place: int
@@ -97,6 +102,7 @@ class ScanKernel(Kernel):
     stores: list[str]
     results: str
     launch_arguments: str
+    first: str  # the launcher of the kernel for scans in the other direction
 
 
 class ScanContext(ElementwiseContext):
@@ -113,14 +119,16 @@ class ScanContext(ElementwiseContext):
 
     def kernel(self) -> ScanKernel:
         shared, scans, reduced, chain = self.functions()
-        functions = [f for f in (shared, *scans, reduced, chain) if f is not None]
+        functions, first = [f for f in (shared, *scans, reduced, chain) if f is not None], self.first()
         asked = {name for f in functions for name in f.extra}
         flags = [n for n in self.flags if n in asked]
-        reads, of_states = self.reads(of_states=False), self.states(reduced) if reduced else None
+        reads, of_states = self.reads(of_states=False), self.states(reduced) if self.plan.states else None
         return ScanKernel(
             functions=functions,
             shared=shared,
             scans=scans,
+            carried=[f for f in scans if not f.starts],
+            told=self.told(),
             chain=chain,
             states=of_states,
             sums=self.sums() if self.plan.sums else None,
@@ -145,7 +153,27 @@ class ScanContext(ElementwiseContext):
             stores=self.stores_of(self.of_elements()),
             results=", ".join([*(a.name for a in self.of_elements()), *self.summed_names()]),
             launch_arguments=self.launch_arguments(),
+            first="" if first is None else f"{first.spec.op}_launch",
         )
+
+    # The kernel for scans in the other direction
+
+    @once
+    def first(self) -> StartsContext | None:
+        """The values that it shows."""
+        return StartsContext(self) if self.plan.back else None
+
+    def told(self) -> list[str]:
+        """The tensors to which the kernel writes states for the other one."""
+        return []
+
+    def starts_of(self) -> dict[int, str]:
+        """The tensors with the states before each of a thread's tiles, by the scans' identities."""
+        return {id(n): f"mStarts{i if len(self.plan.back) > 1 else ''}" for i, n in enumerate(self.plan.back, 1)}
+
+    def tensor_lines(self) -> list[Tensor]:
+        states = f"the states of {self.plan.along.axis} before each of a thread's tiles"
+        return super().tensor_lines() + [Tensor(t, "cute.Tensor", f"(rows, scans) {states}") for t in self.starts_of().values()]
 
     def of_elements(self) -> list[Access]:
         """The stores of elements, and not of sums."""
@@ -163,7 +191,7 @@ class ScanContext(ElementwiseContext):
         names = ", ".join(a.name for a in own)
         return Sums(ops, ", ".join(self.summed_names()), names, self.axes_in(lines), lines)
 
-    def states(self, reduced: ScanFunction) -> States:
+    def states(self, reduced: ScanFunction | None) -> States:
         """How a thread goes through an element's states, and reduces them."""
         ops = [n.op for n in self.plan.reductions]
         return States(
@@ -238,20 +266,20 @@ class ScanContext(ElementwiseContext):
         used |= {id(a) for found in needed for n in found if id(n) not in common | given for a in n.args}
         return [n for n in self.nodes if id(n) in common & used]
 
-    def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction]:
+    def functions(self) -> tuple[ScanFunction | None, list[ScanFunction], ScanFunction | None, ScanFunction | None]:
         """The functions of the values that others share, of each scan's operands, of the values that are reduced over
         states, and of the results, which are computed from all states or from their reductions."""
         plan, names = self.plan, self.vector_names()
         taken = {*self.target_names().values(), *names}
         states = self.named(plan.scans, "state", taken)
         values = {(s.name, s.part): s.value for s in self.statements}
-        results = [values[a.array.name, a.part] for a in self.of_elements() if a.array]
+        results = [] if self.told() else [values[a.array.name, a.part] for a in self.of_elements() if a.array]
         results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
         common = self.shared_by_states() if plan.states else self.shared_values(results)
         known = self.named(common, "shared", taken)
         alone = [n for n in names if n not in self.of_states()]
         every = [*alone, *known.values(), *(n for n in names if n not in alone)]
-        shared, reduced, scans, given = None, None, [], dict(known)
+        shared, reduced, scans, given = None, None, list[ScanFunction](), dict(known)
         if common:
             sharing = "all states of an element" if plan.states else "the functions below"
             doc = f"What {sharing} share, on one vector of each input."
@@ -259,9 +287,13 @@ class ScanContext(ElementwiseContext):
         for i, node in enumerate(plan.scans):
             name = f"operands{i + 1}" if len(plan.scans) > 1 else "operands"
             doc = f"The operands of {node.op}, on one vector of each input."
-            scans.append(self.function(name, doc, node.args, every, given, node))
+            own = self.function(name, doc, node.args, every, given, node)
+            number = sum(bool(f.starts) == bool(own.starts) for f in scans)
+            scans.append(replace(own, number=number))
             given |= {id(node): states[id(node)]}
             every = [*every, states[id(node)]]
+        if self.told():
+            return shared, scans, None, None
         if plan.states:
             doc = f"The values to reduce ({', '.join(n.op for n in plan.reductions)}), for one state of each element."
             reduced = self.function("reduced", doc, [n.args[0] for n in plan.reductions], every, given)
@@ -295,4 +327,26 @@ class ScanContext(ElementwiseContext):
             arguments=[self.extra_argument(n) for n in extra],
             op=scan.op if scan else "",
             before=along_of(scan).before if scan else False,
+            starts=self.starts_of().get(id(scan), ""),
         )
+
+
+class StartsContext(ScanContext):
+    """The values of the kernel that goes in the other direction first, and writes states that the other kernel begins with."""
+
+    def __init__(self, main: ScanContext):
+        plan = main.plan
+        along = along_of(plan.back[0])
+        self.main = main
+        own = replace(plan, along=along, scans=plan.back, back=(), loads=plan.back_loads, reductions=(), sums=())
+        super().__init__(replace(main.op, spec=replace(main.spec, op=f"{main.spec.op}_starts"), plan=own))
+        self.nodes = list(topological(plan.back))
+
+    def first(self) -> None:
+        return None
+
+    def told(self) -> list[str]:
+        return list(self.main.starts_of().values())
+
+    def tensor_lines(self) -> list[Tensor]:
+        return self.main.tensor_lines()

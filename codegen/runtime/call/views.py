@@ -13,6 +13,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call.arguments import Axes
 from codegen.shared import COUNTER, AttentionLaunch, Launch, Walk
 from codegen.spec.spec import Array, Spec
@@ -174,7 +175,7 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
 
 def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[tuple[tuple[Any, ...], str]]:
     """The shapes and dtypes of the arrays that a kernel writes for the next kernel of its call. That kernel reduces partial results of
-    columns, adds up the blocks of a row of attention, or rounds sums of gradients."""
+    columns, adds up the blocks of a row of attention, rounds sums of gradients, or scans in the other direction."""
     if isinstance(plan, AttentionBackward):
         shape = (_joint_tiles(plan, axes, how), how.tile_m * how.d) if how.joint else (0, 0)
         return [(shape, "float32"), (_listed(plan, axes, how), "int32")]
@@ -182,6 +183,8 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
         rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
         joined = (how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0)
         return [(joined, "float32"), (_listed(plan, axes, how), "int32")]
+    if isinstance(plan, Scan) and plan.back:
+        return [(shape, compute) for shape in plan.starts(lambda own: _product(axes.shape(own)), how)]
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)

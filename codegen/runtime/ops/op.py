@@ -33,6 +33,7 @@ from codegen.plan.attention import AttentionPlan
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
+from codegen.plan.rows.scanning import Scan
 from codegen.plan.planner import dtype_constant, planned_call, unheld_types
 from codegen.runtime.call import arguments, typed, views
 from codegen.runtime.call.arguments import Axes, Types
@@ -405,6 +406,7 @@ class Op(Generic[P, R]):
         dynamic = [p.name for p in self._dynamic]
         folded = [f"{s.name} parts" for s in self.plan.columns]
         folded += ["parts", "table"] if isinstance(self.plan, AttentionPlan) else []
+        folded += ["starts"] * len(self.plan.back) if isinstance(self.plan, Scan) else []
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         folded += ["counter"] * views.counts(self.plan)
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]

@@ -165,7 +165,7 @@ def rg_lru_frozen_starts_kernel(
     mDr: cute.Tensor,  # (B, S, D) T
     mDi: cute.Tensor,  # (B, S, D) T
     mDstate: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
@@ -265,7 +265,7 @@ def rg_lru_frozen_kernel(
     mDr: cute.Tensor,  # (B, S, D) T
     mDi: cute.Tensor,  # (B, S, D) T
     mDstate: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
@@ -359,7 +359,7 @@ def rg_lru_backward_stage1_starts_kernel(
     mDi: cute.Tensor,  # (B, S, D) T
     mDstate: cute.Tensor,  # (B, D) float32
     mSumOfBD: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
@@ -462,7 +462,7 @@ def rg_lru_backward_stage1_kernel(
     mDi: cute.Tensor,  # (B, S, D) T
     mDstate: cute.Tensor,  # (B, D) float32
     mSumOfBD: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from codegen import device, runtime
 from codegen.device import access, flat, partials, reduce, rowwise, scan, walking
-from codegen.shared import Launch, RowLaunch, ScanLaunch, Walk
+from codegen.shared import ScanLaunch, Walk
 
 SPEC = {
     "op": "selective_scan",
@@ -139,894 +139,597 @@ def selective_scan_reference(x, dt, a, b, c, skip):
     return y
 
 
-def selective_scan_frozen_stage1_chain(dt):
-    """The chain, on one vector of each operand."""
+def selective_scan_frozen_starts_shared(x, dt):
+    """What all states of an element share, on one vector of each input."""
     step = device.add(
         device.where(dt < 0.0, 0.0, dt),
         device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
     )
-    return step
-
-
-@cute.kernel
-def selective_scan_frozen_stage1_kernel(
-    mDt: cute.Tensor,  # (rows, cols) T
-    mStep: cute.Tensor,  # (rows, cols) float32
-    how: cutlass.Constexpr[Launch],
-):
-    at = flat.vector(how, mStep.shape)  # this thread's elements, which lie next to each other in the outputs
-    if at.valid > 0:
-        rDt, = at.load(mDt)
-        step = selective_scan_frozen_stage1_chain(device.floats(rDt))
-        at.store(step.to(mStep.element_type), mStep)
-
-
-@cute.jit
-def selective_scan_frozen_stage1_launch(
-    stream: cuda.CUstream, mDt: cute.Tensor, mStep: cute.Tensor, how: cutlass.Constexpr[Launch],
-):
-    selective_scan_frozen_stage1_kernel(mDt, mStep, how).launch(**flat.grid(how, mStep.shape, stream))
-
-
-def selective_scan_frozen_stage1_xla(dt):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
-    return step
-
-
-def selective_scan_frozen_stage2_starts_operands(x, a, b, step):
-    """The operands of scan, on one vector of each input."""
-    t1 = device.exp(step * a, False)
-    return t1, step * x * b, cute.full_like(x, 0.0, cutlass.Float32)
-
-
-def selective_scan_frozen_stage2_starts_tile(
-    walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-):
-    """What a thread computes of the elements that a block has at once."""
-    iB, iS, iD, iN = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rX, rB, rStep) in zip(steps, ahead.held, strict=True):
-        rA, = at.load(flat.read(mA, (iD, iN)))
-        given.append((device.floats(rX), device.floats(rA), device.floats(rB), device.floats(rStep),))
-    ahead.load(tile + 1)
-    operands = [selective_scan_frozen_stage2_starts_operands(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile, mStarts))
-
-
-@cute.kernel
-def selective_scan_frozen_stage2_starts_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mX: cute.Tensor,  # (B, S, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mB: cute.Tensor,  # (B, S, N) T
-    mC: cute.Tensor,  # (B, S, N) T
-    mStep: cute.Tensor,  # (B, S, D) float32
-    mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
-    mT6: cute.Tensor,  # (B, S, D, N) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=False, back=True)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    iB, iS, iD, iN = walk.axes
-    ahead = scan.ahead(walk, flat.read(mX, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)))
-    for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_starts_tile(
-            walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-        )
-
-
-@cute.jit
-def selective_scan_frozen_stage2_starts_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor,
-    mStep: cute.Tensor, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStarts: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    selective_scan_frozen_stage2_starts_kernel(
-        mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-    ).launch(**scan.grid(how, mScanOfBSDN.shape, 1, stream))
-
-
-def selective_scan_frozen_stage2_shared(dy, x, a, b, c, step):
-    """What the functions below share, on one vector of each input."""
-    t1 = device.exp(step * a, False)
-    return t1,
-
-
-def selective_scan_frozen_stage2_operands1(dy, x, a, b, c, step, t1):
-    """The operands of scan, on one vector of each input."""
-    return t1, dy * c * t1, cute.full_like(dy, 0.0, cutlass.Float32)
-
-
-def selective_scan_frozen_stage2_operands2(dy, x, a, b, c, step, t1, state):
-    """The operands of scan, on one vector of each input."""
-    return t1, step * x * b, cute.full_like(dy, 0.0, cutlass.Float32)
-
-
-def selective_scan_frozen_stage2_chain(dy, x, a, b, c, step, t1, state, state2):
-    """The chain, on one vector of each operand."""
-    scan_of_b_s_d_n = state
-    t6 = state2
-    return scan_of_b_s_d_n, t6
-
-
-def selective_scan_frozen_stage2_tile(
-    walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-):
-    """What a thread computes of the elements that a block has at once."""
-    iB, iS, iD, iN = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rX, rB, rC, rStep) in zip(steps, ahead.held, strict=True):
-        rA, = at.load(flat.read(mA, (iD, iN)))
-        given.append(
-            (
-                device.floats(rDy), device.floats(rX), device.floats(rA), device.floats(rB), device.floats(rC),
-                device.floats(rStep),
-            )
-        )
-    ahead.load(tile + 1)
-    given = [(*own, *selective_scan_frozen_stage2_shared(*own)) for own in given]
-    operands = [selective_scan_frozen_stage2_operands1(*own) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [
-        selective_scan_frozen_stage2_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)
-    ]
-    states.append(scan.states_back("scan", walk, steps, mStarts, (0, 1), operands, True, tile))
-    for at, own, *known in zip(steps, given, *states, strict=True):
-        scan_of_b_s_d_n, t6 = selective_scan_frozen_stage2_chain(*own, *known)
-        at.store(scan_of_b_s_d_n.to(mScanOfBSDN.element_type), mScanOfBSDN)
-        at.store(t6.to(mT6.element_type), mT6)
-
-
-@cute.kernel
-def selective_scan_frozen_stage2_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mX: cute.Tensor,  # (B, S, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mB: cute.Tensor,  # (B, S, N) T
-    mC: cute.Tensor,  # (B, S, N) T
-    mStep: cute.Tensor,  # (B, S, D) float32
-    mScanOfBSDN: cute.Tensor,  # (B, S, D, N) float32
-    mT6: cute.Tensor,  # (B, S, D, N) float32
-    mStarts: cute.Tensor,  # (rows, scans) the states of S before each of a thread's tiles
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mScanOfBSDN.shape, axis=1, reverse=True)  # this thread's elements
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    iB, iS, iD, iN = walk.axes
-    ahead = scan.ahead(
-        walk, flat.read(mDy, (iB, iS, iD)), flat.read(mX, (iB, iS, iD)), flat.read(mB, (iB, iS, iN)),
-        flat.read(mC, (iB, iS, iN)), flat.read(mStep, (iB, iS, iD)),
-    )
-    for tile in cutlass.range(walk.tiles):
-        selective_scan_frozen_stage2_tile(
-            walk, tile, carried, ahead, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-        )
-
-
-@cute.jit
-def selective_scan_frozen_stage2_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor, mC: cute.Tensor,
-    mStep: cute.Tensor, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStarts: cute.Tensor,
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    selective_scan_frozen_stage2_starts_launch(stream, mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how)
-    selective_scan_frozen_stage2_kernel(
-        mDy, mX, mA, mB, mC, mStep, mScanOfBSDN, mT6, mStarts, how,
-    ).launch(**scan.grid(how, mScanOfBSDN.shape, 1, stream))
-
-
-def selective_scan_frozen_stage2_xla(dy, x, a, b, c, step):
-    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t1 = jnp.exp(step * a)
-    scan_of_b_s_d_n = runtime.scanned("scan", -3, True, True, t1, dy * c * t1, jnp.asarray(0.0, jnp.float32))
-    t6 = runtime.scanned("scan", -3, False, True, t1, step * x * b, jnp.asarray(0.0, jnp.float32))
-    return scan_of_b_s_d_n, t6
-
-
-def selective_scan_frozen_stage3_rows_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, step):
-    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
-    t0 = device.multiply(dy, c) + scan_of_b_s_d_n
-    return b * t0, a * t0 * t6 * device.exp(step * a, False)
-
-
-def selective_scan_frozen_stage3_rows_row(t3, row_sum):
-    """The row's own results, from its statistics."""
-    t3_of_rows = t3
-    row_sum_of_rows = row_sum
-    return t3_of_rows, row_sum_of_rows
-
-
-@cute.kernel
-def selective_scan_frozen_stage3_rows_kernel(
-    mDy: cute.Tensor,  # (BS, D) T
-    mX: cute.Tensor,  # (BS, D) T
-    mDt: cute.Tensor,  # (BS, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mB: cute.Tensor,  # (BS, N) T
-    mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor | None,  # (D) float32
-    mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT6: cute.Tensor,  # (BS, D, N) float32
-    mStep: cute.Tensor,  # (BS, D) float32
-    mT3OfRows: cute.Tensor,  # (BS, D) float32
-    mRowSumOfRows: cute.Tensor,  # (BS, D) float32
-    how: cutlass.Constexpr[RowLaunch],
-):
-    BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
-    vec, vectors, at_once = how.vec, how.vectors, how.at_once
-    rA = access.registers(mA, (vec, vectors, at_once))
-    rB = access.registers(mB, (vec, vectors, at_once))
-    rC = access.registers(mC, (vec, vectors, at_once))
-    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, at_once))
-    rT6 = access.registers(mT6, (vec, vectors, at_once))
-    rDy = access.registers(mDy, (1, at_once))
-    rStep = access.registers(mStep, (1, at_once))
-    sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
-    sARun = rowwise.slots(how, mA, 1)
-    sBRun = rowwise.slots(how, mB, 1)
-    sCRun = rowwise.slots(how, mC, 1)
-    sScanOfBSDNRun = rowwise.fetch(how, mScanOfBSDN, BS * D, N)
-    sT6Run = rowwise.fetch(how, mT6, BS * D, N)
-
-    first_row = rowwise.first_row(how)
-    for u in cutlass.range_constexpr(at_once):
-        index = first_row + u
-        iD = index % D
-        iBS = (index // D)
-        row = rowwise.row(how, index, index < BS * D, N, shifts=True)
-        row.fetch(mA, (iD, 0), sARun, 0)
-        row.fetch(mB, (iBS, 0), sBRun, 0)
-        row.fetch(mC, (iBS, 0), sCRun, 0)
-        rowwise.arrive(how)
-        # if the row stays in registers; else each pass reads its part
-        row.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
-        row.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
-        row.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
-        row.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
-        row.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
-        row.load_one(mDy, (iBS, iD), rDy[None, u])
-        row.load_one(mStep, (iBS, iD), rStep[None, u])
-        reduce.meet([*sStage0], how.cluster)
-        rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
-        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-        for p in cutlass.range(row.passes):
-            part = row.part(p)
-            part.load(mA, (iD, 0), rA[None, None, u], aligned=False, run=sARun)
-            part.load(mB, (iBS, 0), rB[None, None, u], aligned=False, run=sBRun)
-            part.load(mC, (iBS, 0), rC[None, None, u], aligned=False, run=sCRun)
-            part.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u], run=sScanOfBSDNRun)
-            part.load(mT6, (iBS, iD, 0), rT6[None, None, u], run=sT6Run)
-            for v in cutlass.range_constexpr(vectors):
-                values = selective_scan_frozen_stage3_rows_stage0(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, u]),
-                    device.floats(rB[None, v, u]), device.floats(rC[None, v, u]),
-                    device.floats(rScanOfBSDN[None, v, u]), device.floats(rT6[None, v, u]),
-                    device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
-                )
-                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, part.vector(v).inside())
-        t3, row_sum = row.reduce([rT3, rRowSum], ("sum", "sum"), sStage0)
-
-        if row.writes():
-            t3_of_rows, row_sum_of_rows = selective_scan_frozen_stage3_rows_row(
-                device.full(1, t3), device.full(1, row_sum),
-            )
-            row.store_one(t3_of_rows.to(mT3OfRows.element_type), mT3OfRows, (iBS, iD))
-            row.store_one(row_sum_of_rows.to(mRowSumOfRows.element_type), mRowSumOfRows, (iBS, iD))
-
-
-@cute.jit
-def selective_scan_frozen_stage3_rows_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
-    mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
-):
-    BS, D = mDy.shape[0], mDy.shape[1]
-    selective_scan_frozen_stage3_rows_kernel(
-        mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how,
-    ).launch(**rowwise.grid(how, BS * D, stream))
-
-
-def selective_scan_frozen_stage3_held_t1(a, step):
-    """t1, on one vector of each operand: several passes need it."""
-    t1 = device.exp(step * a, False)
-    return t1
-
-
-def selective_scan_frozen_stage3_stage0(dy, a, b, c, scan_of_b_s_d_n, t6, t1):
-    """The values to reduce into t3 (sum), row_sum (sum), from one vector of each operand."""
-    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
-    return b * t2, a * t2 * t6 * t1
-
-
-def selective_scan_frozen_stage3_chain(dy, x, b, c, scan_of_b_s_d_n, t6, step, t1):
-    """The values to reduce into column_sum, column_sum2, from one vector of each operand."""
-    t2 = device.multiply(dy, c) + scan_of_b_s_d_n
     t4 = step * x
-    return t4 * t2, dy * (t1 * t6 + t4 * b)
+    return step, t4
 
 
-def selective_scan_frozen_stage3_row(dy, x, dt, skip, step, t3, row_sum, approx):
-    """The row's own results, from its statistics."""
+def selective_scan_frozen_starts_operands(x, dt, step, t4, a, b):
+    """The operands of scan, on one vector of each input."""
+    t1 = device.exp(step * a, False)
+    t5 = t4 * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
+
+
+def selective_scan_frozen_starts_tile(
+    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given = walk.steps(tile), []
+    for (rX, rDt) in ahead.held:
+        given.append((device.floats(rX), device.floats(rDt),))
+    ahead.load(tile + 1)
+    given = [(*own, *selective_scan_frozen_starts_shared(*own)) for own in given]
+    for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
+        more, states = [], []
+        for at, own in zip(steps, given, strict=True):
+            rA, rB = at.load(flat.read(mA, (iD, iN)), flat.read(mB, (iB, iS, iN)))
+            more.append((*own, device.floats(rA), device.floats(rB),))
+        operands = [selective_scan_frozen_starts_operands(*own) for own in more]
+        states.append(scan.states("scan", walk, steps, carried[0][k], operands, True, tile, mStarts))
+
+
+@cute.kernel
+def selective_scan_frozen_starts_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mDt: cute.Tensor,  # (B, S, D) T
+    mA: cute.Tensor,  # (D, N) float32
+    mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDdt: cute.Tensor,  # (B, S, D) T
+    mDb: cute.Tensor,  # (B, S, N) T
+    mDc: cute.Tensor,  # (B, S, N) T
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
+    mParts: cute.Tensor,  # (parts, outputs and rows and states) sums of each part
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
+    carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
+    ahead = scan.ahead(walk, mX, mDt)
+    for tile in cutlass.range(walk.tiles):
+        selective_scan_frozen_starts_tile(
+            walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+        )
+
+
+@cute.jit
+def selective_scan_frozen_starts_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
+    mStarts: cute.Tensor, mParts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+):
+    selective_scan_frozen_starts_kernel(
+        mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+    ).launch(**scan.grid(how, mDx.shape, 1, stream))
+
+
+def selective_scan_frozen_shared(dy, x, dt, skip):
+    """What all states of an element share, on one vector of each input."""
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    t4 = step * x
+    return step, t4
+
+
+def selective_scan_frozen_operands1(dy, x, dt, skip, step, t4, a, b, c):
+    """The operands of scan, on one vector of each input."""
+    t0 = device.multiply(dy, c)
+    t1 = device.exp(step * a, False)
+    return t1, t0 * t1, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_frozen_operands2(dy, x, dt, skip, step, t4, a, b, c, state):
+    """The operands of scan, on one vector of each input."""
+    t1 = device.exp(step * a, False)
+    t5 = t4 * b
+    return t1, t5, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_frozen_reduced(dy, x, dt, skip, step, t4, a, b, c, state, t6):
+    """The values to reduce (sum), for one state of each element."""
+    t0 = device.multiply(dy, c)
+    t1 = device.exp(step * a, False)
+    t2 = t0 + state
+    t5 = t4 * b
+    return b * t2, a * t2 * t6 * t1, t4 * t2, dy * (t1 * t6 + t5)
+
+
+def selective_scan_frozen_chain(dy, x, dt, skip, step, t4, t3, total, approx):
+    """The chain, on one vector of each operand."""
     dx = skip * dy + t3 * step
-    ddt = (t3 * x + row_sum) * device.sigmoid(dt, approx)
+    ddt = (t3 * x + total) * device.sigmoid(dt, approx)
     return dx, ddt
 
 
-def selective_scan_frozen_stage3_columns(column_sum, column_sum2):
-    """The columns' results, from their statistics."""
-    db = column_sum
-    dc = column_sum2
-    return db, dc
+def selective_scan_frozen_tile(
+    walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+    approx,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given = walk.steps(tile), []
+    totals = [scan.totals(walk, ("sum", "sum"), cutlass.Float32) for _ in steps]
+    for at, (rDy, rX, rDt) in zip(steps, ahead.held, strict=True):
+        rSkip, = at.load(flat.read(mSkip, (iD,), default=0.0))
+        given.append((device.floats(rDy), device.floats(rX), device.floats(rDt), device.floats(rSkip),))
+    ahead.load(tile + 1)
+    given = [(*own, *selective_scan_frozen_shared(*own)) for own in given]
+    for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
+        more, states = [], []
+        for at, own in zip(steps, given, strict=True):
+            rA, rB, rC = at.load(flat.read(mA, (iD, iN)), flat.read(mB, (iB, iS, iN)), flat.read(mC, (iB, iS, iN)))
+            more.append((*own, device.floats(rA), device.floats(rB), device.floats(rC),))
+        operands = [selective_scan_frozen_operands1(*own) for own in more]
+        states.append(scan.states("scan", walk, steps, carried[0][k], operands, True, tile))
+        operands = [selective_scan_frozen_operands2(*own, *known) for own, *known in zip(more, *states, strict=True)]
+        states.append(scan.states_back("scan", walk, steps, mStarts, (k, 16), operands, True, tile))
+        results = [selective_scan_frozen_reduced(*own, *known) for own, *known in zip(more, *states, strict=True)]
+        for at, total, own in zip(steps, totals, results, strict=True):
+            reduce.accumulate(total, ("sum", "sum"), own[:2], None)
+        parts.add(k, steps, [own[2:] for own in results])
+    for at, own, total in zip(steps, given, totals, strict=True):
+        known = scan.reduced(("sum", "sum"), total, 16)
+        dx, ddt = selective_scan_frozen_chain(*own, *known, approx)
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(ddt.to(mDdt.element_type), mDdt)
+    parts.store(tile)
 
 
 @cute.kernel
-def selective_scan_frozen_stage3_kernel(
-    mDy: cute.Tensor,  # (BS, D) T
-    mX: cute.Tensor,  # (BS, D) T
-    mDt: cute.Tensor,  # (BS, D) T
+def selective_scan_frozen_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mDt: cute.Tensor,  # (B, S, D) T
     mA: cute.Tensor,  # (D, N) float32
-    mB: cute.Tensor,  # (BS, N) T
-    mC: cute.Tensor,  # (BS, N) T
+    mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
     mSkip: cute.Tensor | None,  # (D) float32
-    mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT6: cute.Tensor,  # (BS, D, N) float32
-    mStep: cute.Tensor,  # (BS, D) float32
-    mDx: cute.Tensor,  # (BS, D) T
-    mDdt: cute.Tensor,  # (BS, D) T
-    mDb: cute.Tensor,  # (BS, N) T
-    mDc: cute.Tensor,  # (BS, N) T
-    mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
-    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    how: cutlass.Constexpr[Walk],
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDdt: cute.Tensor,  # (B, S, D) T
+    mDb: cute.Tensor,  # (B, S, N) T
+    mDc: cute.Tensor,  # (B, S, N) T
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
+    mParts: cute.Tensor,  # (parts, outputs and rows and states) sums of each part
+    how: cutlass.Constexpr[ScanLaunch],
 ):
-    if cutlass.const_expr(how.paced):
-        partials.await_last()
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
-
-    # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, N, least=1)
-    parts = mColumnSumParts.shape[0]
-    part, piece = bidx // pieces, bidx % pieces
-    part, place = part // (BS), part % (BS)  # only rows of one place meet
-    iBS = place
-    first, step = rowwise.columns_of(how, piece)
-    rows_a_block, pace = rowwise.rows_of(how, parts)
+    walk = scan.walk(how, mDx.shape, axis=1, reverse=True, whole=True)  # this thread's elements
     approx = device.narrow(mDx)
-
-    held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rA = access.registers(mA, (vec, vectors, held))
-    rB = access.registers(mB, (vec, vectors))
-    rC = access.registers(mC, (vec, vectors))
-    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rT6 = access.registers(mT6, (vec, vectors, held))
-    rDy = access.registers(mDy, (1, at_once))
-    rX = access.registers(mX, (1, at_once))
-    rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once), 0.0)
-    rStep = access.registers(mStep, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    if cutlass.const_expr(not how.whole):
-        rT3OfRows = access.registers(mT3OfRows, (1, at_once))
-        rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
-    if cutlass.const_expr(how.staged):
-        sA = rowwise.staging(how, mA)
-        sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
-        sT6 = rowwise.staging(how, mT6)
-        if cutlass.const_expr(how.paced):
-            sSeen = partials.rows_seen(at_once)
-    sStage0 = reduce.shared(threads, per_row, cluster, (cutlass.Float32, cutlass.Float32), turns=2)
-    fColumnSum = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
-    fColumnSum2 = reduce.column_accumulators(vec, vectors, "sum", cutlass.Float32, how.shared_sums, threads)
-    sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32, cutlass.Float32))
-    all_rows = rowwise.every_row(how, N, first)
-    all_rows.load_shared(mB, (iBS, 0), rB)
-    all_rows.load_shared(mC, (iBS, 0), rC)
-
-    reduce.meet([*sStage0], cluster)
-    turn = cutlass.Int32(0)  # rows that this block has done
-    for u in cutlass.range_constexpr(at_once):
-        row = part * rows_a_block + u * pace + tidx // per_row
-        iD = row
-        early = rowwise.walked(how, row < D, N, first)
-        early.load_one(mDy, (iBS, iD), rDy[None, u])
-        early.load_one(mX, (iBS, iD), rX[None, u])
-        early.load_one(mDt, (iBS, iD), rDt[None, u])
-        early.load_one(mSkip, (iD,), rSkip[None, u])
-        early.load_one(mStep, (iBS, iD), rStep[None, u])
-        if cutlass.const_expr(not how.whole):
-            early.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
-            early.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-        if cutlass.const_expr(how.staged):
-            early.fetch(mA, (iD, 0), sA, u)
-            early.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-            early.fetch(mT6, (iBS, iD, 0), sT6, u)
-            cute.arch.cp_async_commit_group()
-        else:
-            early.load(mA, (iD, 0), rA[None, None, u])
-            early.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            early.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-    for base in cutlass.range(part * rows_a_block, D, pace * at_once):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u * pace + tidx // per_row
-            iD = row
-            own = rowwise.walked(how, row < D, N, first)
-            k = u % held
-            if cutlass.const_expr(how.staged):
-                rowwise.arrived(how)
-                if cutlass.const_expr(how.paced):
-                    partials.keep_pace(mCounter, turn - at_once, sSeen[None, u], per_row < threads)
-                own.take(mA, (iD, 0), sA, u, rA[None, None, k])
-                own.take(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(mT6, (iBS, iD, 0), sT6, u, rT6[None, None, k])
-            if cutlass.const_expr(how.whole):
-                rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
-                rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-                for v in cutlass.range_constexpr(vectors):
-                    t1 = selective_scan_frozen_stage3_held_t1(
-                        device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
-                    )
-                    if cutlass.const_expr(how.holds_expensive):
-                        rT1Held[None, v].store(t1)
-                    values = selective_scan_frozen_stage3_stage0(
-                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
-                        device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]), t1,
-                    )
-                    reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
-                t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), sStage0, turn=turn)
-                if cutlass.const_expr(how.only_row):
-                    rowwise.forget(
-                        (mB, rB), (mC, rC), (mA, rA[None, None, k]), (mScanOfBSDN, rScanOfBSDN[None, None, k]),
-                        (mT6, rT6[None, None, k]),
-                    )
-            else:
-                t1 = device.full(vec, cutlass.Float32(0.0))
-                t3 = rT3OfRows[0, u]
-                row_sum = rRowSumOfRows[0, u]
-            if own.counts():
-                for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
-                    if cutlass.const_expr(how.holds_expensive):
-                        t1 = rT1Held[None, v].load()
-                    else:
-                        t1 = selective_scan_frozen_stage3_held_t1(
-                            device.floats(rA[None, v, k]),
-                            device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
-                        )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
-                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
-                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]),
-                        device.floats(device.full(vec, rStep[0, u], rStep.element_type)), t1,
-                    )
-                    reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
-                        at.inside_columns(),
-                    )
-            if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rX[0, u], rX.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)),
-                    device.floats(device.full(1, rStep[0, u], rStep.element_type)), device.full(1, t3),
-                    device.full(1, row_sum), approx,
-                )
-                own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
-                own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
-            turn += 1
-            row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iD = row
-            later = rowwise.walked(how, row < D, N, first)
-            later.load_one(mDy, (iBS, iD), rDy[None, u])
-            later.load_one(mX, (iBS, iD), rX[None, u])
-            later.load_one(mDt, (iBS, iD), rDt[None, u])
-            later.load_one(mSkip, (iD,), rSkip[None, u])
-            later.load_one(mStep, (iBS, iD), rStep[None, u])
-            if cutlass.const_expr(not how.whole):
-                later.load_one(mT3OfRows, (iBS, iD), rT3OfRows[None, u])
-                later.load_one(mRowSumOfRows, (iBS, iD), rRowSumOfRows[None, u])
-            if cutlass.const_expr(how.staged):
-                later.fetch(mA, (iD, 0), sA, u)
-                later.fetch(mScanOfBSDN, (iBS, iD, 0), sScanOfBSDN, u)
-                later.fetch(mT6, (iBS, iD, 0), sT6, u)
-                cute.arch.cp_async_commit_group()
-            else:
-                later.load(mA, (iD, 0), rA[None, None, u])
-                later.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-                later.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-    partials.begin_next()
-    if cutlass.const_expr(how.settles):
-        for v in cutlass.range_constexpr(vectors):
-            at = all_rows.vector(v)
-            column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-            db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
-            at.store(db.to(mDb.element_type), mDb, (iBS, 0))
-            at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
-    else:
-        partials.store_parts(
-            [fColumnSum, fColumnSum2], ("sum", "sum"),
-            [
-                cute.domain_offset((0, place * (N)), mColumnSumParts),
-                cute.domain_offset((0, place * (N)), mColumnSum2Parts),
-            ], sColumns, part, first, step, N, per_row, how.ragged,
+    carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
+    ahead = scan.ahead(walk, mDy, mX, mDt)
+    parts = scan.across(walk, mParts, 2, 16)
+    for tile in cutlass.range(walk.tiles):
+        selective_scan_frozen_tile(
+            walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts,
+            how, approx,
         )
-
-
-@cute.kernel
-def selective_scan_frozen_stage3_places(
-    mDy: cute.Tensor,  # (BS, D) T
-    mX: cute.Tensor,  # (BS, D) T
-    mDt: cute.Tensor,  # (BS, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mB: cute.Tensor,  # (BS, N) T
-    mC: cute.Tensor,  # (BS, N) T
-    mSkip: cute.Tensor | None,  # (D) float32
-    mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT6: cute.Tensor,  # (BS, D, N) float32
-    mStep: cute.Tensor,  # (BS, D) float32
-    mDx: cute.Tensor,  # (BS, D) T
-    mDdt: cute.Tensor,  # (BS, D) T
-    mDb: cute.Tensor,  # (BS, N) T
-    mDc: cute.Tensor,  # (BS, N) T
-    mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
-    mT3OfRows: cute.Tensor,  # (BS, D), or nothing
-    mRowSumOfRows: cute.Tensor,  # (BS, D), or nothing
-    mCounter: cute.Tensor,  # (4) rows that all blocks have done, with room, or nothing
-    how: cutlass.Constexpr[Walk],
-):
-    # Few rows at each of many places: neighbouring threads share a place, or some of its columns, and reduce its rows.
-    vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
-    place, piece = rowwise.place_of(how, N)
-    there = place < BS
-    iBS = place
-    first, _ = rowwise.columns_of(how, piece)
-    approx = device.narrow(mDx)
-
-    held = at_once
-    rA = access.registers(mA, (vec, vectors, held))
-    rB = access.registers(mB, (vec, vectors))
-    rC = access.registers(mC, (vec, vectors))
-    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rT6 = access.registers(mT6, (vec, vectors, held))
-    rDy = access.registers(mDy, (1, at_once))
-    rX = access.registers(mX, (1, at_once))
-    rDt = access.registers(mDt, (1, at_once))
-    rSkip = access.registers(mSkip, (1, at_once), 0.0)
-    rStep = access.registers(mStep, (1, at_once))
-    if cutlass.const_expr(how.holds_expensive):
-        rT1Held = cute.make_rmem_tensor((vec, vectors), cutlass.Float32)
-    fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    fColumnSum2 = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
-    all_rows = rowwise.walked(how, there, N, first)
-    all_rows.load_shared(mB, (iBS, 0), rB)
-    all_rows.load_shared(mC, (iBS, 0), rC)
-
-    for base in cutlass.range(0, D, at_once):
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u
-            iD = row
-            own = rowwise.walked(how, there & (row < D), N, first)
-            k = u
-            own.load_one(mDy, (iBS, iD), rDy[None, u])
-            own.load_one(mX, (iBS, iD), rX[None, u])
-            own.load_one(mDt, (iBS, iD), rDt[None, u])
-            own.load_one(mSkip, (iD,), rSkip[None, u])
-            own.load_one(mStep, (iBS, iD), rStep[None, u])
-            own.load(mA, (iD, 0), rA[None, None, u])
-            own.load(mScanOfBSDN, (iBS, iD, 0), rScanOfBSDN[None, None, u])
-            own.load(mT6, (iBS, iD, 0), rT6[None, None, u])
-        for u in cutlass.range_constexpr(at_once):
-            row = base + u
-            iD = row
-            own = rowwise.walked(how, there & (row < D), N, first)
-            k = u
-            rT3 = reduce.accumulator(vec, "sum", cutlass.Float32)
-            rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
-            for v in cutlass.range_constexpr(vectors):
-                t1 = selective_scan_frozen_stage3_held_t1(
-                    device.floats(rA[None, v, k]), device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
-                )
-                if cutlass.const_expr(how.holds_expensive):
-                    rT1Held[None, v].store(t1)
-                values = selective_scan_frozen_stage3_stage0(
-                    device.floats(device.full(vec, rDy[0, u], rDy.element_type)), device.floats(rA[None, v, k]),
-                    device.floats(rB[None, v]), device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                    device.floats(rT6[None, v, k]), t1,
-                )
-                reduce.accumulate([rT3, rRowSum], ("sum", "sum"), values, own.vector(v).inside())
-            t3, row_sum = own.reduce([rT3, rRowSum], ("sum", "sum"), [])
-            if own.counts():
-                for v in cutlass.range_constexpr(vectors):
-                    at = own.vector(v)
-                    if cutlass.const_expr(how.holds_expensive):
-                        t1 = rT1Held[None, v].load()
-                    else:
-                        t1 = selective_scan_frozen_stage3_held_t1(
-                            device.floats(rA[None, v, k]),
-                            device.floats(device.full(vec, rStep[0, u], rStep.element_type)),
-                        )
-                    column_sum_of, column_sum2_of = selective_scan_frozen_stage3_chain(
-                        device.floats(device.full(vec, rDy[0, u], rDy.element_type)),
-                        device.floats(device.full(vec, rX[0, u], rX.element_type)), device.floats(rB[None, v]),
-                        device.floats(rC[None, v]), device.floats(rScanOfBSDN[None, v, k]),
-                        device.floats(rT6[None, v, k]),
-                        device.floats(device.full(vec, rStep[0, u], rStep.element_type)), t1,
-                    )
-                    reduce.accumulate_at(
-                        v, [fColumnSum, fColumnSum2], ("sum", "sum"), (column_sum_of, column_sum2_of,),
-                        at.inside_columns(),
-                    )
-            if own.there & (first == 0):
-                dx, ddt = selective_scan_frozen_stage3_row(
-                    device.floats(device.full(1, rDy[0, u], rDy.element_type)),
-                    device.floats(device.full(1, rX[0, u], rX.element_type)),
-                    device.floats(device.full(1, rDt[0, u], rDt.element_type)),
-                    device.floats(device.full(1, rSkip[0, u], rSkip.element_type)),
-                    device.floats(device.full(1, rStep[0, u], rStep.element_type)), device.full(1, t3),
-                    device.full(1, row_sum), approx,
-                )
-                own.store_one(dx.to(mDx.element_type), mDx, (iBS, iD))
-                own.store_one(ddt.to(mDdt.element_type), mDdt, (iBS, iD))
-
-    for v in cutlass.range_constexpr(vectors):
-        at = all_rows.vector(v)
-        column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-        column_sum2 = reduce.result("sum", reduce.values_at(v, fColumnSum2).load())
-        db, dc = selective_scan_frozen_stage3_columns(column_sum, column_sum2)
-        at.store(db.to(mDb.element_type), mDb, (iBS, 0))
-        at.store(dc.to(mDc.element_type), mDc, (iBS, 0))
-
-
-@cute.kernel
-def selective_scan_frozen_stage3_finish(
-    mDb: cute.Tensor,  # (BS, N) T
-    mDc: cute.Tensor,  # (BS, N) T
-    mColumnSumParts: cute.Tensor,  # (parts, BS * N) column_sum of each part
-    mColumnSum2Parts: cute.Tensor,  # (parts, BS * N) column_sum2 of each part
-    N: cutlass.Int32,
-):
-    partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
-    c, there = partials.column_to_finish(mColumnSumParts)
-    iN = c % N
-    iBS = (c // N)
-    column_sum, column_sum2 = partials.over_parts([mColumnSumParts, mColumnSum2Parts], ("sum", "sum"), c)
-    if there:
-        db, dc = selective_scan_frozen_stage3_columns(device.full(1, column_sum), device.full(1, column_sum2))
-        mDb[iBS, iN] = db.to(mDb.element_type)[0]
-        mDc[iBS, iN] = dc.to(mDc.element_type)[0]
 
 
 @cute.jit
-def selective_scan_frozen_stage3_launch(
+def selective_scan_frozen_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
-    mC: cute.Tensor, mSkip: cute.Tensor | None, mScanOfBSDN: cute.Tensor, mT6: cute.Tensor, mStep: cute.Tensor,
-    mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor, mColumnSumParts: cute.Tensor,
-    mColumnSum2Parts: cute.Tensor, mT3OfRows: cute.Tensor, mRowSumOfRows: cute.Tensor, mCounter: cute.Tensor,
-    how: cutlass.Constexpr[Walk],
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
+    mStarts: cute.Tensor, mParts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    if cutlass.const_expr(not how.whole):
-        selective_scan_frozen_stage3_rows_launch(
-            stream, mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mT3OfRows, mRowSumOfRows, how.first,
-        )
-    BS, N = mDy.shape[0], mA.shape[1]
-    if cutlass.const_expr(how.by_place):
-        selective_scan_frozen_stage3_places(
-            mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
-            mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
-        ).launch(**rowwise.places_grid(how, BS, N, stream))
-    else:
-        pieces = rowwise.pieces(how, N, least=1)
-        blocks = mColumnSumParts.shape[0] * pieces * BS
-        if blocks > 0:
-            if mCounter.shape[0] > 0:
-                partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
-            selective_scan_frozen_stage3_kernel(
-                mDy, mX, mDt, mA, mB, mC, mSkip, mScanOfBSDN, mT6, mStep, mDx, mDdt, mDb, mDc, mColumnSumParts,
-                mColumnSum2Parts, mT3OfRows, mRowSumOfRows, mCounter, how,
-            ).launch(**rowwise.walking_grid(how, blocks, stream))
-        blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, BS * N)
-        if blocks > 0:
-            selective_scan_frozen_stage3_finish(
-                mDb, mDc, mColumnSumParts, mColumnSum2Parts, N,
-            ).launch(**partials.finishing_grid(blocks, stream))
+    selective_scan_frozen_starts_launch(
+        stream, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+    )
+    selective_scan_frozen_kernel(
+        mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+    ).launch(**scan.grid(how, mDx.shape, 1, stream, whole=True))
+    scan.finish(
+        mParts, mDb, 0, 2, mDx.shape[:-1], (flat.Axis(0), flat.Axis(1), (1, 16)), 16,
+    ).launch(**scan.finishing_grid(mParts, 2, stream))
+    scan.finish(
+        mParts, mDc, 1, 2, mDx.shape[:-1], (flat.Axis(0), flat.Axis(1), (1, 16)), 16,
+    ).launch(**scan.finishing_grid(mParts, 2, stream))
 
 
-def selective_scan_frozen_stage3_xla(dy, x, dt, a, b, c, skip, scan_of_b_s_d_n, t6, step):
+def selective_scan_frozen_xla(dy, x, dt, a, b, c, skip):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t2 = runtime.settled(dy * c) + scan_of_b_s_d_n
+    t0 = runtime.settled(dy * c)
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    t1 = jnp.exp(step * a)
+    t2 = t0 + runtime.scanned("scan", -3, True, True, t1, t0 * t1, jnp.asarray(0.0, jnp.float32))
     t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
     dx = skip * dy + t3 * step
-    t1 = jnp.exp(step * a)
-    ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
     t4 = step * x
+    t5 = t4 * b
+    t6 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
+    ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
     db = jnp.sum(t4 * t2, axis=-2, keepdims=True)
-    dc = jnp.sum(dy * (t1 * t6 + t4 * b), axis=-2, keepdims=True)
+    dc = jnp.sum(dy * (t1 * t6 + t5), axis=-2, keepdims=True)
     return dx, ddt, db, dc
 
 
-def selective_scan_backward_stage4_chain(dy, a, c, scan_of_b_s_d_n, t6, step):
+def selective_scan_backward_stage1_starts_shared(x, dt):
+    """What all states of an element share, on one vector of each input."""
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    t4 = step * x
+    return step, t4
+
+
+def selective_scan_backward_stage1_starts_operands(x, dt, step, t4, a, b):
+    """The operands of scan, on one vector of each input."""
+    t1 = device.exp(step * a, False)
+    t5 = t4 * b
+    return t1, t5, cute.full_like(x, 0.0, cutlass.Float32)
+
+
+def selective_scan_backward_stage1_starts_tile(
+    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts,
+    mParts, how,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given = walk.steps(tile), []
+    for (rX, rDt) in ahead.held:
+        given.append((device.floats(rX), device.floats(rDt),))
+    ahead.load(tile + 1)
+    given = [(*own, *selective_scan_backward_stage1_starts_shared(*own)) for own in given]
+    for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
+        more, states = [], []
+        for at, own in zip(steps, given, strict=True):
+            rA, rB = at.load(flat.read(mA, (iD, iN)), flat.read(mB, (iB, iS, iN)))
+            more.append((*own, device.floats(rA), device.floats(rB),))
+        operands = [selective_scan_backward_stage1_starts_operands(*own) for own in more]
+        states.append(scan.states("scan", walk, steps, carried[0][k], operands, True, tile, mStarts))
+
+
+@cute.kernel
+def selective_scan_backward_stage1_starts_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mDt: cute.Tensor,  # (B, S, D) T
+    mA: cute.Tensor,  # (D, N) float32
+    mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDdt: cute.Tensor,  # (B, S, D) T
+    mDb: cute.Tensor,  # (B, S, N) T
+    mDc: cute.Tensor,  # (B, S, N) T
+    mSumOfBDN: cute.Tensor,  # (B, D, N) float32
+    mSumOfBD: cute.Tensor,  # (B, D) float32
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
+    mParts: cute.Tensor,  # (parts, outputs and rows and states) sums of each part
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
+    carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
+    ahead = scan.ahead(walk, mX, mDt)
+    for tile in cutlass.range(walk.tiles):
+        selective_scan_backward_stage1_starts_tile(
+            walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD,
+            mStarts, mParts, how,
+        )
+
+
+@cute.jit
+def selective_scan_backward_stage1_starts_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
+    mSumOfBDN: cute.Tensor, mSumOfBD: cute.Tensor, mStarts: cute.Tensor, mParts: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    selective_scan_backward_stage1_starts_kernel(
+        mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts, mParts, how,
+    ).launch(**scan.grid(how, mDx.shape, 1, stream))
+
+
+def selective_scan_backward_stage1_shared(dy, x, dt, skip):
+    """What all states of an element share, on one vector of each input."""
+    step = device.add(
+        device.where(dt < 0.0, 0.0, dt),
+        device.settled(device.log1p(device.settled(device.exp(-cute.math.abs(dt), False)), False)),
+    )
+    t4 = step * x
+    return step, t4
+
+
+def selective_scan_backward_stage1_operands1(dy, x, dt, skip, step, t4, a, b, c):
+    """The operands of scan, on one vector of each input."""
+    t0 = device.multiply(dy, c)
+    t1 = device.exp(step * a, False)
+    return t1, t0 * t1, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_backward_stage1_operands2(dy, x, dt, skip, step, t4, a, b, c, state):
+    """The operands of scan, on one vector of each input."""
+    t1 = device.exp(step * a, False)
+    t5 = t4 * b
+    return t1, t5, cute.full_like(dy, 0.0, cutlass.Float32)
+
+
+def selective_scan_backward_stage1_reduced(dy, x, dt, skip, step, t4, a, b, c, state, t6):
+    """The values to reduce (sum), for one state of each element."""
+    t0 = device.multiply(dy, c)
+    t1 = device.exp(step * a, False)
+    t2 = t0 + state
+    t5 = t4 * b
+    return b * t2, a * t2 * t6 * t1, step * t2 * t6 * t1, t4 * t2, dy * (t1 * t6 + t5)
+
+
+def selective_scan_backward_stage1_chain(dy, x, dt, skip, step, t4, t3, total, approx):
+    """The chain, on one vector of each operand."""
+    dx = skip * dy + t3 * step
+    ddt = (t3 * x + total) * device.sigmoid(dt, approx)
+    return dx, ddt, dy * x
+
+
+def selective_scan_backward_stage1_tile(
+    walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN,
+    mSumOfBD, mStarts, mParts, how, approx,
+):
+    """What a thread computes of the elements that a block has at once."""
+    iB, iS, iD = walk.axes
+    steps, given = walk.steps(tile), []
+    totals = [scan.totals(walk, ("sum", "sum"), cutlass.Float32) for _ in steps]
+    for at, (rDy, rX, rDt) in zip(steps, ahead.held, strict=True):
+        rSkip, = at.load(flat.read(mSkip, (iD,), default=0.0))
+        given.append((device.floats(rDy), device.floats(rX), device.floats(rDt), device.floats(rSkip),))
+    ahead.load(tile + 1)
+    given = [(*own, *selective_scan_backward_stage1_shared(*own)) for own in given]
+    for k, (iN,) in enumerate(scan.positions(16)):  # one state of each element after the other
+        more, states = [], []
+        for at, own in zip(steps, given, strict=True):
+            rA, rB, rC = at.load(flat.read(mA, (iD, iN)), flat.read(mB, (iB, iS, iN)), flat.read(mC, (iB, iS, iN)))
+            more.append((*own, device.floats(rA), device.floats(rB), device.floats(rC),))
+        operands = [selective_scan_backward_stage1_operands1(*own) for own in more]
+        states.append(scan.states("scan", walk, steps, carried[0][k], operands, True, tile))
+        operands = [
+            selective_scan_backward_stage1_operands2(*own, *known) for own, *known in zip(more, *states, strict=True)
+        ]
+        states.append(scan.states_back("scan", walk, steps, mStarts, (k, 16), operands, True, tile))
+        results = [
+            selective_scan_backward_stage1_reduced(*own, *known) for own, *known in zip(more, *states, strict=True)
+        ]
+        for at, total, own in zip(steps, totals, results, strict=True):
+            reduce.accumulate(total, ("sum", "sum"), own[:2], None)
+            scan.add(of_states[k], at, own[2:3])
+        parts.add(k, steps, [own[3:] for own in results])
+    for at, own, total in zip(steps, given, totals, strict=True):
+        known = scan.reduced(("sum", "sum"), total, 16)
+        dx, ddt, sum_of_b_d_of = selective_scan_backward_stage1_chain(*own, *known, approx)
+        scan.add(sums, at, (sum_of_b_d_of,))
+        at.store(dx.to(mDx.element_type), mDx)
+        at.store(ddt.to(mDdt.element_type), mDdt)
+    parts.store(tile)
+
+
+@cute.kernel
+def selective_scan_backward_stage1_kernel(
+    mDy: cute.Tensor,  # (B, S, D) T
+    mX: cute.Tensor,  # (B, S, D) T
+    mDt: cute.Tensor,  # (B, S, D) T
+    mA: cute.Tensor,  # (D, N) float32
+    mB: cute.Tensor,  # (B, S, N) T
+    mC: cute.Tensor,  # (B, S, N) T
+    mSkip: cute.Tensor | None,  # (D) float32
+    mDx: cute.Tensor,  # (B, S, D) T
+    mDdt: cute.Tensor,  # (B, S, D) T
+    mDb: cute.Tensor,  # (B, S, N) T
+    mDc: cute.Tensor,  # (B, S, N) T
+    mSumOfBDN: cute.Tensor,  # (B, D, N) float32
+    mSumOfBD: cute.Tensor,  # (B, D) float32
+    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
+    mParts: cute.Tensor,  # (parts, outputs and rows and states) sums of each part
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    walk = scan.walk(how, mDx.shape, axis=1, reverse=True, whole=True)  # this thread's elements
+    approx = device.narrow(mDx)
+    carried = [scan.carried_states("scan", walk, cutlass.Float32, 16)]
+    ahead = scan.ahead(walk, mDy, mX, mDt)
+    sums = scan.totals(walk, ("sum",), cutlass.Float32)
+    of_states = [scan.totals(walk, ("sum",) * 1, cutlass.Float32) for _ in range(16)]
+    parts = scan.across(walk, mParts, 2, 16)
+    for tile in cutlass.range(walk.tiles):
+        selective_scan_backward_stage1_tile(
+            walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc,
+            mSumOfBDN, mSumOfBD, mStarts, mParts, how, approx,
+        )
+    at, (sum_of_b_d,) = scan.summed(walk, sums)
+    iB, iS, iD = walk.axes
+    rSumOfBD = access.registers(mSumOfBD, (how.vec,))
+    rSumOfBD.store(sum_of_b_d.to(mSumOfBD.element_type))
+    at.store_at(rSumOfBD, mSumOfBD, (iB, iD))
+    at, found = scan.summed(walk, [own for state in of_states for own in state])
+    iB, iS, iD = walk.axes
+    for k, (iN,) in enumerate(scan.positions(16)):
+        sum_of_b_d_n, = found[1 * k : 1 * (k + 1)]
+        rSumOfBDN = access.registers(mSumOfBDN, (how.vec,))
+        rSumOfBDN.store(sum_of_b_d_n.to(mSumOfBDN.element_type))
+        at.store_at(rSumOfBDN, mSumOfBDN, (iB, iD, iN))
+
+
+@cute.jit
+def selective_scan_backward_stage1_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDt: cute.Tensor, mA: cute.Tensor, mB: cute.Tensor,
+    mC: cute.Tensor, mSkip: cute.Tensor | None, mDx: cute.Tensor, mDdt: cute.Tensor, mDb: cute.Tensor, mDc: cute.Tensor,
+    mSumOfBDN: cute.Tensor, mSumOfBD: cute.Tensor, mStarts: cute.Tensor, mParts: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
+):
+    selective_scan_backward_stage1_starts_launch(
+        stream, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts, mParts, how,
+    )
+    selective_scan_backward_stage1_kernel(
+        mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts, mParts, how,
+    ).launch(**scan.grid(how, mDx.shape, 1, stream, whole=True))
+    scan.finish(
+        mParts, mDb, 0, 2, mDx.shape[:-1], (flat.Axis(0), flat.Axis(1), (1, 16)), 16,
+    ).launch(**scan.finishing_grid(mParts, 2, stream))
+    scan.finish(
+        mParts, mDc, 1, 2, mDx.shape[:-1], (flat.Axis(0), flat.Axis(1), (1, 16)), 16,
+    ).launch(**scan.finishing_grid(mParts, 2, stream))
+
+
+def selective_scan_backward_stage1_xla(dy, x, dt, a, b, c, skip):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    t0 = runtime.settled(dy * c)
+    step = jnp.where(dt < 0.0, 0.0, dt) + runtime.settled(jnp.log1p(runtime.settled(jnp.exp(-jnp.abs(dt)))))
+    t1 = jnp.exp(step * a)
+    t2 = t0 + runtime.scanned("scan", -3, True, True, t1, t0 * t1, jnp.asarray(0.0, jnp.float32))
+    t3 = jnp.sum(b * t2, axis=-1, keepdims=True)
+    dx = skip * dy + t3 * step
+    t4 = step * x
+    t5 = t4 * b
+    t6 = runtime.scanned("scan", -3, False, True, t1, t5, jnp.asarray(0.0, jnp.float32))
+    ddt = (t3 * x + jnp.sum(a * t2 * t6 * t1, axis=-1, keepdims=True)) * jax.lax.logistic(dt)
+    db = jnp.sum(t4 * t2, axis=-2, keepdims=True)
+    dc = jnp.sum(dy * (t1 * t6 + t5), axis=-2, keepdims=True)
+    sum_of_b_d_n = jnp.sum(step * t2 * t6 * t1, axis=-3, keepdims=True)
+    sum_of_b_d = jnp.sum(dy * x, axis=-3, keepdims=True)
+    return dx, ddt, db, dc, sum_of_b_d_n, sum_of_b_d
+
+
+def selective_scan_backward_stage2_chain(sum_of_b_d_n):
     """The values to reduce into column_sum, from one vector of each operand."""
-    return step * (device.multiply(dy, c) + scan_of_b_s_d_n) * t6 * device.exp(step * a, False)
+    return sum_of_b_d_n
 
 
-def selective_scan_backward_stage4_columns(column_sum):
+def selective_scan_backward_stage2_columns(column_sum):
     """The columns' results, from their statistics."""
     da = column_sum
     return da
 
 
 @cute.kernel
-def selective_scan_backward_stage4_kernel(
-    mDy: cute.Tensor,  # (BS, D) T
-    mA: cute.Tensor,  # (D, N) float32
-    mC: cute.Tensor,  # (BS, N) T
-    mScanOfBSDN: cute.Tensor,  # (BS, D, N) float32
-    mT6: cute.Tensor,  # (BS, D, N) float32
-    mStep: cute.Tensor,  # (BS, D) float32
-    mDa: cute.Tensor,  # (D, N) float32
-    mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
+def selective_scan_backward_stage2_kernel(
+    mSumOfBDN: cute.Tensor,  # (B, DN) float32
+    mDa: cute.Tensor,  # (DN) float32
+    mColumnSumParts: cute.Tensor,  # (parts, DN) column_sum of each part
     how: cutlass.Constexpr[Walk],
 ):
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BS, D, N = mDy.shape[0], mDy.shape[1], mA.shape[1]
+    B, DN = mSumOfBDN.shape[0], mSumOfBDN.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
-    pieces = rowwise.pieces(how, D * N)
+    pieces = rowwise.pieces(how, DN)
     parts = mColumnSumParts.shape[0]
     part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, at_once))
-    rA = access.registers(mA, (vec, vectors))
-    rC = access.registers(mC, (vec, vectors, at_once))
-    rScanOfBSDN = access.registers(mScanOfBSDN, (vec, vectors, held))
-    rT6 = access.registers(mT6, (vec, vectors, held))
-    rStep = access.registers(mStep, (vec, vectors, at_once))
+    rSumOfBDN = access.registers(mSumOfBDN, (vec, vectors, held))
     if cutlass.const_expr(how.staged):
-        sScanOfBSDN = rowwise.staging(how, mScanOfBSDN)
-        sT6 = rowwise.staging(how, mT6)
+        sSumOfBDN = rowwise.staging(how, mSumOfBDN)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
-    all_rows = rowwise.every_row(how, D * N, first)
-    all_rows.load_shared(mA, (0, 0), rA)
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iBS = row
-        early = rowwise.walked(how, row < BS, D * N, first)
-        early.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
-        early.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
-        early.gather(mStep, (iBS, 0), (None, 0), (D, N,), rStep[None, None, u])
+        iB = row
+        early = rowwise.walked(how, row < B, DN, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
-            early.fetch(mT6, (iBS, 0, 0), sT6, u)
+            early.fetch(mSumOfBDN, (iB, 0), sSumOfBDN, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-            early.load(mT6, (iBS, 0, 0), rT6[None, None, u])
+            early.load(mSumOfBDN, (iB, 0), rSumOfBDN[None, None, u])
     reduce.meet([*sMeeting], how.meets)
-    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iBS = row
-            own = rowwise.walked(how, row < BS, D * N, first)
+            iB = row
+            own = rowwise.walked(how, row < B, DN, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u, rScanOfBSDN[None, None, k])
-                own.take(mT6, (iBS, 0, 0), sT6, u, rT6[None, None, k])
+                own.take(mSumOfBDN, (iB, 0), sSumOfBDN, u, rSumOfBDN[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage4_chain(
-                        device.floats(rDy[None, v, u]), device.floats(rA[None, v]), device.floats(rC[None, v, u]),
-                        device.floats(rScanOfBSDN[None, v, k]), device.floats(rT6[None, v, k]),
-                        device.floats(rStep[None, v, u]),
-                    )
+                    column_sum_of = selective_scan_backward_stage2_chain(device.floats(rSumOfBDN[None, v, k]))
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iBS = row
-            later = rowwise.walked(how, row < BS, D * N, first)
-            later.gather(mDy, (iBS, 0), (None, 0), (D, N,), rDy[None, None, u])
-            later.gather(mC, (iBS, 0), (None, 1), (D, N,), rC[None, None, u])
-            later.gather(mStep, (iBS, 0), (None, 0), (D, N,), rStep[None, None, u])
+            iB = row
+            later = rowwise.walked(how, row < B, DN, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mScanOfBSDN, (iBS, 0, 0), sScanOfBSDN, u)
-                later.fetch(mT6, (iBS, 0, 0), sT6, u)
+                later.fetch(mSumOfBDN, (iB, 0), sSumOfBDN, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mScanOfBSDN, (iBS, 0, 0), rScanOfBSDN[None, None, u])
-                later.load(mT6, (iBS, 0, 0), rT6[None, None, u])
+                later.load(mSumOfBDN, (iB, 0), rSumOfBDN[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
         leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
-        all_rows = rowwise.walked(how, leads, D * N, first)
+        all_rows = rowwise.walked(how, leads, DN, first)
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            da = selective_scan_backward_stage4_columns(column_sum)
-            at.store(da.to(mDa.element_type), mDa, (0, 0))
+            da = selective_scan_backward_stage2_columns(column_sum)
+            at.store(da.to(mDa.element_type), mDa, (0,))
     else:
         partials.store_parts(
-            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, D * N, per_row, how.ragged,
+            [fColumnSum], ("sum",), [mColumnSumParts], sColumns, part, first, step, DN, per_row, how.ragged,
         )
 
 
 @cute.kernel
-def selective_scan_backward_stage4_finish(
-    mDa: cute.Tensor,  # (D, N) float32
-    mColumnSumParts: cute.Tensor,  # (parts, D * N) column_sum of each part
-    N: cutlass.Int32,
+def selective_scan_backward_stage2_finish(
+    mDa: cute.Tensor,  # (DN) float32
+    mColumnSumParts: cute.Tensor,  # (parts, DN) column_sum of each part
 ):
     partials.await_last()  # then all parts of a column are there, which are reduced in a fixed order
     c, there = partials.column_to_finish(mColumnSumParts)
-    iN = c % N
-    iD = (c // N)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        da = selective_scan_backward_stage4_columns(device.full(1, column_sum))
-        mDa[iD, iN] = da.to(mDa.element_type)[0]
+        da = selective_scan_backward_stage2_columns(device.full(1, column_sum))
+        mDa[c] = da.to(mDa.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage4_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mA: cute.Tensor, mC: cute.Tensor, mScanOfBSDN: cute.Tensor,
-    mT6: cute.Tensor, mStep: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+def selective_scan_backward_stage2_launch(
+    stream: cuda.CUstream, mSumOfBDN: cute.Tensor, mDa: cute.Tensor, mColumnSumParts: cute.Tensor,
+    how: cutlass.Constexpr[Walk],
 ):
-    D, N = mDy.shape[1], mA.shape[1]
-    pieces = rowwise.pieces(how, D * N)
+    DN = mSumOfBDN.shape[1]
+    pieces = rowwise.pieces(how, DN)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage4_kernel(
-            mDy, mA, mC, mScanOfBSDN, mT6, mStep, mDa, mColumnSumParts, how,
-        ).launch(**rowwise.walking_grid(how, blocks, stream))
-    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D * N)
+        selective_scan_backward_stage2_kernel(mSumOfBDN, mDa, mColumnSumParts, how).launch(
+            **rowwise.walking_grid(how, blocks, stream)
+        )
+    blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, DN)
     if blocks > 0:
-        selective_scan_backward_stage4_finish(mDa, mColumnSumParts, N).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage2_finish(mDa, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage4_xla(dy, a, c, scan_of_b_s_d_n, t6, step):
+def selective_scan_backward_stage2_xla(sum_of_b_d_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    da = jnp.sum(
-        step * (runtime.settled(dy * c) + scan_of_b_s_d_n) * t6 * jnp.exp(step * a), axis=(-4, -3), keepdims=True,
-    )
+    da = jnp.sum(sum_of_b_d_n, axis=-3, keepdims=True)
     return da
 
 
-def selective_scan_backward_stage5_chain(dy, x):
+def selective_scan_backward_stage3_chain(sum_of_b_d):
     """The values to reduce into column_sum, from one vector of each operand."""
-    return dy * x
+    return sum_of_b_d
 
 
-def selective_scan_backward_stage5_columns(column_sum):
+def selective_scan_backward_stage3_columns(column_sum):
     """The columns' results, from their statistics."""
     dskip = column_sum
     return dskip
 
 
 @cute.kernel
-def selective_scan_backward_stage5_kernel(
-    mDy: cute.Tensor,  # (BS, D) T
-    mX: cute.Tensor,  # (BS, D) T
+def selective_scan_backward_stage3_kernel(
+    mSumOfBD: cute.Tensor,  # (B, D) float32
     mDskip: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -1034,7 +737,7 @@ def selective_scan_backward_stage5_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    BS, D = mDy.shape[0], mDy.shape[1]
+    B, D = mSumOfBD.shape[0], mSumOfBD.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
@@ -1044,54 +747,45 @@ def selective_scan_backward_stage5_kernel(
     rows_a_block, pace = rowwise.rows_of(how, parts)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
-    rDy = access.registers(mDy, (vec, vectors, held))
-    rX = access.registers(mX, (vec, vectors, held))
+    rSumOfBD = access.registers(mSumOfBD, (vec, vectors, held))
     if cutlass.const_expr(how.staged):
-        sDy = rowwise.staging(how, mDy)
-        sX = rowwise.staging(how, mX)
+        sSumOfBD = rowwise.staging(how, mSumOfBD)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iBS = row
-        early = rowwise.walked(how, row < BS, D, first)
+        iB = row
+        early = rowwise.walked(how, row < B, D, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mDy, (iBS, 0), sDy, u)
-            early.fetch(mX, (iBS, 0), sX, u)
+            early.fetch(mSumOfBD, (iB, 0), sSumOfBD, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mDy, (iBS, 0), rDy[None, None, u])
-            early.load(mX, (iBS, 0), rX[None, None, u])
+            early.load(mSumOfBD, (iB, 0), rSumOfBD[None, None, u])
     reduce.meet([*sMeeting], how.meets)
-    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
+    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iBS = row
-            own = rowwise.walked(how, row < BS, D, first)
+            iB = row
+            own = rowwise.walked(how, row < B, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mDy, (iBS, 0), sDy, u, rDy[None, None, k])
-                own.take(mX, (iBS, 0), sX, u, rX[None, None, k])
+                own.take(mSumOfBD, (iB, 0), sSumOfBD, u, rSumOfBD[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = selective_scan_backward_stage5_chain(
-                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]),
-                    )
+                    column_sum_of = selective_scan_backward_stage3_chain(device.floats(rSumOfBD[None, v, k]))
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iBS = row
-            later = rowwise.walked(how, row < BS, D, first)
+            iB = row
+            later = rowwise.walked(how, row < B, D, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mDy, (iBS, 0), sDy, u)
-                later.fetch(mX, (iBS, 0), sX, u)
+                later.fetch(mSumOfBD, (iB, 0), sSumOfBD, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mDy, (iBS, 0), rDy[None, None, u])
-                later.load(mX, (iBS, 0), rX[None, None, u])
+                later.load(mSumOfBD, (iB, 0), rSumOfBD[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
         leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
@@ -1099,7 +793,7 @@ def selective_scan_backward_stage5_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            dskip = selective_scan_backward_stage5_columns(column_sum)
+            dskip = selective_scan_backward_stage3_columns(column_sum)
             at.store(dskip.to(mDskip.element_type), mDskip, (0,))
     else:
         partials.store_parts(
@@ -1108,7 +802,7 @@ def selective_scan_backward_stage5_kernel(
 
 
 @cute.kernel
-def selective_scan_backward_stage5_finish(
+def selective_scan_backward_stage3_finish(
     mDskip: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
 ):
@@ -1116,30 +810,30 @@ def selective_scan_backward_stage5_finish(
     c, there = partials.column_to_finish(mColumnSumParts)
     (column_sum,) = partials.over_parts([mColumnSumParts], ("sum",), c)
     if there:
-        dskip = selective_scan_backward_stage5_columns(device.full(1, column_sum))
+        dskip = selective_scan_backward_stage3_columns(device.full(1, column_sum))
         mDskip[c] = dskip.to(mDskip.element_type)[0]
 
 
 @cute.jit
-def selective_scan_backward_stage5_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
+def selective_scan_backward_stage3_launch(
+    stream: cuda.CUstream, mSumOfBD: cute.Tensor, mDskip: cute.Tensor, mColumnSumParts: cute.Tensor,
     how: cutlass.Constexpr[Walk],
 ):
-    D = mDy.shape[1]
+    D = mSumOfBD.shape[1]
     pieces = rowwise.pieces(how, D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        selective_scan_backward_stage5_kernel(mDy, mX, mDskip, mColumnSumParts, how).launch(
+        selective_scan_backward_stage3_kernel(mSumOfBD, mDskip, mColumnSumParts, how).launch(
             **rowwise.walking_grid(how, blocks, stream)
         )
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
-        selective_scan_backward_stage5_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
+        selective_scan_backward_stage3_finish(mDskip, mColumnSumParts).launch(**partials.finishing_grid(blocks, stream))
 
 
-def selective_scan_backward_stage5_xla(dy, x):
+def selective_scan_backward_stage3_xla(sum_of_b_d):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    dskip = jnp.sum(dy * x, axis=(-3, -2), keepdims=True)
+    dskip = jnp.sum(sum_of_b_d, axis=-2, keepdims=True)
     return dskip
 
 
@@ -1148,22 +842,14 @@ def selective_scan_backward_stage5_xla(dy, x):
     launch=selective_scan_launch,
     xla=selective_scan_xla,
     reference=selective_scan_reference,
-    frozen_stage1_launch=selective_scan_frozen_stage1_launch,
-    frozen_stage1_xla=selective_scan_frozen_stage1_xla,
-    frozen_stage2_launch=selective_scan_frozen_stage2_launch,
-    frozen_stage2_xla=selective_scan_frozen_stage2_xla,
-    frozen_stage3_launch=selective_scan_frozen_stage3_launch,
-    frozen_stage3_xla=selective_scan_frozen_stage3_xla,
-    backward_stage1_launch=selective_scan_frozen_stage1_launch,
-    backward_stage1_xla=selective_scan_frozen_stage1_xla,
-    backward_stage2_launch=selective_scan_frozen_stage2_launch,
-    backward_stage2_xla=selective_scan_frozen_stage2_xla,
-    backward_stage3_launch=selective_scan_frozen_stage3_launch,
-    backward_stage3_xla=selective_scan_frozen_stage3_xla,
-    backward_stage4_launch=selective_scan_backward_stage4_launch,
-    backward_stage4_xla=selective_scan_backward_stage4_xla,
-    backward_stage5_launch=selective_scan_backward_stage5_launch,
-    backward_stage5_xla=selective_scan_backward_stage5_xla,
+    frozen_launch=selective_scan_frozen_launch,
+    frozen_xla=selective_scan_frozen_xla,
+    backward_stage1_launch=selective_scan_backward_stage1_launch,
+    backward_stage1_xla=selective_scan_backward_stage1_xla,
+    backward_stage2_launch=selective_scan_backward_stage2_launch,
+    backward_stage2_xla=selective_scan_backward_stage2_xla,
+    backward_stage3_launch=selective_scan_backward_stage3_launch,
+    backward_stage3_xla=selective_scan_backward_stage3_xla,
 )
 def selective_scan(
     x: jax.Array,

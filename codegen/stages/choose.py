@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from codegen.errors import Later, SpecError, UserError
 from codegen.graph.contraction import is_definite
-from codegen.graph.nodes import Chain, Node, Statement, lost_axes, topological
+from codegen.graph.nodes import Chain, Node, Statement, along_of, lost_axes, topological
 from codegen.graph.ops import ALONE, IN_STAGES, REDUCTIONS, SCANS, TAKES
 from codegen.language.chain import in_chain
 from codegen.language.reference import Reference
@@ -262,10 +262,17 @@ def _cut_scans(spec: Spec) -> Stages | None:
     """The stages of a chain. Kernels that scan sum along their axis if stages then read and write less, and no backward takes the sums."""
     stages, own = _cut(spec), summed_along_scans(spec) if spec.grad == "none" else None
     with contextlib.suppress(SpecError):
-        found = None if own is None else _cut(own)
+        found = None if own is None else _added_up(spec) or _cut(own)
         if found and stages and len(found.ops) <= len(stages.ops) and found.moved < stages.moved:
             return found
     return stages
+
+
+def _added_up(spec: Spec) -> Stages | None:
+    """The stages of a chain with scans, the first of which computes all but the last sums over more axes than theirs."""
+    (axis,) = {along_of(n).axis for n in spec.read.nodes if n.op in SCANS}
+    found = in_parts(spec, one_kernel, one_kernel, (axis,))
+    return None if found is None else Stages(found, ())
 
 
 def _in_one_sweep(spec: Spec, whole: _Whole, stages: Stages) -> Staged:

@@ -43,11 +43,11 @@ class Stages:
     held: tuple[tuple[str, Node], ...]
 
     @property
-    def moved(self) -> int:
-        """The bytes that they read and write of the largest arrays, for each element of these."""
+    def moved(self) -> tuple[int, int]:
+        """How many axes the largest arrays have, and the bytes that they read and write of these, for each element."""
         arrays = [(op.spec, a) for op in self.ops for a in op.spec.arrays]
         most = max(len(a.axes) for _, a in arrays)
-        return sum(min(DTYPES[d].size for d in spec.dtypes(a)) for spec, a in arrays if len(a.axes) == most)
+        return most, sum(min(DTYPES[d].size for d in spec.dtypes(a)) for spec, a in arrays if len(a.axes) == most)
 
 
 def cut(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()) -> Stages | None:

@@ -19,9 +19,9 @@ from codegen.stages.cut import Cutting, Kernel
 from codegen.stages.rewriting import rewritten
 
 
-def in_parts(spec: Spec, first: Kernel, last: Kernel, along: tuple[str, ...] = ()) -> tuple[Op, Op] | None:
-    """Two kernels of an op: the `first` writes the outputs that need no sums over more axes, and parts of those sums; the `last` adds up
-    the parts. The parts are sums `along` some axes, by default those of a reduction. None if there are no such kernels."""
+def in_parts(spec: Spec, first: Kernel, last: Kernel, along: tuple[str, ...] = ()) -> tuple[Op, ...] | None:
+    """The kernels of an op: the `first` writes the outputs that need no sums over more axes, and parts of those sums; the `last` ones add
+    up the parts. The parts are sums `along` some axes, by default those of a reduction. None if there are no such kernels."""
     for axes in [along] if along else _shorter(spec):
         with suppress(SpecError, UserError):
             return _cut_along(spec, axes, first, last)
@@ -65,8 +65,8 @@ def _in_two(spec: Spec, axes: tuple[str, ...]) -> tuple[Spec, list[Node], list[N
     return rewritten(spec, rule, "sums in parts"), parts, sums
 
 
-def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, Op]:
-    """The two kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
+def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -> tuple[Op, ...]:
+    """The kernels, of which the first sums along these axes. Raises `SpecError` or `UserError` if there are none."""
     own, parts, sums = _in_two(spec, axes)
     made = {id(n) for n in sums}
     late = {s.name for s in own.read.statements if any(id(n) in made for n in topological([s.value]))}
@@ -75,8 +75,6 @@ def _cut_along(spec: Spec, axes: tuple[str, ...], first: Kernel, last: Kernel) -
         raise UserError("all outputs need sums over more axes")
     before, after = Cutting(own, first), Cutting(own, last)
     after.know(parts)
-    found = (
-        before.made_of([*elements, *dict.fromkeys(parts)]),
-        after.made_of([a for a in own.outputs if a.name in late]),
-    )
-    return before.named(found[0], 1), after.named(found[1], 2)
+    own_stage = before.made_of([*elements, *dict.fromkeys(parts)])
+    others = [after.made_of(group) for group in after.grouped(a for a in own.outputs if a.name in late)]
+    return before.named(own_stage, 1), *(after.named(op, i) for i, op in enumerate(others, 2))

@@ -14,7 +14,8 @@ element of several.
 
 Where the axis is not the innermost one, values that are computed from the states may also be summed along it. A thread
 adds up the values of its columns. In the end the warps and blocks that share an axis add up their sums. So gradients of
-what sequences share read nothing again.
+what sequences share read nothing again. Values may be summed along the innermost axis, too: the lanes of a warp add up
+theirs, and a second kernel adds up what the warps have. All of these may be values of states.
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class Scan(Elementwise):
     held: int = 1  # the values of an element that a thread holds while states are exchanged
     ordered: tuple[str, ...] = ()
     sums: tuple[Node, ...] = ()  # along the axis: outputs without it
+    across: tuple[Node, ...] = ()  # sums along the innermost axis: outputs without it
     back: tuple[Node, ...] = ()  # those of the scans that go in the other direction
     back_loads: tuple[Access, ...] = ()  # what these are computed from
 
@@ -93,6 +95,12 @@ class Scan(Elementwise):
     def summed(self) -> tuple[Access, ...]:
         """The stores of what is summed along the axis."""
         return tuple(a for a in self.stores if self.sums and self.place not in a.tokens)
+
+    @property
+    def crossed(self) -> tuple[Access, ...]:
+        """The stores of what is summed along the innermost axis."""
+        last = len(self.groups) - 1
+        return tuple(a for a in self.stores if self.across and self.place in a.tokens and last not in a.tokens)
 
     @property
     def counted(self) -> tuple[tuple[int, ...], ...]:
@@ -134,11 +142,20 @@ class Scan(Elementwise):
         """Whether neighbours along the innermost axes share elements of an array along the scanned one, as states do."""
         return any(self.is_ahead(a) and len(self.groups) - 1 not in a.tokens for a in self.loads)
 
-    def starts(self, extent: Extent, how: ScanLaunch) -> list[tuple[int, int]]:
-        """For each scan in the other direction, the shape of the array with the states before each of a thread's tiles."""
+    def written(self, extent: Extent, how: ScanLaunch) -> list[tuple[int, int]]:
+        """The shapes of the arrays that one of its kernels writes for another: for each scan in the other direction, one with the states
+        before each of a thread's tiles, and one with the parts of what is summed along the innermost axis."""
         own = [extent(group.axes) for group in self.groups]
+        rows, last = math.prod(own[:-1]), own[-1]
         size, scans = own.pop(self.place), math.prod(own)
-        return [(-(-size // how.steps) * self.count * CARRIED.get(n.op, 1), scans) for n in self.back]
+        starts = [(-(-size // how.steps) * self.count * CARRIED.get(n.op, 1), scans) for n in self.back]
+        parts = (-(-last // (WARP * how.vec)), len(self.across) * rows * self.count)
+        return [*starts, parts] if self.across else starts
+
+    @property
+    def between(self) -> list[str]:
+        """The names of these arrays in messages."""
+        return [*("starts" for _ in self.back), *(["parts"] if self.across else [])]
 
     def launch(self, call: PlannedCall) -> Launch:
         """The launch of a call."""
@@ -217,11 +234,11 @@ class Scan(Elementwise):
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
     """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
     planner = _Scanned(spec, statements)
-    scans, sums, back = planner.scans, planner.sums, planner.back
+    scans, sums, back, across = planner.scans, planner.sums, planner.back, planner.across
     along = next(along_of(n) for n in scans if n not in back)
     outputs = {axis for axes in planner.written_to.values() for axis in axes}
     states = tuple(a for a in spec.axes if a not in outputs and any(a in n.dims for n in scans))
-    if problem := None if sums else _refused(planner, scans, states):
+    if problem := _refused(planner, scans, states):
         raise SpecError([problem])
     for other in scans:
         if (along_of(other).axis, along_of(other).reverse) != (along.axis, along.reverse) and other not in back:
@@ -239,18 +256,22 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         raise SpecError(problems)
     plan = planner.elementwise()
     place = next(i for i, g in enumerate(plan.groups) if along.axis in g.axes)
-    if (sums or back) and place == len(plan.groups) - 1:
+    if (sums or back or across) and place == len(plan.groups) - 1:
         message = "a kernel that scans the innermost axis goes along it once, and does not sum"
-        raise SpecError([planner.error_in_chain((*sums, *back)[0], message, "")])
-    values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan", "kernels": 2 if back else 1}
+        raise SpecError([planner.error_in_chain((*sums, *across, *back)[0], message, "")])
+    if apart := [n for n in across if {*lost_axes(n)} != {*plan.groups[-1].axes}]:
+        message = "a kernel that scans sums along the axis that it scans, or along the innermost axes of its arrays"
+        raise SpecError([planner.error_in_chain(apart[0], message, "")])
+    values = {f.name: getattr(plan, f.name) for f in fields(Elementwise)} | {"kind": "scan", "kernels": 1 + bool(back) + len(across)}
     return Scan(
         **values,
         place=place,
         along=along,
         scans=scans,
         states=tuple((axis, spec.extents[axis]) for axis in states),
-        reductions=() if sums else tuple(n for n in planner.nodes if n.op in REDUCTIONS),
+        reductions=planner.of_states,
         sums=sums,
+        across=across,
         back=back,
         back_loads=planner.loaded_for(plan, back),
         held=_held(planner.nodes, along.axis),
@@ -267,16 +288,25 @@ class _Scanned(PlannedElements):
         self.back = self.in_other_direction()
         axis, reduced = along_of(self.scans[0]).axis, [n for n in self.nodes if n.op in REDUCTIONS]
         written = {id(s.value): s.name for s in statements if s.at is None and s.part is None}
-        alike = all(
-            n.op == "sum" and n.kind == "float" and lost_axes(n) == (axis,) and id(n) in written for n in reduced
-        )
-        last = not any(a in reduced for n in self.nodes for a in n.args)
-        self.sums = tuple(reduced) if alike and last else ()
-        if self.sums:
-            whole = tuple(a for a in spec.axes if a == axis or any(a in axes for axes in self.written_to.values()))
-            self.written_to |= {written[id(n)]: whole for n in self.sums if {axis, *n.dims} == {*whole}}
+        taken = {id(a) for n in self.nodes for a in n.args}
+        last = [n for n in reduced if n.op == "sum" and n.kind == "float" and id(n) in written and id(n) not in taken]
+        elements = [a for a in self.written_to if axis in self.written_to[a] and a not in {written[id(n)] for n in last}]
+        own = {a for name in elements for a in self.written_to[name]} or self._summed_axes(axis)
+        whole = tuple(a for a in spec.axes if a in own)
+        states = {a for n in self.scans for a in n.dims} - own
+        self.sums = tuple(n for n in last if lost_axes(n) == (axis,) and {*n.dims} - states == own - {axis})
+        self.across = tuple(
+            n for n in last if elements and axis in n.dims and lost_axes(n)[-1] == whole[-1]
+            and {*n.dims} == (own | states) - {*lost_axes(n)}
+        )  # fmt: skip
+        self.of_states = tuple(n for n in reduced if n not in self.sums and n not in self.across)
+        if self.sums or self.across:
+            self.written_to |= {written[id(n)]: whole for n in (*self.sums, *self.across)}
             self.axes = whole
 
+    def _summed_axes(self, axis: str) -> set[str]:
+        """The axes of all outputs, and the one along which the kernel scans."""
+        return {axis, *(a for axes in self.written_to.values() for a in axes)}
 
     def in_other_direction(self) -> tuple[Node, ...]:
         """The scans that go in another direction than the rest. They do not depend on the rest. None where all go in one."""
@@ -315,10 +345,10 @@ def _held(nodes: Iterable[Node], axis: str) -> int:
     return len(held) + partial
 
 
-def _refused(planner: PlannedElements, scans: tuple[Node, ...], states: tuple[str, ...]) -> Diagnostic | None:
+def _refused(planner: _Scanned, scans: tuple[Node, ...], states: tuple[str, ...]) -> Diagnostic | None:
     """Why a kernel that scans cannot do the reductions of its chain, if so."""
     hint = "give each an op of its own"
-    reduced = [n for n in planner.nodes if n.op in REDUCTIONS]
+    reduced = planner.of_states
     if not states:
         return planner.error_in_chain(reduced[0], "a kernel that scans does not reduce", hint) if reduced else None
     sizes = planner.spec.extents

@@ -64,6 +64,12 @@ class States:
     count: int
     ops: str  # of the reductions
     reads: Reads
+    reductions: int
+    sums: int  # along the axis, of the values of states
+    across: int  # sums along the innermost axis
+    stores: list[str]  # of the sums along the axis
+    results: str  # their names
+    written: str  # the names of the axes, if these stores have any
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,14 @@ class Sums:
 
 
 @dataclass(frozen=True)
+class Crossed:
+    """An output that is summed along the innermost axis, and how parts of its sums are added up."""
+
+    tensor: str
+    place: str
+
+
+@dataclass(frozen=True)
 class ScanKernel(Kernel):
     """The values of `scan.py.jinja`."""
 
@@ -89,6 +103,8 @@ class ScanKernel(Kernel):
     chain: ScanFunction | None
     states: States | None
     sums: Sums | None
+    across: list[Crossed]
+    crossed: str  # the names of what a vector's elements give to these
     place: int
     reverse: bool
     compute: str
@@ -131,7 +147,9 @@ class ScanContext(ElementwiseContext):
             told=self.told(),
             chain=chain,
             states=of_states,
-            sums=self.sums() if self.plan.sums else None,
+            sums=self.sums() if self.of_vectors(self.plan.summed) else None,
+            across=self.across(),
+            crossed=", ".join(self.summed_names(self.plan.crossed)),
             place=self.plan.place,
             reverse=self.plan.along.reverse,
             compute=self.compute(),
@@ -151,7 +169,7 @@ class ScanContext(ElementwiseContext):
             ahead=self.reads_ahead(),
             written=[self.registers(a) for a in self.of_elements() if a.mode != "flat"],
             stores=self.stores_of(self.of_elements()),
-            results=", ".join([*(a.name for a in self.of_elements()), *self.summed_names()]),
+            results=", ".join([*(a.name for a in self.of_elements()), *self.summed_names(self.plan.summed), *self.summed_names(self.plan.crossed)]),
             launch_arguments=self.launch_arguments(),
             first="" if first is None else f"{first.spec.op}_launch",
         )
@@ -172,28 +190,53 @@ class ScanContext(ElementwiseContext):
         return {id(n): f"mStarts{i if len(self.plan.back) > 1 else ''}" for i, n in enumerate(self.plan.back, 1)}
 
     def tensor_lines(self) -> list[Tensor]:
-        states = f"the states of {self.plan.along.axis} before each of a thread's tiles"
-        return super().tensor_lines() + [Tensor(t, "cute.Tensor", f"(rows, scans) {states}") for t in self.starts_of().values()]
+        states = "(chunks and states, scans) the states before each chunk"
+        found = [Tensor(name, "cute.Tensor", states) for name in self.starts_of().values()]
+        if self.plan.across:
+            found.append(Tensor("mParts", "cute.Tensor", "(parts, outputs and rows and states) sums of each part"))
+        return super().tensor_lines() + found
 
     def of_elements(self) -> list[Access]:
         """The stores of elements, and not of sums."""
-        return [a for a in self.plan.stores if a not in self.plan.summed]
+        return [] if self.told() else [a for a in self.plan.stores if a not in (*self.plan.summed, *self.plan.crossed)]
 
-    def summed_names(self) -> list[str]:
-        """The names of what is summed along the axis."""
-        return [f"{a.name}_of" for a in self.plan.summed]
+    def of_vectors(self, stores: Iterable[Access]) -> list[Access]:
+        """The stores of sums of the values of elements, and not of their states."""
+        return [a for a in stores if not self.plan.is_of_states(a)]
+
+    def in_states(self, stores: Iterable[Access]) -> list[Access]:
+        """The stores of sums of the values of states."""
+        return [a for a in stores if self.plan.is_of_states(a)]
+
+    def summed_names(self, stores: Iterable[Access]) -> list[str]:
+        """The names of what elements give to sums."""
+        return [f"{a.name}_of" for a in self.of_vectors(stores)]
 
     def sums(self) -> Sums:
         """How sums along the axis are written."""
-        own = list(self.plan.summed)
+        own = self.of_vectors(self.plan.summed)
         lines = [self.registers(a) for a in own] + self.stores_of(own)
         ops = tuple_text('"sum"' for _ in own)
         names = ", ".join(a.name for a in own)
-        return Sums(ops, ", ".join(self.summed_names()), names, self.axes_in(lines), lines)
+        return Sums(ops, ", ".join(self.summed_names(own)), names, self.axes_in(lines), lines)
+
+    def across(self) -> list[Crossed]:
+        """The outputs that are summed along the innermost axis."""
+        sizes, strides, stride = dict(self.plan.states), {}, 1
+        for axis in reversed(sizes):
+            strides[axis], stride = stride, stride * sizes[axis]
+
+        def entry(token: int | str) -> str:
+            return f"flat.Axis({token})" if isinstance(token, int) else f"({strides[token]}, {sizes[token]})"
+
+        stores = [a for a in self.plan.crossed if a.array is not None]
+        return [Crossed(self.tensors[a.array.name], tuple_text(map(entry, a.tokens))) for a in stores if a.array]
 
     def states(self, reduced: ScanFunction | None) -> States:
         """How a thread goes through an element's states, and reduces them."""
         ops = [n.op for n in self.plan.reductions]
+        summed = self.in_states(self.plan.summed)
+        lines = [self.registers(a) for a in summed] + self.stores_of(summed)
         return States(
             reduced=reduced,
             axes=tuple_text(f"i{axis}" for axis, _ in self.plan.states)[1:-1],
@@ -201,6 +244,12 @@ class ScanContext(ElementwiseContext):
             count=self.plan.count,
             ops=tuple_text(f'"{op}"' for op in ops),
             reads=self.reads(of_states=True),
+            reductions=len(ops),
+            sums=len(summed),
+            across=len(self.in_states(self.plan.crossed)),
+            stores=lines,
+            results=", ".join(a.name for a in summed) + ("," if len(summed) == 1 else ""),
+            written=self.axes_in(lines),
         )
 
     # What is read
@@ -274,7 +323,8 @@ class ScanContext(ElementwiseContext):
         states = self.named(plan.scans, "state", taken)
         values = {(s.name, s.part): s.value for s in self.statements}
         results = [] if self.told() else [values[a.array.name, a.part] for a in self.of_elements() if a.array]
-        results += [values[a.array.name, a.part].args[0] for a in plan.summed if a.array]
+        given_to = {a.name: values[a.array.name, a.part].args[0] for a in (*plan.summed, *plan.crossed) if a.array}
+        results += [given_to[a.name] for a in self.of_vectors((*plan.summed, *plan.crossed))]
         common = self.shared_by_states() if plan.states else self.shared_values(results)
         known = self.named(common, "shared", taken)
         alone = [n for n in names if n not in self.of_states()]
@@ -295,8 +345,11 @@ class ScanContext(ElementwiseContext):
         if self.told():
             return shared, scans, None, None
         if plan.states:
-            doc = f"The values to reduce ({', '.join(n.op for n in plan.reductions)}), for one state of each element."
-            reduced = self.function("reduced", doc, [n.args[0] for n in plan.reductions], every, given)
+            added = self.in_states((*plan.summed, *plan.crossed))
+            ops = dict.fromkeys([*(n.op for n in plan.reductions), *("sum" for _ in added)])
+            doc = f"The values to reduce ({', '.join(ops)}), for one state of each element."
+            found = [*(n.args[0] for n in plan.reductions), *(given_to[a.name] for a in added)]
+            reduced = self.function("reduced", doc, found, every, given)
             totals = self.named(plan.reductions, "total", taken)
             every, given = [*alone, *known.values(), *totals.values()], {**known, **totals}
         return shared, scans, reduced, self.function("chain", self.formula_doc(), results, every, given)
@@ -338,7 +391,7 @@ class StartsContext(ScanContext):
         plan = main.plan
         along = along_of(plan.back[0])
         self.main = main
-        own = replace(plan, along=along, scans=plan.back, back=(), loads=plan.back_loads, reductions=(), sums=())
+        own = replace(plan, along=along, scans=plan.back, back=(), loads=plan.back_loads, reductions=(), sums=(), across=())
         super().__init__(replace(main.op, spec=replace(main.spec, op=f"{main.spec.op}_starts"), plan=own))
         self.nodes = list(topological(plan.back))
 

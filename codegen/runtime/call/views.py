@@ -183,8 +183,8 @@ def parts(plan: Plan, axes: Axes, how: Any, compute: str, integer: str) -> list[
         rows = _product(tuple(_product(axes.shape((axis,))) for axis in (*plan.batch, plan.row)))
         joined = (how.splits, rows, how.e + 2) if how.splits > 1 else (0, 0, 0)
         return [(joined, "float32"), (_listed(plan, axes, how), "int32")]
-    if isinstance(plan, Scan) and plan.back:
-        return [(shape, compute) for shape in plan.starts(lambda own: _product(axes.shape(own)), how)]
+    if isinstance(plan, Scan):
+        return [(shape, compute) for shape in plan.written(lambda own: _product(axes.shape(own)), how)]
     if not isinstance(plan, Reduction) or not plan.columns:
         return []
     extents = group_extents(plan, axes)

@@ -406,7 +406,7 @@ class Op(Generic[P, R]):
         dynamic = [p.name for p in self._dynamic]
         folded = [f"{s.name} parts" for s in self.plan.columns]
         folded += ["parts", "table"] if isinstance(self.plan, AttentionPlan) else []
-        folded += ["starts"] * len(self.plan.back) if isinstance(self.plan, Scan) else []
+        folded += self.plan.between if isinstance(self.plan, Scan) else []
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         folded += ["counter"] * views.counts(self.plan)
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]

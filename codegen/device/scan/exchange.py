@@ -1,22 +1,10 @@
-"""Device functions of kernels that scan along an axis.
-
-Threads walk along the axis tile by tile. In a tile a thread has some elements that follow each other, and combines them. Then
-threads exchange their partial results: lanes by shuffles where the axis is innermost, then warps through shared memory, then
-blocks of a cluster through each other's. The states after a tile are carried to the next. Every combination has a fixed order:
-two runs agree to the bit.
-
-Where an element has many states, each scan of the kernel is as many scans of a thread, one after the other.
-
-A scan in the other direction takes two kernels. The first goes in that direction, and writes the state before each thread's elements of
-a tile (`starts`). The second goes in the direction of the other scans, with the same elements in each tile, and computes the
-states from there (`states_back`).
-"""
+"""The states of scans."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import cutlass
@@ -24,254 +12,11 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64, Numeric
 from cutlass.memory import SmemAllocator
 
-from codegen.device import access, reduce
-from codegen.device.flat import Axis, Flat, Operand, Place, registers
 from codegen.device.functions import Vector
 from codegen.device.math import recurrences
 from codegen.device.math.recurrences import Element
-from codegen.shared import WARP, ScanLaunch
-
-
-def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any) -> dict[str, Any]:
-    """The grid and block of a launch for outputs of these sizes."""
-    blocks = (_others(extents, axis) // how.each + 1) * how.cluster
-    return {
-        "grid": (blocks, 1, 1), "block": (how.threads, 1, 1), "cluster": (how.cluster, 1, 1), "stream": stream,
-        "min_blocks_per_mp": max(how.resident, 1), "preferred_smem_carveout": -1,  # as much as the driver sees fit
-    }  # fmt: skip
-
-
-def _others(extents: Sequence[Int32], axis: int) -> Int64:
-    """The number of positions along all axes but one."""
-    size = Int64(1)
-    for i, extent in enumerate(extents):
-        size = size if i == axis else size * extent
-    return size
-
-
-@dataclass(frozen=True)
-class Step(Flat):
-    """One of a thread's vectors. If it is outside the arrays, loads read elements inside, and nothing is stored."""
-
-    inside: Boolean
-
-    def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
-        parts = len(values) if isinstance(values, tuple) else 0
-        _write(self.inside, access.registers_of(values, dst, self.how.vec), self._own(dst, parts))
-
-    def store_at(self, src: cute.Tensor, dst: cute.Tensor, place: Place) -> None:
-        _write_at(self, src, dst, place)
-
-
-@cute.jit
-def _write(inside: Boolean, src: cute.Tensor, dst: cute.Tensor) -> None:
-    if inside:
-        cute.autovec_copy(src, dst)
-
-
-@cute.jit
-def _write_at(
-    step: cutlass.Constexpr[Step], src: cute.Tensor, dst: cute.Tensor, place: cutlass.Constexpr[tuple]
-) -> None:
-    if step.inside:
-        Flat.store_at(step, src, dst, place)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """The elements of a thread along the axis, in steps."""
-
-    how: ScanLaunch
-    extents: tuple[Int32, ...]
-    axis: int
-    reverse: bool
-    first: tuple[Int32, ...]  # its position along the other axes
-    there: Boolean  # whether it has one
-    tiles: Int32
-    warp: Int32  # which of those of a block that share the axis
-    group: Int32  # of warps that share it, of a block
-    rank: Int32  # which of the blocks that share it
-    column: Int64 = Int64(0)  # the number of its first scan
-    lead: Int32 | None = None  # elements that its first tile lacks, where tiles are counted from the axis' other end
-
-    @property
-    def innermost(self) -> bool:
-        return self.axis == len(self.extents) - 1
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        return tuple(Axis(i) for i in range(len(self.extents)))
-
-    @property
-    def width(self) -> int:
-        """The number of scans of a thread."""
-        return 1 if self.innermost else self.how.vec
-
-    def chunk(self, tile: Int32) -> Int32:
-        """The number of a thread's elements of a tile, counted in as many as a thread has at once."""
-        how = self.how
-        warp = self.rank * how.along + self.warp
-        thread = warp * WARP + cute.arch.lane_idx() if self.innermost else warp
-        return tile * (how.cluster * how.along * (WARP if self.innermost else 1)) + thread
-
-    def steps(self, tile: Int32) -> list[Step]:
-        """The number of a thread's vectors in a tile, in the scan's order."""
-        how, size = self.how, self.extents[self.axis]
-        unit = how.vec if self.innermost else 1
-        own, found, base, stride = self.chunk(tile), [], Int64(0), Int64(1)
-        for i, (extent, at) in enumerate(zip(self.extents, self.first, strict=True)):
-            base = base * extent + at
-            stride = stride * extent if i > self.axis else stride
-        for u in range(how.steps):
-            place = (own * how.steps + u) * unit
-            inside = self.there & (place < size)
-            if self.lead is not None:
-                place = place - self.lead
-                inside = self.there & (place >= 0) & (place < size)
-                place = cutlass.select_(place >= 0, place, 0)
-            place = cutlass.select_(place < size, place, size - unit)
-            place = size - unit - place if self.reverse else place
-            first = tuple(place if i == self.axis else f for i, f in enumerate(self.first))
-            start = cute.assume(base + place * stride, divby=how.vec)
-            found.append(Step(how, self.extents, start, Int64(how.vec), first, inside))
-        return found
-
-
-def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool, back: bool = False) -> Walk:
-    """This thread's elements along an axis of outputs with these sizes. Those that go `back` have the tiles of the other direction."""
-    tidx, _, _ = cute.arch.thread_idx()
-    bidx, _, _ = cute.arch.block_idx()
-    innermost = axis == len(extents) - 1
-    warp = tidx // WARP
-    group = warp // how.along
-    column = Int64(bidx // how.cluster) * (how.threads // WARP // how.along) + group
-    others = _others(extents, axis)
-    if not innermost:
-        column = (column * WARP + cute.arch.lane_idx()) * how.vec
-    there = column < others
-    column = number = cutlass.select_(there, column, Int64(0))
-    first: list[Int32] = []
-    for i in reversed(range(len(extents))):
-        if i == axis:
-            first.insert(0, Int32(0))
-        else:
-            first.insert(0, Int32(column % extents[i]))
-            column = column // extents[i]
-    per_tile = how.cluster * how.along * how.steps * (WARP * how.vec if innermost else 1)
-    size = extents[axis]
-    tiles = cutlass.select_(others > 0, (size + per_tile - 1) // per_tile, Int32(0))
-    rank = Int32(bidx % how.cluster)
-    if how.cluster > 1:  # all blocks run before one writes to another's shared memory
-        cute.arch.cluster_arrive_relaxed()
-        cute.arch.cluster_wait()
-    lead = (size + how.steps - 1) // how.steps * how.steps - size if back and how.uneven else None
-    return Walk(
-        how, tuple(extents), axis, reverse, tuple(first), there, tiles, warp % how.along, group, rank, number, lead
-    )
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """Registers for each of a thread's vectors, which are loaded a tile ahead: while a tile is computed, the next is in flight."""
-
-    walk: Walk
-    operands: tuple[Operand, ...]
-    held: list[tuple[cute.Tensor, ...]]
-
-    def load(self, tile: Int32) -> None:
-        """Load the vectors of a tile, if the axis has it."""
-        _load_ahead(self, tile)
-
-    def load_there(self, tile: Int32) -> None:
-        """Load the vectors of a tile."""
-        for step, held in zip(self.walk.steps(tile), self.held, strict=True):
-            for own, loaded in zip(held, step.load(*self.operands), strict=True):
-                own.store(loaded.load())
-
-
-def ahead(walk: Walk, *operands: Operand) -> Ahead:
-    """The vectors of a thread's first tile."""
-    how = walk.how
-    found = Ahead(walk, operands, [registers(how.vec, *operands) for _ in range(how.steps)])
-    found.load(Int32(0))
-    return found
-
-
-@cute.jit
-def _load_ahead(own: cutlass.Constexpr[Ahead], tile: Int32) -> None:
-    if tile < own.walk.tiles:
-        own.load_there(tile)
-
-
-# Reductions of an element's states
-
-
-def totals(walk: Walk, ops: tuple[str, ...], dtype: type[Numeric]) -> list[cute.Tensor]:
-    """Registers for the reductions of the states of a vector's elements (`reduce.accumulate`)."""
-    return [reduce.accumulator(walk.how.vec, op, dtype) for op in ops]
-
-
-def reduced(ops: tuple[str, ...], found: list[cute.Tensor], count: int) -> list[Vector]:
-    """The results of these reductions, over so many states."""
-    values = [reduce.result(op, total.load()) for op, total in zip(ops, found, strict=True)]
-    return [value / count if op == "mean" else value for op, value in zip(ops, values, strict=True)]
-
-
-# Sums along the axis
-
-
-def add(sums: list[cute.Tensor], step: Step, values: tuple[Vector, ...]) -> None:
-    """Add a vector's elements to a thread's sums, if they are inside the arrays."""
-    inside = cute.full((step.how.vec,), step.inside, Boolean)
-    reduce.accumulate(sums, ("sum",) * len(sums), values, inside)
-
-
-def summed(walk: Walk, sums: list[cute.Tensor]) -> tuple[Step, list[Vector]]:
-    """The sums of all warps that share the axis, in their order, and where the first of them writes these."""
-    tidx, _, _ = cute.arch.thread_idx()
-    how, lane, found = walk.how, cute.arch.lane_idx(), sums
-    if how.along > 1:
-        shared = _shared_sums(how, sums, how.threads // WARP)
-        for k, own in enumerate(sums):
-            cute.autovec_copy(own, shared[None, k, lane, tidx // WARP])
-        cute.arch.sync_threads()
-        found = _added(how, sums, [shared[None, None, lane, walk.group * how.along + i] for i in range(how.along)])
-    if how.cluster > 1:  # the first block adds up the sums of all
-        groups = how.threads // WARP // how.along
-        shared = _shared_sums(how, sums, groups * how.cluster)
-        _tell_first(walk.warp == 0, found, shared, lane, walk.rank * groups + walk.group)
-        cute.arch.cluster_arrive()
-        cute.arch.cluster_wait()
-        found = _added(how, sums, [shared[None, None, lane, i * groups + walk.group] for i in range(how.cluster)])
-    leads = walk.there & (walk.warp == 0) & (walk.rank == 0)
-    return replace(walk.steps(Int32(0))[0], inside=leads), [reduce.result("sum", total.load()) for total in found]
-
-
-def _shared_sums(how: ScanLaunch, sums: list[cute.Tensor], sharing: int) -> cute.Tensor:
-    """Shared memory for the sums of so many that share them: (element, sum, lane, who)."""
-    layout = cute.make_layout((how.vec, len(sums), WARP, sharing))
-    return SmemAllocator().allocate_tensor(sums[0].element_type, layout, 16)
-
-
-def _added(how: ScanLaunch, sums: list[cute.Tensor], shared: list[cute.Tensor]) -> list[cute.Tensor]:
-    """The sums of all that share them, in their order."""
-    found = [reduce.accumulator(how.vec, "sum", own.element_type) for own in sums]
-    for k, total in enumerate(found):
-        for own in shared:
-            total.store(total.load() + own[None, k].load())
-    return found
-
-
-@cute.jit
-def _tell_first(tells: Boolean, sums: cutlass.Constexpr[list], shared: cute.Tensor, lane: Int32, place: Int32) -> None:
-    """Write a block's sums where the first block of the cluster reads them."""
-    if tells:
-        there = cute.make_tensor(cute.arch.map_dsmem_ptr(shared.iterator, Int32(0)), shared.layout)
-        for k in cutlass.range_constexpr(len(sums)):
-            cute.autovec_copy(sums[k], there[None, k, lane, place])
-
-
-# States
+from codegen.device.scan.elements import Step, Walk, write
+from codegen.shared import WARP
 
 
 @dataclass(frozen=True)
@@ -443,7 +188,7 @@ def _tell_start(op: str, walk: Walk, reached: list[list[Element]], own: Carried,
         held = cute.make_rmem_tensor((walk.width,), own.dtype)
         for w, runs in enumerate(reached):
             held[w] = runs[0][recurrences.first_carried(op) + n]
-        _write(walk.there & (chunk >= 0), held, starts.at(walk, chunk, own.number, n))
+        write(walk.there & (chunk >= 0), held, starts.at(walk, chunk, own.number, n))
 
 
 def states_back(

@@ -30,6 +30,7 @@ from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.planner import planned_call
 from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.scanning import Scan
 from codegen.plan.rows.selecting import MOST_THREADS, SORTED, THREAD_ELEMENTS, WARP_ROW, Sort, Threshold
 from codegen.plan.rows.single import Single
 from codegen.plan.rows.steps import Steps
@@ -246,6 +247,9 @@ def _call(
     for statistic, dtype in views.row_statistic_dtypes(op.plan, "float64" if wide else "float32", spec.integer):
         divisors = (1,) * max(1, op.plan.leading)
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
+    if isinstance(op.plan, Scan):
+        compute = "float64" if wide else "float32"
+        tensors |= {name: (compute, (1, 1), views.PARTS_ALIGNMENT) for name in op.plan.between}
     if isinstance(op.plan, AttentionPlan):
         tensors["parts"] = (
             "float32",
@@ -349,10 +353,10 @@ def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
         for k in module
         if f"{k}_"
         in entry  # with the "_": the types of its arguments follow, and the N of None would end a name that ends in N
-        and k.startswith(tuple(f"{stem}_{kind}" for kind in ("kernel", "places", "finish", "rows_kernel")))
+        and k.startswith(tuple(f"{stem}_{kind}" for kind in ("kernel", "places", "finish", "rows_kernel", "starts_kernel")))
     ]
-    if not kernels:  # `partials.begin`
-        return ["counter"]
+    if not kernels:  # `scan.finish`, `partials.begin`
+        return ["parts", op.spec.outputs[0].name] if "_finish_" in entry else ["counter"]
     kernel = module[max(kernels, key=len)]
     own = inspect.signature(kernel).parameters
     return [tensor for name, tensor in zip(names, tensors, strict=False) if name in own]

@@ -155,7 +155,7 @@ class Scan(Elementwise):
     @property
     def between(self) -> list[str]:
         """The names of these arrays in messages."""
-        return [*("starts" for _ in self.back), *(["parts"] if self.across else [])]
+        return [*(f"starts{i}" for i, _ in enumerate(self.back)), *(["parts"] if self.across else [])]
 
     def launch(self, call: PlannedCall) -> Launch:
         """The launch of a call."""

@@ -44,8 +44,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class ScanLaunch(Launch):
-    """The launch of a kernel that scans: what a call adds to its plan. Each launch has a compiled kernel of its own.
-    Vectors never cross a row's end."""
+    """The launch of a kernel that scans: what a call adds to its plan. Each has a compiled kernel. Vectors never cross a row's end."""
 
     along: int = 1  # warps that share an axis' elements
     steps: int = 1  # vectors of a thread at once

@@ -124,22 +124,22 @@ def rg_lru_reference(x, r, i, decay, state):
     return y
 
 
-def rg_lru_frozen_starts_operands(x, r, i, decay, state, approx):
+def rg_lru_frozen_stage1_operands(x, r, i, decay, state, approx):
     """The operands of scan, on one vector of each input."""
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t2 = device.exp(log_a, False)
-    t4 = device.expm1(2.0 * log_a, approx)
-    t5 = device.sqrt(-t4, approx)
-    t6 = device.sigmoid(i, approx)
-    t7 = t5 * t6
-    return t2, t7 * x, state
+    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    log_a = -8.0 * device.sigmoid(r, False) * t0
+    return device.exp(log_a, False), device.sqrt(
+        -device.expm1(2.0 * log_a, False), False,
+    ) * device.sigmoid(i, approx) * x, state
 
 
-def rg_lru_frozen_starts_tile(
-    walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how, approx,
-):
+def rg_lru_frozen_stage1_chain(x, r, i, decay, state, state2):
+    """The chain, on one vector of each operand."""
+    scan_of_b_s_d2 = state2
+    return scan_of_b_s_d2
+
+
+def rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx):
     """What a thread computes of the elements that a block has at once."""
     iB, _, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -149,104 +149,101 @@ def rg_lru_frozen_starts_tile(
             (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
         )
     ahead.load(tile + 1)
-    operands = [rg_lru_frozen_starts_operands(*own, approx) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile, mStarts))
+    operands = [rg_lru_frozen_stage1_operands(*own, approx) for own in given]
+    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
+    for at, own, *known in zip(steps, given, *states, strict=True):
+        scan_of_b_s_d2 = rg_lru_frozen_stage1_chain(*own, *known)
+        at.store(scan_of_b_s_d2.to(mScanOfBSD2.element_type), mScanOfBSD2)
 
 
 @cute.kernel
-def rg_lru_frozen_starts_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
+def rg_lru_frozen_stage1_kernel(
     mX: cute.Tensor,  # (B, S, D) T
     mR: cute.Tensor,  # (B, S, D) T
     mI: cute.Tensor,  # (B, S, D) T
     mDecay: cute.Tensor,  # (D) float32
     mState: cute.Tensor | None,  # (B, D) float32
-    mDx: cute.Tensor,  # (B, S, D) T
-    mDr: cute.Tensor,  # (B, S, D) T
-    mDi: cute.Tensor,  # (B, S, D) T
-    mDstate: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
+    mScanOfBSD2: cute.Tensor,  # (B, S, D) float32
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
-    approx = device.narrow(mDx)
+    walk = scan.walk(how, mScanOfBSD2.shape, axis=1, reverse=False)  # this thread's elements
+    approx = device.narrow(mX)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
     ahead = scan.ahead(walk, mX, mR, mI)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_frozen_starts_tile(
-            walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how, approx,
-        )
+        rg_lru_frozen_stage1_tile(walk, tile, carried, ahead, mX, mR, mI, mDecay, mState, mScanOfBSD2, how, approx)
 
 
 @cute.jit
-def rg_lru_frozen_starts_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
-    mState: cute.Tensor | None, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
-    mStarts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+def rg_lru_frozen_stage1_launch(
+    stream: cuda.CUstream, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
+    mState: cute.Tensor | None, mScanOfBSD2: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    rg_lru_frozen_starts_kernel(
-        mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how,
-    ).launch(**scan.grid(how, mDx.shape, 1, stream))
+    rg_lru_frozen_stage1_kernel(mX, mR, mI, mDecay, mState, mScanOfBSD2, how).launch(
+        **scan.grid(how, mScanOfBSD2.shape, 1, stream)
+    )
 
 
-def rg_lru_frozen_shared(dy, x, r, i, decay, state, index_s, approx):
+def rg_lru_frozen_stage1_xla(x, r, i, decay, state):
+    """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
+    log_a = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
+    scan_of_b_s_d2 = runtime.scanned(
+        "scan", -2, False, True, jnp.exp(log_a), jnp.sqrt(-jnp.expm1(2.0 * log_a)) * jax.lax.logistic(i) * x, state,
+    )
+    return scan_of_b_s_d2
+
+
+def rg_lru_frozen_stage2_shared(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
     """What the functions below share, on one vector of each input."""
     t0 = device.sigmoid(r, False)
     t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
     t2 = device.exp(log_a, False)
-    t4 = device.expm1(2.0 * log_a, approx)
-    t5 = device.sqrt(-t4, approx)
-    t6 = device.sigmoid(i, approx)
-    t7 = t5 * t6
-    return t0, t1, t2, t4, t5, t6, t7
+    return t0, t1, log_a, t2
 
 
-def rg_lru_frozen_operands1(dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7):
+def rg_lru_frozen_stage2_operands(dy, x, r, i, decay, scan_of_b_s_d2, index_s, t0, t1, log_a, t2):
     """The operands of scan, on one vector of each input."""
     return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
-def rg_lru_frozen_operands2(dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7, state2):
-    """The operands of scan, on one vector of each input."""
-    return t2, t7 * x, state
-
-
-def rg_lru_frozen_chain(dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7, state2, state3, approx):
+def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, scan_of_b_s_d2, index_s, t0, t1, log_a, t2, state, approx):
     """The chain, on one vector of each operand."""
-    t3 = dy + state2
-    dx = t3 * t7
+    t3 = dy + state
+    t4 = device.expm1(2.0 * log_a, approx)
+    t5 = device.sqrt(-t4, approx)
+    t7, t9 = device.both_sigmoids(i, approx)
+    t6 = t7
+    dx = t3 * (t5 * t6)
     t8 = t3 * x
-    t9 = 8.0 * t1 * (
-        t3 * state3 * t2 - device.divide(t8 * t6, t5, approx) * (t4 + 1.0)
+    t10 = 8.0 * t1 * (
+        t3 * scan_of_b_s_d2 * t2 - device.divide(t8 * t6, t5, approx) * (t4 + 1.0)
     ) * t0 * device.sigmoid(-r, approx)
-    dr = -t9
-    di = t8 * t5 * t6 * device.sigmoid(-i, approx)
+    dr = -t10
+    di = t8 * t5 * t6 * t9
     return dx, dr, di, device.where(device.equal_index(index_s, 0), t2 * t3, 0.0)
 
 
-def rg_lru_frozen_tile(
-    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how, approx,
+def rg_lru_frozen_stage2_tile(
+    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rX, rR, rI) in zip(steps, ahead.held, strict=True):
-        rDecay, rState, rIndexS = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0), iS)
+    for at, (rDy, rX, rR, rI, rScanOfBSD2) in zip(steps, ahead.held, strict=True):
+        rDecay, rIndexS = at.load(flat.read(mDecay, (iD,)), iS)
         given.append(
             (
                 device.floats(rDy), device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay),
-                device.floats(rState), rIndexS.load().to(cutlass.Int32),
+                device.floats(rScanOfBSD2), rIndexS.load().to(cutlass.Int32),
             )
         )
     ahead.load(tile + 1)
-    given = [(*own, *rg_lru_frozen_shared(*own, approx)) for own in given]
-    operands = [rg_lru_frozen_operands1(*own) for own in given]
+    given = [(*own, *rg_lru_frozen_stage2_shared(*own)) for own in given]
+    operands = [rg_lru_frozen_stage2_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [rg_lru_frozen_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
-    states.append(scan.states_back("scan", walk, steps, mStarts, (0, 1), operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        dx, dr, di, dstate_of = rg_lru_frozen_chain(*own, *known, approx)
+        dx, dr, di, dstate_of = rg_lru_frozen_stage2_chain(*own, *known, approx)
         scan.add(sums, at, (dstate_of,))
         at.store(dx.to(mDx.element_type), mDx)
         at.store(dr.to(mDr.element_type), mDr)
@@ -254,29 +251,27 @@ def rg_lru_frozen_tile(
 
 
 @cute.kernel
-def rg_lru_frozen_kernel(
+def rg_lru_frozen_stage2_kernel(
     mDy: cute.Tensor,  # (B, S, D) T
     mX: cute.Tensor,  # (B, S, D) T
     mR: cute.Tensor,  # (B, S, D) T
     mI: cute.Tensor,  # (B, S, D) T
     mDecay: cute.Tensor,  # (D) float32
-    mState: cute.Tensor | None,  # (B, D) float32
+    mScanOfBSD2: cute.Tensor,  # (B, S, D) float32
     mDx: cute.Tensor,  # (B, S, D) T
     mDr: cute.Tensor,  # (B, S, D) T
     mDi: cute.Tensor,  # (B, S, D) T
     mDstate: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
     walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
     approx = device.narrow(mDx)
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDy, mX, mR, mI)
+    ahead = scan.ahead(walk, mDy, mX, mR, mI, mScanOfBSD2)
     sums = scan.totals(walk, ("sum",), cutlass.Float32)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_frozen_tile(
-            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how,
-            approx,
+        rg_lru_frozen_stage2_tile(
+            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
         )
     at, (dstate,) = scan.summed(walk, sums)
     iB, iS, iD = walk.axes
@@ -286,18 +281,17 @@ def rg_lru_frozen_kernel(
 
 
 @cute.jit
-def rg_lru_frozen_launch(
+def rg_lru_frozen_stage2_launch(
     stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
-    mState: cute.Tensor | None, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
-    mStarts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    mScanOfBSD2: cute.Tensor, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
+    how: cutlass.Constexpr[ScanLaunch],
 ):
-    rg_lru_frozen_starts_launch(stream, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how)
-    rg_lru_frozen_kernel(
-        mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mStarts, how,
+    rg_lru_frozen_stage2_kernel(
+        mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how,
     ).launch(**scan.grid(how, mDx.shape, 1, stream))
 
 
-def rg_lru_frozen_xla(dy, x, r, i, decay, state, index_s):
+def rg_lru_frozen_stage2_xla(dy, x, r, i, decay, scan_of_b_s_d2, index_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = jax.lax.logistic(r)
     t1 = jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay)))
@@ -307,234 +301,128 @@ def rg_lru_frozen_xla(dy, x, r, i, decay, state, index_s):
     t4 = jnp.expm1(2.0 * log_a)
     t5 = jnp.sqrt(-t4)
     t6 = jax.lax.logistic(i)
-    t7 = t5 * t6
-    dx = t3 * t7
+    dx = t3 * (t5 * t6)
     t8 = t3 * x
-    t9 = t3 * runtime.scanned("scan", -2, False, True, t2, t7 * x, state) * t2 - t8 * t6 / t5 * (t4 + 1.0)
-    dr = -(8.0 * t1 * t9 * t0 * jax.lax.logistic(-r))
+    dr = -(8.0 * t1 * (t3 * scan_of_b_s_d2 * t2 - t8 * t6 / t5 * (t4 + 1.0)) * t0 * jax.lax.logistic(-r))
     di = t8 * t5 * t6 * jax.lax.logistic(-i)
     dstate = jnp.sum(jnp.where(index_s == 0, t2 * t3, 0.0), axis=-2, keepdims=True)
     return dx, dr, di, dstate
 
 
-def rg_lru_backward_stage1_starts_operands(x, r, i, decay, state, approx):
-    """The operands of scan, on one vector of each input."""
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t2 = device.exp(log_a, False)
-    t4 = device.expm1(2.0 * log_a, False)
-    t5 = device.sqrt(-t4, False)
-    t6 = device.sigmoid(i, approx)
-    t7 = t5 * t6
-    return t2, t7 * x, state
-
-
-def rg_lru_backward_stage1_starts_tile(
-    walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how, approx,
-):
-    """What a thread computes of the elements that a block has at once."""
-    iB, _, iD = walk.axes
-    steps, given, states = walk.steps(tile), [], []
-    for at, (rX, rR, rI) in zip(steps, ahead.held, strict=True):
-        rDecay, rState = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0))
-        given.append(
-            (device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay), device.floats(rState),)
-        )
-    ahead.load(tile + 1)
-    operands = [rg_lru_backward_stage1_starts_operands(*own, approx) for own in given]
-    states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile, mStarts))
-
-
-@cute.kernel
-def rg_lru_backward_stage1_starts_kernel(
-    mDy: cute.Tensor,  # (B, S, D) T
-    mX: cute.Tensor,  # (B, S, D) T
-    mR: cute.Tensor,  # (B, S, D) T
-    mI: cute.Tensor,  # (B, S, D) T
-    mDecay: cute.Tensor,  # (D) float32
-    mState: cute.Tensor | None,  # (B, D) float32
-    mDx: cute.Tensor,  # (B, S, D) T
-    mDr: cute.Tensor,  # (B, S, D) T
-    mDi: cute.Tensor,  # (B, S, D) T
-    mDstate: cute.Tensor,  # (B, D) float32
-    mSumOfBD: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
-    how: cutlass.Constexpr[ScanLaunch],
-):
-    walk = scan.walk(how, mDx.shape, axis=1, reverse=False, back=True)  # this thread's elements
-    approx = device.narrow(mDx)
-    carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mX, mR, mI)
-    for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage1_starts_tile(
-            walk, tile, carried, ahead, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how,
-            approx,
-        )
-
-
-@cute.jit
-def rg_lru_backward_stage1_starts_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
-    mState: cute.Tensor | None, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
-    mSumOfBD: cute.Tensor, mStarts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
-):
-    rg_lru_backward_stage1_starts_kernel(
-        mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how,
-    ).launch(**scan.grid(how, mDx.shape, 1, stream))
-
-
-def rg_lru_backward_stage1_shared(dy, x, r, i, decay, state, index_s, approx):
+def rg_lru_backward_stage1_shared(dy, r, decay, index_s):
     """What the functions below share, on one vector of each input."""
-    t0 = device.sigmoid(r, False)
-    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
-    log_a = -8.0 * t0 * t1
-    t2 = device.exp(log_a, False)
-    t4 = device.expm1(2.0 * log_a, False)
-    t5 = device.sqrt(-t4, False)
-    t6 = device.sigmoid(i, approx)
-    t7 = t5 * t6
-    return t0, t1, t2, t4, t5, t6, t7
+    t0 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
+    t2 = device.exp(-8.0 * device.sigmoid(r, False) * t0, False)
+    return t2,
 
 
-def rg_lru_backward_stage1_operands1(dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7):
+def rg_lru_backward_stage1_operands(dy, r, decay, index_s, t2):
     """The operands of scan, on one vector of each input."""
     return t2, t2 * dy, cute.full_like(dy, 0.0, cutlass.Float32)
 
 
-def rg_lru_backward_stage1_operands2(dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7, state2):
-    """The operands of scan, on one vector of each input."""
-    return t2, t7 * x, state
-
-
-def rg_lru_backward_stage1_chain(
-    dy, x, r, i, decay, state, index_s, t0, t1, t2, t4, t5, t6, t7, state2, state3, approx,
-):
+def rg_lru_backward_stage1_chain(dy, r, decay, index_s, t2, t10):
     """The chain, on one vector of each operand."""
-    t3 = dy + state2
-    dx = t3 * t7
-    t8 = t3 * x
-    t9 = t3 * state3 * t2 - device.divide(t8 * t6, t5, False) * (t4 + 1.0)
-    dr = -(8.0 * t1 * t9 * t0 * device.sigmoid(-r, approx))
-    di = t8 * t5 * t6 * device.sigmoid(-i, approx)
-    return dx, dr, di, device.where(device.equal_index(index_s, 0), t2 * t3, 0.0), t9 * t0
+    scan_of_b_s_d = t10
+    return scan_of_b_s_d, device.where(device.equal_index(index_s, 0), t2 * (dy + scan_of_b_s_d), 0.0)
 
 
-def rg_lru_backward_stage1_tile(
-    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how,
-    approx,
-):
+def rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
-    for at, (rDy, rX, rR, rI) in zip(steps, ahead.held, strict=True):
-        rDecay, rState, rIndexS = at.load(flat.read(mDecay, (iD,)), flat.read(mState, (iB, iD), default=0.0), iS)
-        given.append(
-            (
-                device.floats(rDy), device.floats(rX), device.floats(rR), device.floats(rI), device.floats(rDecay),
-                device.floats(rState), rIndexS.load().to(cutlass.Int32),
-            )
-        )
+    for at, (rDy, rR) in zip(steps, ahead.held, strict=True):
+        rDecay, rIndexS = at.load(flat.read(mDecay, (iD,)), iS)
+        given.append((device.floats(rDy), device.floats(rR), device.floats(rDecay), rIndexS.load().to(cutlass.Int32),))
     ahead.load(tile + 1)
-    given = [(*own, *rg_lru_backward_stage1_shared(*own, approx)) for own in given]
-    operands = [rg_lru_backward_stage1_operands1(*own) for own in given]
+    given = [(*own, *rg_lru_backward_stage1_shared(*own)) for own in given]
+    operands = [rg_lru_backward_stage1_operands(*own) for own in given]
     states.append(scan.states("scan", walk, steps, carried[0], operands, True, tile))
-    operands = [rg_lru_backward_stage1_operands2(*own, *known) for own, *known in zip(given, *states, strict=True)]
-    states.append(scan.states_back("scan", walk, steps, mStarts, (0, 1), operands, True, tile))
     for at, own, *known in zip(steps, given, *states, strict=True):
-        dx, dr, di, dstate_of, sum_of_b_d_of = rg_lru_backward_stage1_chain(*own, *known, approx)
-        scan.add(sums, at, (dstate_of, sum_of_b_d_of,))
-        at.store(dx.to(mDx.element_type), mDx)
-        at.store(dr.to(mDr.element_type), mDr)
-        at.store(di.to(mDi.element_type), mDi)
+        scan_of_b_s_d, dstate_of = rg_lru_backward_stage1_chain(*own, *known)
+        scan.add(sums, at, (dstate_of,))
+        at.store(scan_of_b_s_d.to(mScanOfBSD.element_type), mScanOfBSD)
 
 
 @cute.kernel
 def rg_lru_backward_stage1_kernel(
     mDy: cute.Tensor,  # (B, S, D) T
-    mX: cute.Tensor,  # (B, S, D) T
     mR: cute.Tensor,  # (B, S, D) T
-    mI: cute.Tensor,  # (B, S, D) T
     mDecay: cute.Tensor,  # (D) float32
-    mState: cute.Tensor | None,  # (B, D) float32
-    mDx: cute.Tensor,  # (B, S, D) T
-    mDr: cute.Tensor,  # (B, S, D) T
-    mDi: cute.Tensor,  # (B, S, D) T
+    mScanOfBSD: cute.Tensor,  # (B, S, D) float32
     mDstate: cute.Tensor,  # (B, D) float32
-    mSumOfBD: cute.Tensor,  # (B, D) float32
-    mStarts: cute.Tensor,  # (chunks and states, scans) the states before each chunk
     how: cutlass.Constexpr[ScanLaunch],
 ):
-    walk = scan.walk(how, mDx.shape, axis=1, reverse=True)  # this thread's elements
-    approx = device.narrow(mDx)
+    walk = scan.walk(how, mScanOfBSD.shape, axis=1, reverse=True)  # this thread's elements
     carried = [scan.carried("scan", walk, cutlass.Float32)]
-    ahead = scan.ahead(walk, mDy, mX, mR, mI)
-    sums = scan.totals(walk, ("sum", "sum"), cutlass.Float32)
+    ahead = scan.ahead(walk, mDy, mR)
+    sums = scan.totals(walk, ("sum",), cutlass.Float32)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage1_tile(
-            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD,
-            mStarts, how, approx,
-        )
-    at, (dstate, sum_of_b_d,) = scan.summed(walk, sums)
+        rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how)
+    at, (dstate,) = scan.summed(walk, sums)
     iB, iS, iD = walk.axes
     rDstate = access.registers(mDstate, (how.vec,))
-    rSumOfBD = access.registers(mSumOfBD, (how.vec,))
     rDstate.store(dstate.to(mDstate.element_type))
     at.store_at(rDstate, mDstate, (iB, iD))
-    rSumOfBD.store(sum_of_b_d.to(mSumOfBD.element_type))
-    at.store_at(rSumOfBD, mSumOfBD, (iB, iD))
 
 
 @cute.jit
 def rg_lru_backward_stage1_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
-    mState: cute.Tensor | None, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor, mDstate: cute.Tensor,
-    mSumOfBD: cute.Tensor, mStarts: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mR: cute.Tensor, mDecay: cute.Tensor, mScanOfBSD: cute.Tensor,
+    mDstate: cute.Tensor, how: cutlass.Constexpr[ScanLaunch],
 ):
-    rg_lru_backward_stage1_starts_launch(
-        stream, mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how,
+    rg_lru_backward_stage1_kernel(mDy, mR, mDecay, mScanOfBSD, mDstate, how).launch(
+        **scan.grid(how, mScanOfBSD.shape, 1, stream)
     )
-    rg_lru_backward_stage1_kernel(
-        mDy, mX, mR, mI, mDecay, mState, mDx, mDr, mDi, mDstate, mSumOfBD, mStarts, how,
-    ).launch(**scan.grid(how, mDx.shape, 1, stream))
 
 
-def rg_lru_backward_stage1_xla(dy, x, r, i, decay, state, index_s):
+def rg_lru_backward_stage1_xla(dy, r, decay, index_s):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = jax.lax.logistic(r)
-    t1 = jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay)))
+    t0 = -8.0 * jax.lax.logistic(r) * (jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay))))
+    t2 = jnp.exp(t0)
+    t10 = runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
+    scan_of_b_s_d = t10
+    dstate = jnp.sum(jnp.where(index_s == 0, t2 * (dy + scan_of_b_s_d), 0.0), axis=-2, keepdims=True)
+    return scan_of_b_s_d, dstate
+
+
+def rg_lru_backward_stage3_chain(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2, approx):
+    """The chain: dx, dr, di, and the values to reduce into column_sum, from one vector of each operand."""
+    t3 = dy + scan_of_b_s_d
+    t2, t7 = device.both_sigmoids(r, approx)
+    t0 = t2
+    t1 = device.where(decay < 0.0, 0.0, decay) + device.log1p(device.exp(-cute.math.abs(decay), False), False)
     log_a = -8.0 * t0 * t1
-    t2 = jnp.exp(log_a)
-    t3 = dy + runtime.scanned("scan", -2, True, True, t2, t2 * dy, jnp.asarray(0.0, jnp.float32))
-    t4 = jnp.expm1(2.0 * log_a)
-    t5 = jnp.sqrt(-t4)
-    t6 = jax.lax.logistic(i)
-    t7 = t5 * t6
-    dx = t3 * t7
+    t4 = device.expm1(2.0 * log_a, False)
+    t5 = device.sqrt(-t4, False)
+    t10, t11 = device.both_sigmoids(i, approx)
+    t6 = t10
+    dx = t3 * (t5 * t6)
     t8 = t3 * x
-    t9 = t3 * runtime.scanned("scan", -2, False, True, t2, t7 * x, state) * t2 - t8 * t6 / t5 * (t4 + 1.0)
-    dr = -(8.0 * t1 * t9 * t0 * jax.lax.logistic(-r))
-    di = t8 * t5 * t6 * jax.lax.logistic(-i)
-    dstate = jnp.sum(jnp.where(index_s == 0, t2 * t3, 0.0), axis=-2, keepdims=True)
-    sum_of_b_d = jnp.sum(t9 * t0, axis=-2, keepdims=True)
-    return dx, dr, di, dstate, sum_of_b_d
+    t9 = t3 * scan_of_b_s_d2 * device.exp(log_a, False) - device.divide(t8 * t6, t5, False) * (t4 + 1.0)
+    dr = -(8.0 * t1 * t9 * t0 * t7)
+    di = t8 * t5 * t6 * t11
+    return dx, dr, di, t9 * t0
 
 
-def rg_lru_backward_stage2_chain(sum_of_b_d):
-    """The values to reduce into column_sum, from one vector of each operand."""
-    return sum_of_b_d
-
-
-def rg_lru_backward_stage2_columns(decay, column_sum):
+def rg_lru_backward_stage3_columns(decay, column_sum):
     """The columns' results, from their statistics."""
     ddecay = -(column_sum * device.sigmoid(decay, False) * 8.0)
     return ddecay
 
 
 @cute.kernel
-def rg_lru_backward_stage2_kernel(
+def rg_lru_backward_stage3_kernel(
+    mDy: cute.Tensor,  # (BS, D) T
+    mX: cute.Tensor,  # (BS, D) T
+    mR: cute.Tensor,  # (BS, D) T
+    mI: cute.Tensor,  # (BS, D) T
     mDecay: cute.Tensor,  # (D) float32
-    mSumOfBD: cute.Tensor,  # (B, D) float32
+    mScanOfBSD: cute.Tensor,  # (BS, D) float32
+    mScanOfBSD2: cute.Tensor,  # (BS, D) float32
+    mDx: cute.Tensor,  # (BS, D) T
+    mDr: cute.Tensor,  # (BS, D) T
+    mDi: cute.Tensor,  # (BS, D) T
     mDdecay: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
     how: cutlass.Constexpr[Walk],
@@ -542,7 +430,7 @@ def rg_lru_backward_stage2_kernel(
     tidx, _, _ = cute.arch.thread_idx()
     bidx, _, _ = cute.arch.block_idx()
     vec, vectors, threads, per_row, cluster, at_once = rowwise.sizes(how)
-    B, D = mSumOfBD.shape[0], mDecay.shape[0]
+    BS, D = mDy.shape[0], mDy.shape[1]
 
     # This thread's columns: it walks down the rows of its part, and keeps their partial results.
     pieces = rowwise.pieces(how, D)
@@ -550,12 +438,26 @@ def rg_lru_backward_stage2_kernel(
     part, piece = walking.share_of(how, bidx, pieces)
     first, step = rowwise.columns_of(how, piece)
     rows_a_block, pace = rowwise.rows_of(how, parts)
+    approx = device.narrow(mDx)
 
     held = 1 if cutlass.const_expr(how.staged) else at_once  # rows in registers
+    rDy = access.registers(mDy, (vec, vectors, held))
+    rX = access.registers(mX, (vec, vectors, held))
+    rR = access.registers(mR, (vec, vectors, held))
+    rI = access.registers(mI, (vec, vectors, held))
     rDecay = access.registers(mDecay, (vec, vectors))
-    rSumOfBD = access.registers(mSumOfBD, (vec, vectors, held))
+    rScanOfBSD = access.registers(mScanOfBSD, (vec, vectors, held))
+    rScanOfBSD2 = access.registers(mScanOfBSD2, (vec, vectors, held))
     if cutlass.const_expr(how.staged):
-        sSumOfBD = rowwise.staging(how, mSumOfBD)
+        sDy = rowwise.staging(how, mDy)
+        sX = rowwise.staging(how, mX)
+        sR = rowwise.staging(how, mR)
+        sI = rowwise.staging(how, mI)
+        sScanOfBSD = rowwise.staging(how, mScanOfBSD)
+        sScanOfBSD2 = rowwise.staging(how, mScanOfBSD2)
+    sDxRun = rowwise.slots(how, mDx, 1)
+    sDrRun = rowwise.slots(how, mDr, 1)
+    sDiRun = rowwise.slots(how, mDi, 1)
     fColumnSum = reduce.accumulators(vec, vectors, "sum", cutlass.Float32)
     sColumns = partials.shared_columns(threads, per_row, vec * vectors, (cutlass.Float32,))
     sMeeting = walking.shared(how, vec * vectors, (cutlass.Float32,))
@@ -564,36 +466,71 @@ def rg_lru_backward_stage2_kernel(
 
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
-        iB = row
-        early = rowwise.walked(how, row < B, D, first)
+        iBS = row
+        early = rowwise.walked(how, row < BS, D, first)
         if cutlass.const_expr(how.staged):
-            early.fetch(mSumOfBD, (iB, 0), sSumOfBD, u)
+            early.fetch(mDy, (iBS, 0), sDy, u)
+            early.fetch(mX, (iBS, 0), sX, u)
+            early.fetch(mR, (iBS, 0), sR, u)
+            early.fetch(mI, (iBS, 0), sI, u)
+            early.fetch(mScanOfBSD, (iBS, 0), sScanOfBSD, u)
+            early.fetch(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u)
             cute.arch.cp_async_commit_group()
         else:
-            early.load(mSumOfBD, (iB, 0), rSumOfBD[None, None, u])
+            early.load(mDy, (iBS, 0), rDy[None, None, u])
+            early.load(mX, (iBS, 0), rX[None, None, u])
+            early.load(mR, (iBS, 0), rR[None, None, u])
+            early.load(mI, (iBS, 0), rI[None, None, u])
+            early.load(mScanOfBSD, (iBS, 0), rScanOfBSD[None, None, u])
+            early.load(mScanOfBSD2, (iBS, 0), rScanOfBSD2[None, None, u])
     reduce.meet([*sMeeting], how.meets)
-    for base in cutlass.range(part * rows_a_block, B, pace * at_once):
+    for base in cutlass.range(part * rows_a_block, BS, pace * at_once):
         for u in cutlass.range_constexpr(at_once):
             row = base + u * pace + tidx // per_row
-            iB = row
-            own = rowwise.walked(how, row < B, D, first)
+            iBS = row
+            own = rowwise.walked(how, row < BS, D, first)
             k = u % held
             if cutlass.const_expr(how.staged):
                 rowwise.arrived(how)
-                own.take(mSumOfBD, (iB, 0), sSumOfBD, u, rSumOfBD[None, None, k])
+                own.take(mDy, (iBS, 0), sDy, u, rDy[None, None, k])
+                own.take(mX, (iBS, 0), sX, u, rX[None, None, k])
+                own.take(mR, (iBS, 0), sR, u, rR[None, None, k])
+                own.take(mI, (iBS, 0), sI, u, rI[None, None, k])
+                own.take(mScanOfBSD, (iBS, 0), sScanOfBSD, u, rScanOfBSD[None, None, k])
+                own.take(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u, rScanOfBSD2[None, None, k])
             if own.counts():
                 for v in cutlass.range_constexpr(vectors):
                     at = own.vector(v)
-                    column_sum_of = rg_lru_backward_stage2_chain(device.floats(rSumOfBD[None, v, k]))
+                    dx, dr, di, column_sum_of = rg_lru_backward_stage3_chain(
+                        device.floats(rDy[None, v, k]), device.floats(rX[None, v, k]), device.floats(rR[None, v, k]),
+                        device.floats(rI[None, v, k]), device.floats(rDecay[None, v]),
+                        device.floats(rScanOfBSD[None, v, k]), device.floats(rScanOfBSD2[None, v, k]), approx,
+                    )
                     reduce.accumulate_at(v, [fColumnSum], ("sum",), (column_sum_of,), at.inside_columns())
+                    at.store(dx.to(mDx.element_type), mDx, (iBS, 0), run=sDxRun)
+                    at.store(dr.to(mDr.element_type), mDr, (iBS, 0), run=sDrRun)
+                    at.store(di.to(mDi.element_type), mDi, (iBS, 0), run=sDiRun)
+            own.send(mDx, (iBS, 0), sDxRun)
+            own.send(mDr, (iBS, 0), sDrRun)
+            own.send(mDi, (iBS, 0), sDiRun)
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
-            iB = row
-            later = rowwise.walked(how, row < B, D, first)
+            iBS = row
+            later = rowwise.walked(how, row < BS, D, first)
             if cutlass.const_expr(how.staged):
-                later.fetch(mSumOfBD, (iB, 0), sSumOfBD, u)
+                later.fetch(mDy, (iBS, 0), sDy, u)
+                later.fetch(mX, (iBS, 0), sX, u)
+                later.fetch(mR, (iBS, 0), sR, u)
+                later.fetch(mI, (iBS, 0), sI, u)
+                later.fetch(mScanOfBSD, (iBS, 0), sScanOfBSD, u)
+                later.fetch(mScanOfBSD2, (iBS, 0), sScanOfBSD2, u)
                 cute.arch.cp_async_commit_group()
             else:
-                later.load(mSumOfBD, (iB, 0), rSumOfBD[None, None, u])
+                later.load(mDy, (iBS, 0), rDy[None, None, u])
+                later.load(mX, (iBS, 0), rX[None, None, u])
+                later.load(mR, (iBS, 0), rR[None, None, u])
+                later.load(mI, (iBS, 0), rI[None, None, u])
+                later.load(mScanOfBSD, (iBS, 0), rScanOfBSD[None, None, u])
+                later.load(mScanOfBSD2, (iBS, 0), rScanOfBSD2[None, None, u])
     partials.begin_next()
     if cutlass.const_expr(how.settles):
         leads = walking.gather([fColumnSum], ("sum",), sColumns, sMeeting, how)
@@ -601,7 +538,7 @@ def rg_lru_backward_stage2_kernel(
         for v in cutlass.range_constexpr(vectors):
             at = all_rows.vector(v)
             column_sum = reduce.result("sum", reduce.values_at(v, fColumnSum).load())
-            ddecay = rg_lru_backward_stage2_columns(device.floats(rDecay[None, v]), column_sum)
+            ddecay = rg_lru_backward_stage3_columns(device.floats(rDecay[None, v]), column_sum)
             at.store(ddecay.to(mDdecay.element_type), mDdecay, (0,))
     else:
         partials.store_parts(
@@ -610,7 +547,7 @@ def rg_lru_backward_stage2_kernel(
 
 
 @cute.kernel
-def rg_lru_backward_stage2_finish(
+def rg_lru_backward_stage3_finish(
     mDecay: cute.Tensor,  # (D) float32
     mDdecay: cute.Tensor,  # (D) float32
     mColumnSumParts: cute.Tensor,  # (parts, D) column_sum of each part
@@ -621,35 +558,48 @@ def rg_lru_backward_stage2_finish(
     rDecay = access.registers(mDecay, (1,))
     rowwise.load_one(mDecay, (c,), there, rDecay)
     if there:
-        ddecay = rg_lru_backward_stage2_columns(
+        ddecay = rg_lru_backward_stage3_columns(
             device.floats(device.full(1, rDecay[0], rDecay.element_type)), device.full(1, column_sum),
         )
         mDdecay[c] = ddecay.to(mDdecay.element_type)[0]
 
 
 @cute.jit
-def rg_lru_backward_stage2_launch(
-    stream: cuda.CUstream, mDecay: cute.Tensor, mSumOfBD: cute.Tensor, mDdecay: cute.Tensor,
-    mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
+def rg_lru_backward_stage3_launch(
+    stream: cuda.CUstream, mDy: cute.Tensor, mX: cute.Tensor, mR: cute.Tensor, mI: cute.Tensor, mDecay: cute.Tensor,
+    mScanOfBSD: cute.Tensor, mScanOfBSD2: cute.Tensor, mDx: cute.Tensor, mDr: cute.Tensor, mDi: cute.Tensor,
+    mDdecay: cute.Tensor, mColumnSumParts: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
-    D = mDecay.shape[0]
+    D = mDy.shape[1]
     pieces = rowwise.pieces(how, D)
     blocks = mColumnSumParts.shape[0] * pieces
     if blocks > 0:
-        rg_lru_backward_stage2_kernel(
-            mDecay, mSumOfBD, mDdecay, mColumnSumParts, how,
+        rg_lru_backward_stage3_kernel(
+            mDy, mX, mR, mI, mDecay, mScanOfBSD, mScanOfBSD2, mDx, mDr, mDi, mDdecay, mColumnSumParts, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = 0 if cutlass.const_expr(how.settles) else partials.blocks_to_finish(mColumnSumParts, D)
     if blocks > 0:
-        rg_lru_backward_stage2_finish(mDecay, mDdecay, mColumnSumParts).launch(
+        rg_lru_backward_stage3_finish(mDecay, mDdecay, mColumnSumParts).launch(
             **partials.finishing_grid(blocks, stream)
         )
 
 
-def rg_lru_backward_stage2_xla(decay, sum_of_b_d):
+def rg_lru_backward_stage3_xla(dy, x, r, i, decay, scan_of_b_s_d, scan_of_b_s_d2):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    ddecay = -(jnp.sum(sum_of_b_d, axis=-2, keepdims=True) * jax.lax.logistic(decay) * 8.0)
-    return ddecay
+    t3 = dy + scan_of_b_s_d
+    t0 = jax.lax.logistic(r)
+    t1 = jnp.where(decay < 0.0, 0.0, decay) + jnp.log1p(jnp.exp(-jnp.abs(decay)))
+    log_a = -8.0 * t0 * t1
+    t4 = jnp.expm1(2.0 * log_a)
+    t5 = jnp.sqrt(-t4)
+    t6 = jax.lax.logistic(i)
+    dx = t3 * (t5 * t6)
+    t8 = t3 * x
+    t9 = t3 * scan_of_b_s_d2 * jnp.exp(log_a) - t8 * t6 / t5 * (t4 + 1.0)
+    dr = -(8.0 * t1 * t9 * t0 * jax.lax.logistic(-r))
+    di = t8 * t5 * t6 * jax.lax.logistic(-i)
+    ddecay = -(jnp.sum(t9 * t0, axis=(-3, -2), keepdims=True) * jax.lax.logistic(decay) * 8.0)
+    return dx, dr, di, ddecay
 
 
 @runtime.op(
@@ -657,12 +607,16 @@ def rg_lru_backward_stage2_xla(decay, sum_of_b_d):
     launch=rg_lru_launch,
     xla=rg_lru_xla,
     reference=rg_lru_reference,
-    frozen_launch=rg_lru_frozen_launch,
-    frozen_xla=rg_lru_frozen_xla,
+    frozen_stage1_launch=rg_lru_frozen_stage1_launch,
+    frozen_stage1_xla=rg_lru_frozen_stage1_xla,
+    frozen_stage2_launch=rg_lru_frozen_stage2_launch,
+    frozen_stage2_xla=rg_lru_frozen_stage2_xla,
     backward_stage1_launch=rg_lru_backward_stage1_launch,
     backward_stage1_xla=rg_lru_backward_stage1_xla,
-    backward_stage2_launch=rg_lru_backward_stage2_launch,
-    backward_stage2_xla=rg_lru_backward_stage2_xla,
+    backward_stage2_launch=rg_lru_frozen_stage1_launch,
+    backward_stage2_xla=rg_lru_frozen_stage1_xla,
+    backward_stage3_launch=rg_lru_backward_stage3_launch,
+    backward_stage3_xla=rg_lru_backward_stage3_xla,
 )
 def rg_lru(
     x: jax.Array,

@@ -275,7 +275,7 @@ def selective_scan_frozen_tile(
         operands = [selective_scan_frozen_operands2(*own, *known) for own, *known in zip(more, *states, strict=True)]
         states.append(scan.states_back("scan", walk, steps, mStarts, (k, 16), operands, True, tile))
         results = [selective_scan_frozen_reduced(*own, *known) for own, *known in zip(more, *states, strict=True)]
-        for at, total, own in zip(steps, totals, results, strict=True):
+        for total, own in zip(totals, results, strict=True):
             reduce.accumulate(total, ("sum", "sum"), own[:2], None)
         parts.add(k, steps, [own[2:] for own in results])
     for at, own, total in zip(steps, given, totals, strict=True):
@@ -497,8 +497,9 @@ def selective_scan_backward_stage1_tile(
         results = [
             selective_scan_backward_stage1_reduced(*own, *known) for own, *known in zip(more, *states, strict=True)
         ]
-        for at, total, own in zip(steps, totals, results, strict=True):
+        for total, own in zip(totals, results, strict=True):
             reduce.accumulate(total, ("sum", "sum"), own[:2], None)
+        for at, own in zip(steps, results, strict=True):
             scan.add(of_states[k], at, own[2:3])
         parts.add(k, steps, [own[3:] for own in results])
     for at, own, total in zip(steps, given, totals, strict=True):

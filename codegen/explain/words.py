@@ -103,10 +103,15 @@ class ElementwiseWords:
         if isinstance(self.plan, Scan):
             way = f"{'from the end ' if self.plan.along.reverse else ''}along {self.plan.along.axis}"
             text = f"scan: {listed(dict.fromkeys(n.op for n in self.plan.scans))} {way}, with the element-wise formulas"
-            if not self.plan.states:
-                return text
-            sizes = listed(f"{axis} = {size}" for axis, size in self.plan.states)
-            return f"{text}; a thread has all states of an element ({sizes}), and reduces them in registers"
+            if self.plan.states:
+                sizes = listed(f"{axis} = {size}" for axis, size in self.plan.states)
+                text += f"; a thread has all states of an element ({sizes}), and reduces them in registers"
+            if self.plan.back:
+                text += "; a first kernel goes the other way, and writes the states before each of a thread's tiles"
+            if self.plan.across:
+                axes = listed(map(axis_word, self.plan.groups[-1].axes))
+                text += f"; warps sum along {axes}, and a kernel for each of these outputs adds up their sums"
+            return text
         what = "no reduction and no contraction, so an output element needs one element of each input or part"
         return f"{self.plan.kind}: {what}"
 

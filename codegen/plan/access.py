@@ -123,6 +123,11 @@ class Unreduced:
     apart: ClassVar[tuple[()]] = ()
 
     @property
+    def between(self) -> tuple[str, ...]:
+        """The names of the arrays that one of its kernels writes for another, in messages."""
+        return ()
+
+    @property
     def counted(self) -> tuple[tuple[int, ...], ...]:
         return ()
 

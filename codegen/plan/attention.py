@@ -99,6 +99,10 @@ class AttentionPlan(Unreduced):
         raise NotImplementedError
 
     @property
+    def between(self) -> tuple[str, ...]:
+        return "parts", "table"
+
+    @property
     def vectors(self) -> tuple[Array, ...]:
         """The arrays of which each row must be whole vectors."""
         raise NotImplementedError

@@ -184,5 +184,5 @@ def kernel_text(context: Context) -> str:
     if kernel is None:
         return ""
     text = environment().get_template(context.template).render(vars(context.head) | vars(kernel)).rstrip("\n")
-    first = context.first()
+    first = context.earlier()
     return text if first is None else f"{kernel_text(first)}\n\n\n{text}"

@@ -80,8 +80,8 @@ class Context:
         """The template's values for this kind of kernel."""
         raise NotImplementedError
 
-    def first(self) -> Context | None:
-        """The values of a kernel that runs before it."""
+    def earlier(self) -> Context | None:
+        """The values of a kernel of the same launcher that runs before it."""
         return None
 
     @functools.cached_property

@@ -132,7 +132,9 @@ class Walk:
         return found
 
 
-def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool, back: bool = False, whole: bool = False) -> Walk:
+def walk(
+    how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool, back: bool = False, whole: bool = False
+) -> Walk:
     """This thread's elements along an axis of outputs with these sizes. Those that go `back` have the tiles of the other direction. A
     warp's scans are of one row of the outputs, where these are `whole`."""
     tidx, _, _ = cute.arch.thread_idx()
@@ -169,7 +171,19 @@ def walk(how: ScanLaunch, extents: Sequence[Int32], axis: int, reverse: bool, ba
         cute.arch.cluster_wait()
     lead = (size + how.steps - 1) // how.steps * how.steps - size if back and how.uneven else None
     return Walk(
-        how, tuple(extents), axis, reverse, tuple(first), there, present, tiles, warp % how.along, group, rank, number, lead
+        how,
+        tuple(extents),
+        axis,
+        reverse,
+        tuple(first),
+        there,
+        present,
+        tiles,
+        warp % how.along,
+        group,
+        rank,
+        number,
+        lead,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,7 +179,9 @@ class Starts:
         return cute.make_tensor(self.memory.iterator + offset, cute.make_layout((walk.width,)))
 
 
-def _tell_start(op: str, walk: Walk, reached: list[list[Element]], own: Carried, memory: cute.Tensor, tile: Int32) -> None:
+def _tell_start(
+    op: str, walk: Walk, reached: list[list[Element]], own: Carried, memory: cute.Tensor, tile: Int32
+) -> None:
     """Write the states before a thread's elements of a tile."""
     starts = Starts(memory, op, own.count)
     chunk = starts.chunks - 1 - walk.chunk(tile)

@@ -117,7 +117,9 @@ class Across:
         walk, count = self.walk, self.outputs * self.walk.how.steps
         places = 1 << (count - 1).bit_length()  # of sums, of which a lane has as many as it holds
         lane, sharing = cute.arch.lane_idx(), max(WARP // places, 1)
-        part = Int32(cute.arch.shuffle_sync(walk.first[-1], 0)) // (WARP * walk.how.vec)  # lanes without elements have the first
+        part = Int32(cute.arch.shuffle_sync(walk.first[-1], 0)) // (
+            WARP * walk.how.vec
+        )  # lanes without elements have the first
         rows = self.memory.shape[1] // (self.outputs * self.states)
         steps = walk.steps(tile)
         for i, held in enumerate(self.held):
@@ -176,7 +178,7 @@ def finish(
     extents: tuple[Int32, ...],
     place: cutlass.Constexpr[tuple[Axis | tuple[int, int], ...]],
     states: cutlass.Constexpr[int],
-):
+) -> None:
     """Add up the parts of an output, in their order. `extents` are the sizes of a row's axes. `place` has an entry for each mode of the
     output: one of these axes, or a state's axis, as (states of one position, size)."""
     tidx, _, _ = cute.arch.thread_idx()

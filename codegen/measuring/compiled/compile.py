@@ -249,7 +249,7 @@ def _call(
         tensors[f"{statistic.name} of rows"] = dtype, divisors, views.PARTS_ALIGNMENT
     if isinstance(op.plan, Scan):
         compute = "float64" if wide else "float32"
-        tensors |= {name: (compute, (1, 1), views.PARTS_ALIGNMENT) for name in op.plan.between}
+        tensors |= dict.fromkeys(op.plan.between, (compute, (1, 1), views.PARTS_ALIGNMENT))
     if isinstance(op.plan, AttentionPlan):
         tensors["parts"] = (
             "float32",
@@ -353,7 +353,9 @@ def parameters_of(op: AnyOp, entry: str, tensors: list[str]) -> list[str]:
         for k in module
         if f"{k}_"
         in entry  # with the "_": the types of its arguments follow, and the N of None would end a name that ends in N
-        and k.startswith(tuple(f"{stem}_{kind}" for kind in ("kernel", "places", "finish", "rows_kernel", "starts_kernel")))
+        and k.startswith(
+            tuple(f"{stem}_{kind}" for kind in ("kernel", "places", "finish", "rows_kernel", "starts_kernel"))
+        )
     ]
     if not kernels:  # `scan.finish`, `partials.begin`
         return ["parts", op.spec.outputs[0].name] if "_finish_" in entry else ["counter"]

@@ -62,6 +62,11 @@ class Reduction(Reads):
 
     first: Reduction | None = None  # row+column: writes the statistics of rows that are too long for this kernel
 
+    @property
+    def between(self) -> tuple[str, ...]:
+        """The names of the arrays with partial results, in messages."""
+        return tuple(f"{s.name} parts" for s in self.columns)
+
     def together(self, columns: int, call: PlannedCall) -> int:
         """The number of rows that together are whole vectors, if a thread has room for them; else 1."""
         vec = self.width(call)

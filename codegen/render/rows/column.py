@@ -99,7 +99,7 @@ class WalkContext(FinishContext):
     # The kernel that writes the statistics of rows that are too long for one kernel
 
     @once
-    def first(self) -> RowContext | None:
+    def earlier(self) -> RowContext | None:
         """The values that it shows."""
         plan = self.plan.first
         if plan is None:
@@ -145,7 +145,7 @@ class WalkContext(FinishContext):
 
     def first_launch(self) -> FirstLaunch | None:
         """The launcher's name for the launch of the first kernel."""
-        first = self.first()
+        first = self.earlier()
         if first is None:
             return None
         words = [t.name for t in first.tensor_lines()] + [p.constant for p in self.static] + ["how.first"]

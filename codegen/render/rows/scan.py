@@ -135,7 +135,7 @@ class ScanContext(ElementwiseContext):
 
     def kernel(self) -> ScanKernel:
         shared, scans, reduced, chain = self.functions()
-        functions, first = [f for f in (shared, *scans, reduced, chain) if f is not None], self.first()
+        functions, first = [f for f in (shared, *scans, reduced, chain) if f is not None], self.earlier()
         asked = {name for f in functions for name in f.extra}
         flags = [n for n in self.flags if n in asked]
         reads, of_states = self.reads(of_states=False), self.states(reduced) if self.plan.states else None
@@ -169,7 +169,13 @@ class ScanContext(ElementwiseContext):
             ahead=self.reads_ahead(),
             written=[self.registers(a) for a in self.of_elements() if a.mode != "flat"],
             stores=self.stores_of(self.of_elements()),
-            results=", ".join([*(a.name for a in self.of_elements()), *self.summed_names(self.plan.summed), *self.summed_names(self.plan.crossed)]),
+            results=", ".join(
+                [
+                    *(a.name for a in self.of_elements()),
+                    *self.summed_names(self.plan.summed),
+                    *self.summed_names(self.plan.crossed),
+                ]
+            ),
             launch_arguments=self.launch_arguments(),
             first="" if first is None else f"{first.spec.op}_launch",
         )
@@ -177,7 +183,7 @@ class ScanContext(ElementwiseContext):
     # The kernel for scans in the other direction
 
     @once
-    def first(self) -> StartsContext | None:
+    def earlier(self) -> StartsContext | None:
         """The values that it shows."""
         return StartsContext(self) if self.plan.back else None
 
@@ -391,11 +397,13 @@ class StartsContext(ScanContext):
         plan = main.plan
         along = along_of(plan.back[0])
         self.main = main
-        own = replace(plan, along=along, scans=plan.back, back=(), loads=plan.back_loads, reductions=(), sums=(), across=())
+        own = replace(
+            plan, along=along, scans=plan.back, back=(), loads=plan.back_loads, reductions=(), sums=(), across=()
+        )
         super().__init__(replace(main.op, spec=replace(main.spec, op=f"{main.spec.op}_starts"), plan=own))
-        self.nodes = list(topological(plan.back))
+        self.nodes = tuple(topological(plan.back))
 
-    def first(self) -> None:
+    def earlier(self) -> None:
         return None
 
     def told(self) -> list[str]:

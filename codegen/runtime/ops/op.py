@@ -29,11 +29,9 @@ from codegen.autodiff import backward as backwards
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, Statement
 from codegen.interpret import host
-from codegen.plan.attention import AttentionPlan
 from codegen.plan.launches import AnyLaunch, Extents, Tuned
 from codegen.plan.limits import lacks
 from codegen.plan.op import Op as PlannedOp
-from codegen.plan.rows.scanning import Scan
 from codegen.plan.planner import dtype_constant, planned_call, unheld_types
 from codegen.runtime.call import arguments, typed, views
 from codegen.runtime.call.arguments import Axes, Types
@@ -404,9 +402,7 @@ class Op(Generic[P, R]):
     def _tensor_names(self) -> list[str]:
         """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""
         dynamic = [p.name for p in self._dynamic]
-        folded = [f"{s.name} parts" for s in self.plan.columns]
-        folded += ["parts", "table"] if isinstance(self.plan, AttentionPlan) else []
-        folded += self.plan.between if isinstance(self.plan, Scan) else []
+        folded = [*self.plan.between]
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         folded += ["counter"] * views.counts(self.plan)
         return [*(a.name for a in self.spec.inputs), *dynamic, *(a.name for a in self.spec.outputs), *folded]

@@ -23,6 +23,7 @@ from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla import by_position
@@ -186,7 +187,24 @@ def finished(
             stores = [a for a in plan.stores if a.array in late]
             params = op.parameters(key, operands)
             outputs |= evaluate_outputs(op.planned, stores, arrays, params, axes, key.types, known, op.compute(key))
+    if isinstance(plan, Scan) and plan.across and split.across(plan.groups[-1].axes):
+        outputs |= _summed_across(plan, results[-1], arguments.bind_axes(spec, arrays), key.types, split)
     return tuple(outputs.values())
+
+
+def _summed_across(
+    plan: Scan, parts: jax.Array, axes: arguments.Axes, types: arguments.Types, split: Split
+) -> dict[Array, jax.Array]:
+    """The outputs of a kernel that scans, and sums along an axis which is sharded, from the parts of these sums on all shards."""
+    named = (*(axis for group in plan.groups[:-1] for axis in group.axes), *(axis for axis, _ in plan.states))
+    owners = [axis for axis in named for _ in axes.shape((axis,))]
+    total = fold("sum", parts, split.across(plan.groups[-1].axes)).reshape(len(plan.crossed), *axes.shape(named))
+    found: dict[Array, jax.Array] = {}
+    for own, access in zip(total, plan.crossed, strict=True):
+        assert access.array is not None
+        order = [place for axis in access.array.axes for place, owner in enumerate(owners) if owner == axis]
+        found[access.array] = own.transpose(order).astype(types.dtype(access.array))
+    return found
 
 
 def _below(statistic: Statistic, parts: Mapping[int, jax.Array], known: Mapping[int, jax.Array]) -> jax.Array:

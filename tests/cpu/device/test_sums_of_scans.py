@@ -14,7 +14,8 @@ from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.rows import scanning
 from tests.making import make_op, spec_text
 
-SUMS = "h = scan(0.9, x * w, axis=S); y = h; last = sum(where(index(S) == size(S) - 1, h, 0.0), axis=S); total = sum(h * x, axis=S)"
+LAST = "last = sum(where(index(S) == size(S) - 1, h, 0.0), axis=S)"
+SUMS = f"h = scan(0.9, x * w, axis=S); y = h; {LAST}; total = sum(h * x, axis=S); across = sum(h * x, axis=N)"
 
 
 def states(x: np.ndarray, decay: float = 0.9) -> np.ndarray:
@@ -27,22 +28,21 @@ def states(x: np.ndarray, decay: float = 0.9) -> np.ndarray:
 # Fewer elements than the warps that share an axis have; four blocks that share it, the last not full; columns that do not fill a warp
 @pytest.mark.parametrize("shape", [(1, 5, 8), (2, 250, 33)])
 def test_sums_along_the_axis_of_a_scan_are_its_kernels(tmp_path, shape):
-    outputs = "y: float32[B, S, N]; last: float32[B, N]; total: float32[B, N]"
-    text = spec_text(
-        "x: float32[B, S, N]; w: float32[N]", outputs, SUMS, "y = x; last = x[:, 0]; total = last", more="grad: none"
-    )
-    op = make_op(tmp_path, text)
-    assert op.plan.kind == "scan" and len(op.plan.sums) == 2
+    outputs = "y: float32[B, S, N]; last: float32[B, N]; total: float32[B, N]; across: float32[B, S]"
+    reference = "y = x; last = x[:, 0]; total = last; across = x[:, :, 0]"
+    op = make_op(tmp_path, spec_text("x: float32[B, S, N]; w: float32[N]", outputs, SUMS, reference, more="grad: none"))
+    assert op.plan.kind == "scan" and (len(op.plan.sums), len(op.plan.across)) == (2, 1)
     extents = Extents(shape[2], math.prod(shape), shape[1], shape[0] * shape[2])
     launch = op.plan.launch(PlannedCall({a.name: "float32" for a in op.spec.arrays}, extents, arch="sm_90a"))
     assert launch.cluster == (4 if shape[1] > 64 else 1)
     x, w = np.random.default_rng(0).standard_normal(shape), np.linspace(0.5, 1.5, shape[-1])
     h = states(x * w)
     for how in ("interpret", "xla"):
-        y, last, total = op(jnp.asarray(x, "float32"), jnp.asarray(w, "float32"), implementation=how)
+        y, last, total, across = op(jnp.asarray(x, "float32"), jnp.asarray(w, "float32"), implementation=how)
         np.testing.assert_allclose(y, h, atol=1e-5)
         np.testing.assert_allclose(last, h[:, -1], atol=1e-5)
         np.testing.assert_allclose(total, (h * x).sum(axis=1), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(across, (h * x).sum(axis=2), rtol=1e-5, atol=1e-4)
 
 
 def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(tmp_path):
@@ -59,6 +59,35 @@ def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(t
     found, expected = (jax.grad(loss, (0, 1))(x, jnp.linspace(0.5, 1.5, 20), how) for how in ("interpret", "xla"))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+STATES = (
+    "y = sum(scan(exp(x * w), x * b, axis=S) * c, axis=K)",
+    "x: float32[B, S, N]; b: float32[B, S, K=3]; c: float32[B, S, K=3]; w: float32[N, K=3]",
+)
+
+
+# One of two scans goes the other way: a thread's steps divide the axis, or not
+@pytest.mark.parametrize(
+    "shapes", [((3, 32, 20), (3, 32, 3), (3, 32, 3), (20, 3)), ((1, 75, 33), (1, 75, 3), (1, 75, 3), (33, 3))]
+)
+def test_gradients_of_states_are_summed_by_the_kernel_that_scans(tmp_path, shapes):
+    op = make_op(tmp_path, spec_text(STATES[1], "y: float32[B, S, N]", STATES[0], "y = x"))
+    first, last = backward_of(op.planned).op.plan.stages
+    assert (len(first.plan.back), len(first.plan.across), len(first.plan.sums)) == (1, 2, 1)
+    assert first.plan.launch(
+        PlannedCall({a.name: "float32" for a in first.spec.arrays}, Extents(columns=75, rows=33))
+    ).uneven
+    assert [a.axes for a in last.spec.inputs] == [("B", "N", "K")]
+    random = np.random.default_rng(0)
+    given = [jnp.asarray(random.uniform(-1, 0.9, shape), "float32") for shape in shapes]
+
+    def loss(given, how):
+        return (op(*given, implementation=how) * jnp.cos(given[0])).sum()
+
+    found, expected = (jax.grad(loss)(given, how) for how in ("interpret", "xla"))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
 
 
 def test_states_that_memory_holds(tmp_path, monkeypatch):

@@ -108,3 +108,15 @@ def test_elements_that_equal_the_largest_of_all_shards(tmp_path):
     got, shards = on_shards(op, (x,), [P("a", "b")])
     assert shards == {"...0": ("a",), "N": ("b",)}
     np.testing.assert_array_equal(got, (x == x.max(0)).sum(0, keepdims=True))
+
+
+def test_sums_of_scans_along_an_axis_that_is_sharded(tmp_path):
+    text = spec_text(
+        "x: float32[B, S, N]", "y: float32[B, S, N]; z: float32[S, B]",
+        "y = scan(0.5, x, axis=S); z = sum(y * x, axis=N)",
+        "y = jnp.stack([x[:, 0], x[:, 1] + 0.5 * x[:, 0]], 1); z = jnp.sum(y * x, 2).T", more="grad: none",
+    )  # fmt: skip
+    op, x = make_op(tmp_path, text), normal(2, 2, 16)
+    got, shards = on_shards(op, (x,), [P("b", None, "a")])
+    assert op.plan.across and shards == {"B": ("b",), "N": ("a",)}
+    assert_close(got, op.reference(x))

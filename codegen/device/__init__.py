@@ -14,7 +14,7 @@ In reading order:
   partials    partial results of reductions over rows, and their reduction in a second kernel
   walking/    a cluster whose first block writes the results of all
   middle/     reductions along middle axes
-  scan        scans
+  scan/       scans
   select/     the largest elements of rows
   sorting     sorts
   thresholds  nucleus sampling's threshold

@@ -298,7 +298,9 @@ class _Scanned(PlannedElements):
         written = {id(s.value): s.name for s in statements if s.at is None and s.part is None}
         taken = {id(a) for n in self.nodes for a in n.args}
         last = [n for n in reduced if n.op == "sum" and n.kind == "float" and id(n) in written and id(n) not in taken]
-        elements = [a for a in self.written_to if axis in self.written_to[a] and a not in {written[id(n)] for n in last}]
+        elements = [
+            a for a in self.written_to if axis in self.written_to[a] and a not in {written[id(n)] for n in last}
+        ]
         elements = elements or [written[id(n)] for n in last if axis in n.dims and self._may_be_states(lost_axes(n))]
         own = {a for name in elements for a in self.written_to[name]} or self._summed_axes(axis)
         whole = tuple(a for a in spec.axes if a in own)

@@ -225,7 +225,7 @@ def rg_lru_frozen_stage2_chain(dy, x, r, i, decay, scan_of_b_s_d2, index_s, t0, 
 
 
 def rg_lru_frozen_stage2_tile(
-    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
+    walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
@@ -271,7 +271,7 @@ def rg_lru_frozen_stage2_kernel(
     sums = scan.totals(walk, ("sum",), cutlass.Float32)
     for tile in cutlass.range(walk.tiles):
         rg_lru_frozen_stage2_tile(
-            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, mDstate, how, approx,
+            walk, tile, carried, ahead, sums, mDy, mX, mR, mI, mDecay, mScanOfBSD2, mDx, mDr, mDi, how, approx,
         )
     at, (dstate,) = scan.summed(walk, sums)
     iB, iS, iD = walk.axes
@@ -327,7 +327,7 @@ def rg_lru_backward_stage1_chain(dy, r, decay, index_s, t2, t10):
     return scan_of_b_s_d, device.where(device.equal_index(index_s, 0), t2 * (dy + scan_of_b_s_d), 0.0)
 
 
-def rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how):
+def rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, how):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
     steps, given, states = walk.steps(tile), [], []
@@ -358,7 +358,7 @@ def rg_lru_backward_stage1_kernel(
     ahead = scan.ahead(walk, mDy, mR)
     sums = scan.totals(walk, ("sum",), cutlass.Float32)
     for tile in cutlass.range(walk.tiles):
-        rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, mDstate, how)
+        rg_lru_backward_stage1_tile(walk, tile, carried, ahead, sums, mDy, mR, mDecay, mScanOfBSD, how)
     at, (dstate,) = scan.summed(walk, sums)
     iB, iS, iD = walk.axes
     rDstate = access.registers(mDstate, (how.vec,))

@@ -157,7 +157,7 @@ def selective_scan_frozen_starts_operands(x, dt, step, t4, a, b):
 
 
 def selective_scan_frozen_starts_tile(
-    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
@@ -197,7 +197,7 @@ def selective_scan_frozen_starts_kernel(
     ahead = scan.ahead(walk, mX, mDt)
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_starts_tile(
-            walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
+            walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, how,
         )
 
 
@@ -253,8 +253,7 @@ def selective_scan_frozen_chain(dy, x, dt, skip, step, t4, t3, total, approx):
 
 
 def selective_scan_frozen_tile(
-    walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts, how,
-    approx,
+    walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mStarts, how, approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
@@ -310,8 +309,7 @@ def selective_scan_frozen_kernel(
     parts = scan.across(walk, mParts, 2, 16)
     for tile in cutlass.range(walk.tiles):
         selective_scan_frozen_tile(
-            walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mStarts, mParts,
-            how, approx,
+            walk, tile, carried, ahead, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mStarts, how, approx,
         )
 
 
@@ -370,8 +368,7 @@ def selective_scan_backward_stage1_starts_operands(x, dt, step, t4, a, b):
 
 
 def selective_scan_backward_stage1_starts_tile(
-    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts,
-    mParts, how,
+    walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD, mStarts, how,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
@@ -414,7 +411,7 @@ def selective_scan_backward_stage1_starts_kernel(
     for tile in cutlass.range(walk.tiles):
         selective_scan_backward_stage1_starts_tile(
             walk, tile, carried, ahead, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN, mSumOfBD,
-            mStarts, mParts, how,
+            mStarts, how,
         )
 
 
@@ -471,8 +468,8 @@ def selective_scan_backward_stage1_chain(dy, x, dt, skip, step, t4, t3, total, a
 
 
 def selective_scan_backward_stage1_tile(
-    walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc, mSumOfBDN,
-    mSumOfBD, mStarts, mParts, how, approx,
+    walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mStarts, how,
+    approx,
 ):
     """What a thread computes of the elements that a block has at once."""
     iB, iS, iD = walk.axes
@@ -539,8 +536,8 @@ def selective_scan_backward_stage1_kernel(
     parts = scan.across(walk, mParts, 2, 16)
     for tile in cutlass.range(walk.tiles):
         selective_scan_backward_stage1_tile(
-            walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mDb, mDc,
-            mSumOfBDN, mSumOfBD, mStarts, mParts, how, approx,
+            walk, tile, carried, ahead, sums, of_states, parts, mDy, mX, mDt, mA, mB, mC, mSkip, mDx, mDdt, mStarts,
+            how, approx,
         )
     at, (sum_of_b_d,) = scan.summed(walk, sums)
     iB, iS, iD = walk.axes

@@ -17,6 +17,8 @@ from codegen.render.elementwise import ElementwiseContext, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Function, Kernel, Tensor
 
+PARTS = "mParts"  # the tensor with the parts of sums along the innermost axis
+
 
 @dataclass(frozen=True)
 class ScanFunction(Function):
@@ -159,7 +161,7 @@ class ScanContext(ElementwiseContext):
             ),
             settings=[*([self.compute_line()] if self.wide else []), *self.flag_lines(flags)],
             tile_params=[
-                *(t.name for t in self.tensor_lines()),
+                *self.tensors_of_tile(),
                 *(p.constant for p in self.static),
                 "how",
                 *(["compute"] if self.wide else []),
@@ -180,6 +182,12 @@ class ScanContext(ElementwiseContext):
             first="" if first is None else f"{first.spec.op}_launch",
         )
 
+    def tensors_of_tile(self) -> list[str]:
+        """The names of the tensors that a tile's function takes: it does not write sums."""
+        own = [self.tensors[a.array.name] for a in (*self.plan.summed, *self.plan.crossed) if a.array]
+        late = {name for name in own if not self.mentions(self.chain_arguments(), name)} | {PARTS}
+        return [t.name for t in self.tensor_lines() if t.name not in late]
+
     # The kernel for scans in the other direction
 
     @once
@@ -199,7 +207,7 @@ class ScanContext(ElementwiseContext):
         states = "(chunks and states, scans) the states before each chunk"
         found = [Tensor(name, "cute.Tensor", states) for name in self.starts_of().values()]
         if self.plan.across:
-            found.append(Tensor("mParts", "cute.Tensor", "(parts, outputs and rows and states) sums of each part"))
+            found.append(Tensor(PARTS, "cute.Tensor", "(parts, outputs and rows and states) sums of each part"))
         return super().tensor_lines() + found
 
     def of_elements(self) -> list[Access]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.autodiff.reverse import Backward, Reverse
@@ -12,7 +13,7 @@ from codegen.graph.nodes import DTYPES, WIDE, Leaf, Statement
 from codegen.language.chain import output_parts
 from codegen.language.transfer import extended_spec
 from codegen.plan.gemms.tiles import Product
-from codegen.spec.spec import Spec
+from codegen.spec.spec import Array, Spec
 
 MOST_TILES = 8  # the number of the chain's names, from the first, that are tried in place of the products
 
@@ -74,11 +75,20 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
         made = tuple(replace(a, dtype=type_of) if a.name in inner else a for a in how.spec.outputs)
         how = replace(how, spec=replace(how.spec, outputs=made))
     shared = tuple((acc, name) for acc, name in outputs.items() if name is not None and acc in how.inputs)
-    kept = [p.acc for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
+    kept = [accs[p.acc.name] for p in products if p.acc.name in how.inputs and not outputs[p.acc.name]]
+    forward, saved = _forward(spec, epilogue, how, kept)
+    return Pulled(how, forward, (*shared, *saved))
+
+
+def _forward(
+    spec: Spec, epilogue: Spec, how: Backward, kept: Sequence[Array]
+) -> tuple[Spec | None, tuple[tuple[str, str], ...]]:
+    """The epilogue with the outputs that a backward takes: values of the chain, and `kept` products, which are saved under the returned
+    names. None if it takes none."""
     more = list(how.forward.outputs[len(epilogue.outputs) :]) if how.forward else []
     if not kept and not more:
-        return Pulled(how, None, shared)
-    taken = {a.name for a in epilogue.arrays} | {s.name for s in own.read.statements}
+        return None, ()
+    taken = {a.name for a in epilogue.arrays} | {s.name for s in epilogue.read.statements}
     names = {acc.name: fresh(taken, f"{acc.name}_saved") for acc in kept}
     graph = epilogue.read.graph.fork()
     lines = [
@@ -92,10 +102,9 @@ def _pull(spec: Spec, products: tuple[Product, ...], epilogue: Spec, dtype: str)
     ]
     forward = replace(
         epilogue, op=f"{spec.op}_forward", summary=f"{spec.op}, with the values that its backward takes.",
-        outputs=(*epilogue.outputs, *more, *(replace(accs[a.name], name=names[a.name]) for a in kept)), grad="none",
+        outputs=(*epilogue.outputs, *more, *(replace(a, name=names[a.name]) for a in kept)), grad="none",
     )  # fmt: skip
-    forward = extended_spec(forward, epilogue, lines, graph, taken)
-    return Pulled(how, forward, (*shared, *names.items()))
+    return extended_spec(forward, epilogue, lines, graph, taken), tuple(names.items())
 
 
 def _sized_by_factors(how: Backward, product: Product) -> Backward:

@@ -302,25 +302,9 @@ LARGE = AmpereTiles(128, 128, 64, warps_m=2, warps_n=2, stages=3, blocks=2)
 
 def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Statement, ...]) -> Tile:
     """The plan of an epilogue within the tiles of a GEMM kernel. Raises `UserError` if it cannot be computed there."""
+    _check_factors(products, epilogue)
     first = products[0]
     a, b = first.a, first.b
-    if len(products) > 2 or any(p.a != first.a or p.axes != first.axes for p in products):
-        raise UserError("a GEMM kernel has one product, or two of the same rows")
-    if len(first.axes) > 1 or ROWS in first.axes:
-        raise UserError("a GEMM kernel contracts one axis, and not the rows")
-    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
-        raise UserError(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
-    if len({(p.b.dims, p.b.dtype, p.widened and _alike(p)) for p in products}) > 1:
-        raise UserError("the two products differ in shape or type")
-    if (
-        b.dtype != a.dtype
-        and not first.widened
-        and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8
-    ):
-        raise UserError(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
-    again = {x.name for p in products for x in (p.a, *p.inputs)} & {x.name for x in epilogue.inputs}
-    if again:
-        raise UserError(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
     batch = tuple(x for x in b.axes if x in a.axes and x != first.axis)
     rows = tuple(x for x in a.axes if x not in (*batch, first.axis))
     columns = tuple(x for x in b.axes if x not in (*batch, first.axis))
@@ -360,6 +344,29 @@ def tile_of(products: tuple[Product, ...], epilogue: Spec, statements: tuple[Sta
         spec, statements, folds, exactness, plan, batch, rows, columns, b.axes[-1] == first.axis, paired, accs,
         a.dtype, work // (2 if paired else 1), first.loaded, segments,
     )  # fmt: skip
+
+
+def _check_factors(products: tuple[Product, ...], epilogue: Spec) -> None:
+    """Checks that one kernel reads the factors of these products: one left factor along rows, and right factors that are alike."""
+    first = products[0]
+    a, b = first.a, first.b
+    if len(products) > 2 or any(p.a != first.a or p.axes != first.axes for p in products):
+        raise UserError("a GEMM kernel has one product, or two of the same rows")
+    if len(first.axes) > 1 or ROWS in first.axes:
+        raise UserError("a GEMM kernel contracts one axis, and not the rows")
+    if not a.dims or a.dims[-1].names != (first.axis,) or any(d.parts is not None for d in a.dims):
+        raise UserError(f"{a.name!r} is {a}, but a GEMM kernel reads rows along {first.axis}")
+    if len({(p.b.dims, p.b.dtype, p.widened and _alike(p)) for p in products}) > 1:
+        raise UserError("the two products differ in shape or type")
+    if (
+        b.dtype != a.dtype
+        and not first.widened
+        and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8
+    ):
+        raise UserError(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
+    again = {x.name for p in products for x in (p.a, *p.inputs)} & {x.name for x in epilogue.inputs}
+    if again:
+        raise UserError(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")
 
 
 def _check_chain(statements: tuple[Statement, ...]) -> None:

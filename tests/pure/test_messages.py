@@ -154,7 +154,7 @@ EXCEPTIONS = {
     "take before it": "the same",
     "but {what}": "the same",
     "join them in an op of its own": "the same",
-    "no whole rows to sort or to select from": "why it is two kernels: tests/pure/autodiff/test_selected_products.py",
+    "no whole rows to scan, to sort or to select from": "why it is two kernels: tests/pure/autodiff/test_selected_products.py",
     "which the kernel of a gradient reads": "why a backward is two kernels: tests/cpu/runtime/xla/test_put.py",
     "more than a kernel's coordinate holds": "of a call's extents, at run time: tests/cpu/runtime/ops/test_export.py",
 }

@@ -47,7 +47,7 @@ NEUTRAL = {"cumsum": "0", "cumprod": "1", "cummax": "-jnp.inf", "cumlogsumexp": 
 
 def arrays_of(node: Node) -> tuple[str, ...]:
     """The inputs that a call names, other than those in its arguments."""
-    if node.op == "gather":
+    if node.op in ("gather", "lookup"):
         return (node.attr[0],)
     if isinstance(node.attr, Draw):
         return (node.attr.key,)
@@ -172,6 +172,25 @@ def _gather(made: Any, node: Node) -> str:
     return text if node.kind == "bool" else f"{text}.astype({made.dtype(node.kind)})"
 
 
+# What is computed from a table of the axis P, and perhaps another: in the chain and in jnp, as formulas of a table {0} and the axis {1}
+LOOKUPS = (
+    ("tanh({0}) * 2", "jnp.tanh({0}) * 2"),
+    ("where(index(P) % 2 == 0, {0}, -{0})", "(jnp.where((jnp.arange({0}.shape[0]) % 2 == 0), 1, -1) * {0}.T).T"),
+    ("softmax({0}, axis=P)", "jax.nn.softmax({0}, axis=0)"),
+    (
+        "{0} * rsqrt(mean(square({0}), axis={1}) + 0.1)",
+        "{0} / jnp.sqrt(jnp.mean({0} * {0}, axis=-1, keepdims=True) + 0.1)",
+    ),
+)
+
+
+def _lookup(made: Any, node: Node) -> str:
+    table, axis, rest, which = node.attr
+    wide = made.assigned(("table", table), f"{table}.astype(real)")
+    computed = made.assigned(("computed", table, which), LOOKUPS[which][1].format(wide, rest))
+    return _gather(made, node._replace(attr=(computed, axis, rest)))
+
+
 def _draw(made: Any, node: Node) -> str:
     how = node.attr
     sizes = "".join(f"{made.sizes[a]}, " for a in how.axes if a != ROWS)
@@ -241,6 +260,10 @@ CALLS: dict[str, Call] = {
     "nucleus": Call(_along, _nucleus),
     "dot": Call(lambda node, args: f"dot({args[0]}, {args[1]}, axis={node.attr})", _dot),
     "gather": Call(lambda node, args: f"take({node.attr[0]}, {args[0]}, axis={node.attr[1]})", _gather),
+    "lookup": Call(
+        lambda n, args: f"take({LOOKUPS[n.attr[3]][0].format(n.attr[0], n.attr[2])}, {args[0]}, axis={n.attr[1]})",
+        _lookup,
+    ),
     **dict.fromkeys(("uniform", "normal", "bits", "bernoulli"), Call(_draw_text, _draw)),
     "put": Call(_put_text, _put),
 }

@@ -92,6 +92,24 @@ FURTHER = {
     "layers": Family((ROWS, "M"), maker="layers", often=8),
 }  # fmt: skip
 
+# Two of these at once, and shapes that the others lack; drawn apart from both
+FIVE = ("A", "B", "C", "S", "N")
+COMBINED = {
+    "product and orders": Family((ROWS, "N"), contracts=True, forms=("scan", *ORDERS), often=3),
+    "product of batches and calls": Family(("B", "S", "N"), contracts=True, forms=("scan", "shift", "top_k", "sort", "lookup"), often=3),
+    "statistics and put": Family(("B", "N"), LAST, forms=("put",), often=2),
+    "scan and put": Family(("B", "S", "N"), forms=("put", "scan"), often=1),
+    "lookups": Family((ROWS, "N"), forms=("lookup",), often=2),
+    "lookups of named axes": Family(("B", "S", "N"), LAST, (("S",), ("B", "S")), forms=("lookup", "scan", "top_k"), often=3, staged=True),
+    "five axes": Family(FIVE, (("S", "N"), ("N",)), often=2),
+    "five axes, over some": Family(FIVE, over=(("A", "B"), ("B", "S"), ("A", "C")), often=2),
+    "five axes, staged": Family(FIVE, LAST, (("S",), ("B", "C"), ("A", "B", "C")), often=2, staged=True),
+    "five axes and calls": Family(FIVE, forms=("shift", "scan", "draw", "argmax"), often=2),
+    "blocks in the middle": Family((ROWS, "B", "G", "N"), over=(("G",),), often=3, split=True, staged=True),
+    "blocks in the middle, and calls": Family(("S", "B", "G", "N"), LAST, (("G",), ("S",)), forms=("scan", "shift"), often=2, split=True, staged=True),
+    "blocks, scans and orders": Family((ROWS, "B", "G"), (("G",),), forms=("scan", "top_k", "sort", "unsort"), often=2, split=True),
+}  # fmt: skip
+
 # Dtypes of a float array or variable, with how often each is drawn
 FLOATS = {("float32",): 8, ("bfloat16",): 4, ("float16",): 3, ("float32", "bfloat16"): 5, ("bfloat16", "float16"): 1,
           ("float8_e4m3fn",): 1, ("float8_e5m2",): 1}  # fmt: skip

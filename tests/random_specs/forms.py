@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.random_specs.calls import Draw, Put, Scan
+from tests.random_specs.calls import LOOKUPS, Draw, Put, Scan
 from tests.random_specs.nodes import ROWS, Array, Dim, Node
 from tests.random_specs.values import call, const, leaf
 
-SELECTED = "K"  # the axis of what `top_k` selects
+SELECTED = "J"  # the axis of what `top_k` selects
 Dims = frozenset[str]
 
 
@@ -172,6 +172,17 @@ def gather(m: Any, whole: Dims) -> Node:
     return Node("gather", kind, own, (index,), (m.inputs[-1].name, "P", rest))
 
 
+def lookup(m: Any, whole: Dims) -> Node:
+    """What is computed from a table, at computed indices."""
+    found = gather(m, whole)
+    while found.kind != "float":
+        m.inputs.pop()
+        found = gather(m, whole)
+    name, axis, rest = found.attr
+    which = m.random.randrange(len(LOOKUPS) if rest else len(LOOKUPS) - 1)
+    return found._replace(op="lookup", attr=(name, axis, rest, which))
+
+
 def put(m: Any, whole: Dims) -> None:
     """An output that is a table with new values."""
     axes = m.family.axes
@@ -196,5 +207,5 @@ def parts(m: Any, whole: Dims) -> None:
 
 FORMS: dict[str, Callable[[Any, Dims], Node | None]] = {
     "scan": scan, "states": states, "shift": shift, "top_k": top_k, "sort": sort, "argsort": argsort, "unsort": unsort,
-    "argmax": argmax, "nucleus": nucleus, "draw": draw, "gather": gather, "put": put, "parts": parts,
+    "argmax": argmax, "nucleus": nucleus, "draw": draw, "gather": gather, "lookup": lookup, "put": put, "parts": parts,
 }  # fmt: skip

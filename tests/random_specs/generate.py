@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.random_specs.decisions import (
+    COMBINED,
     COMPARISONS,
     CONSTANTS,
     DOUBLES,
@@ -53,7 +54,7 @@ class Wanted:
 def random_spec(seed: int, wanted: Wanted = Wanted()) -> RandomSpec:
     """The spec of an integer."""
     if wanted.further:
-        wanted = replace(wanted, families=tuple(FURTHER))
+        wanted = replace(wanted, families=tuple(COMBINED if seed % 4 == 3 else FURTHER))
     if not wanted.families:
         staged = seed % 7 == 4
         wanted = replace(wanted, families=tuple(name for name, f in FAMILIES.items() if f.staged == staged))
@@ -94,7 +95,7 @@ class _Maker(Values):
     # The whole
 
     def spec(self) -> RandomSpec:
-        families = {name: (FAMILIES | FURTHER)[name] for name in self.wanted.families}
+        families = {name: (FAMILIES | FURTHER | COMBINED)[name] for name in self.wanted.families}
         self.family = families[self.weighted({name: family.often for name, family in families.items()})]
         self.wild = self.chance(0.12)
         self.floats = DOUBLES if self.chance(0.06) and not self.family.contracts else FLOATS
@@ -142,8 +143,9 @@ class _Maker(Values):
     def dims(self, axes: Sequence[str]) -> tuple[Dim, ...]:
         """The dimensions of an array with these axes."""
         found = [Dim(a) for a in axes]
-        if self.family.split and tuple(axes[-2:]) == ("B", "G") and self.chance(0.8):
-            found[-2:] = [Dim("B", inner="G", width=self.width)]
+        blocks = axes.index("B") if self.family.split and "B" in axes and "G" in axes else None
+        if blocks is not None and self.chance(0.8):
+            found[blocks : blocks + 2] = [Dim("B", inner="G", width=self.width)]
         return tuple(Dim(d.axis, width=self.count) if d.axis == SELECTED else d for d in found)
 
     def add_input(self, axes: Sequence[str], kind: str, always: bool = False, parts: bool = True) -> None:

@@ -25,7 +25,7 @@ from codegen.graph.nodes import (
     put_inputs,
     topological,
 )
-from codegen.graph.ops import ALONE
+from codegen.graph.ops import ALONE, SCANS
 from codegen.language.chain import in_chain, line_with
 from codegen.language.statements import Placed
 from codegen.language.transfer import Values, derived_spec
@@ -94,8 +94,10 @@ class _Splitter:
                 leaves[id(node)] = self.leaf(node)
             except UserError as error:
                 problems.append(self.place(node, error))
-        for node in [n for n in nodes_of(self.statements) if n.op in ALONE][:1]:
-            refused = UserError("a kernel that multiplies has tiles, and no whole rows to sort or to select from")
+        for node in [n for n in nodes_of(self.statements) if n.op in (*ALONE, *SCANS)][:1]:
+            refused = UserError(
+                "a kernel that multiplies has tiles, and no whole rows to scan, to sort or to select from"
+            )
             problems.append(self.place(node, refused))
         if problems:
             raise SpecError(problems)

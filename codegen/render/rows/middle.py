@@ -142,6 +142,8 @@ class MiddleContext(FinishContext):
 
     def operand_text(self, access: Access, width: str) -> str:
         integer = f"cutlass.{self.integer}"
+        if access.counted:
+            return full(width, self.table_size(access.counted), integer)
         if access.mode in ("size", "index"):
             assert access.group is not None
             if access.mode == "size":

@@ -3,6 +3,7 @@
 import pytest
 
 from codegen.pipeline import read_op
+from codegen.render import render_op
 from tests.making import spec_text
 
 
@@ -17,3 +18,12 @@ from tests.making import spec_text
 def test_which_kernels_know_it(outputs, chain, kind):
     op = read_op("specs/made.yaml", spec_text("t: float32[P, N]; x: float32[S, N]; i: int32[S]", outputs, chain))
     assert op.plan.kind == kind
+
+
+def test_a_gradient_along_a_middle_axis_knows_it():
+    """The table is read only for its size there."""
+    inputs, outputs = "c: float32[..., N]; t: float32[P]", "y: float32[..., N]"
+    op = read_op(
+        "specs/made.yaml", spec_text(inputs, outputs, "y = c + take(t, index(N) * 8, axis=P) * (index(N) - size(P))")
+    )
+    assert "mT.shape[0]" in render_op(op).partition("Constexpr[MiddleLaunch]")[2]

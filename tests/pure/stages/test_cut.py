@@ -173,6 +173,10 @@ PRODUCTS = {
             ("gemm", "w factor_of_rows_h -> y"),
         ],
     ),
+    "a running sum of a product": (
+        (f"{DENSE}", "y: float32[..., N]", "y = cumsum(x @ w, axis=N)"),
+        [("gemm", "x w -> product_of_rows_n"), ("scan", "product_of_rows_n -> y")],
+    ),
     "two layers": ((*LAYERS, "u = squared_relu(x @ w); y = u @ v + x"), [("gemm", "x w -> u"), ("gemm", "x v u -> y")]),
     # a value of a product that two stages use is written, and not multiplied again
     "what two stages use": (

@@ -352,8 +352,8 @@ def one(values: cute.Tensor, place: Any) -> Vector:
     return cute.full((1,), values[place], values.element_type)
 
 
-# Where a result has the partial results of several columns: the most of them that a thread reduces alone, and the fewest results,
-# with neighbours side by side, of which a block takes several
+# A result may have the partial results of several columns. A thread reduces at most `FEW_OF_RESULT` of them alone. A
+# block computes several neighbouring results from `MANY_RESULTS` on
 FEW_OF_RESULT, MANY_RESULTS = 64, 256
 
 

@@ -35,8 +35,8 @@ def neighbouring(how: RowLaunch | Walk) -> bool:
 
 
 def first_neighbour(how: RowLaunch, columns: Int32) -> Int32:
-    """The first of this thread's neighbouring columns. All are inside the row: those of the last threads are the last ones, of which
-    other threads have some, too."""
+    """The first of this thread's neighbouring columns. All are inside the row: the last threads have the last columns
+    of the row, some of which other threads have too."""
     first, last = own_first(how), columns - how.vectors
     return cutlass.select_(first < last, first, last)
 

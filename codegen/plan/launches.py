@@ -102,7 +102,7 @@ class PlannedCall:
 class ProductCall:
     """The call that the launch of a product's kernel is planned for."""
 
-    # By name those of the epilogue's arrays; those of the factors are "a" and "b", that of their scales is "scale"
+    # The dtypes of the epilogue's arrays by their names, of the factors as "a" and "b", and of their scales as "scale"
     dtypes: Mapping[str, str]
     # L, M, N and K; the size of the columns' innermost axis D, if they have several; "covered", see `loading`
     extents: Mapping[str, int]

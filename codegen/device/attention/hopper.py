@@ -90,8 +90,8 @@ def work_of(tiles: Any, elements: Any, how: AttentionLaunch) -> tuple[tuple, Any
     element's tiles are then taken at about the same time, and find its rows in the L2 cache. The last tiles, of two
     turns or more, are taken in the order of their numbers: the smallest come last.
 
-    Measured on an H200, bfloat16, a causal mask, 2048 tokens of 160 heads of 128 elements, where 132 blocks each have a head of their
-    own in the order of tiles: the forward took 396 us so, and 346 us in pairs.
+    An H200's forward in bfloat16 with a causal mask, 2048 tokens and 160 heads of 128 elements took 346 us in pairs. In
+    the order of tiles, in which each of 132 blocks has a head of its own, it took 396 us.
     """
     count = tiles * elements
     grid = cutlass.min(count, how.processors)

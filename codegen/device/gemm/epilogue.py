@@ -297,10 +297,10 @@ def begin(
     form: cutlass.Constexpr[Form],
     operands: tuple,
 ) -> None:
-    """Before the products of a tile, where `form.staged`: start the copies of its first pieces' operands. `finish` must follow,
-    with the same arguments. operands: a warp's `staged` bytes of shared memory for each of `ahead` pieces, aligned to
-    `staging.ALIGNED`, and two barriers for each, of one arrival; the number of tiles that it began before; the index of
-    its first row among all batches' rows; the fetchers of `form.boxes`."""
+    """Start the copies of the operands of a tile's first pieces, before its products, if operands are staged
+    (`form.staged`). `finish` must follow, with the same arguments. operands: a warp's `staged` bytes of shared memory
+    for each of `ahead` pieces, aligned to `staging.ALIGNED`, and two barriers for each, of one arrival; the number of
+    tiles that it began before; the index of its first row among all batches' rows; the fetchers of `form.boxes`."""
     walk = gemm_pieces.walk_over(acc, place, extents, slab_step, form)
     for i in cutlass.range_constexpr(min(form.ahead * walk.buffers, len(walk.order))):
         _fetch_operands(i, walk, form, operands)

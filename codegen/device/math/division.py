@@ -106,8 +106,8 @@ def divide_by_column(a: Vector, b: Vector, approx: bool) -> Vector:
 
 
 def _parts(b: Float32, approx: bool) -> tuple[Float32, Float32, Float32]:
-    """A power of two by which dividend and divisor are multiplied, so that the reciprocal is a normal number; and the
-    two parts of the reciprocal, of which the first approximates it."""
+    """A power of two, and the reciprocal of its product with the divisor as two numbers, of which the first
+    approximates it. The dividend is multiplied by the power of two as well. It makes the reciprocal a normal number."""
     one = cute.full((1,), b, Float32)
     scale = _scale_of(one)
     one = one * scale

@@ -17,10 +17,11 @@ from codegen.plan.launches import GemmLaunch, ProductCall
 from codegen.shared import Tiles
 
 LAUNCH = 4000  # cycles between two kernels: the last blocks of one, and the first loads of the next
-# The cost of choosing a tile's product and its epilogue, which reads nothing before the product ends. Microseconds on
-# an H200 in one launch and in three: 8192 x 4096 times 4096 + 1024 + 1024 columns 533 both (551 with tiles of 192
-# columns, which divide no product), 32768 x 1280 times three of 1280 440 and 449, 2048 x 2048 times 2048 + 512 + 512 36
-# and 44. Of 4096 times 4096 + 1024 + 1024, 512 rows took 43 and 50, 256 rows 24 and 36.
+# How much longer one launch of several products takes for their tiles: each block chooses its product and epilogue,
+# which reads nothing before the product ends. An H200's microseconds in one launch, and in three. 8192 x 4096 times
+# 4096 + 1024 + 1024 columns: 533 and 533 (551 with tiles of 192 columns, which divide no product). 32768 x 1280 times 3
+# x 1280: 440 and 449. 2048 x 2048 times 2048 + 512 + 512: 36 and 44. 512 rows of 4096 times 4096 + 1024 + 1024: 43 and
+# 50; 256 rows: 24 and 36.
 SHARED = 1.05
 
 

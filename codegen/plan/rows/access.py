@@ -74,8 +74,8 @@ class Expensive:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a sweep needs of a thread's registers, for each column: the most values that are alive at once, what later sweeps take from it
-    and those before it, and what a kernel that walks down rows computes once."""
+    """The values that a sweep has in a thread's registers, for each column: `alive` at once, at most; `kept` for later
+    sweeps; and shared by rows, which a kernel that walks down rows computes once."""
 
     alive: int
     kept: int  # computed values

@@ -32,8 +32,8 @@ from codegen.targets import REGISTERS_OF_SM
 PIECES = (128, 64, 32)  # bytes of neighbouring elements that a block reads of each array: as many as fill all SMs
 LEAST_THREADS, THREADS = 128, (256, 512, 1024)  # of a block: at least, and at most, as many as it needs
 LEAST_VECTOR = 4  # bytes
-# Resident threads of which each holds many values: an H200 took 364 us with 168 registers a thread, 426 with half as many elements a
-# thread, and 495 with twice as many, which spilled
+# Resident threads, if each holds many values. An H200 took 364 us with 168 registers a thread, 426 us with half as many
+# elements a thread, and 495 us with twice as many, whose registers were spilled
 CROWDED = 384
 # Values of a thread where rows are few: a softmax over 1024 rows took an H200 9.6 us, and 21 with four times as many
 FEW_VALUES = 16

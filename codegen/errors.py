@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 EXCERPT = 160  # characters of a source line that are shown
 _LISTED = 40  # names that a hint lists together with the nearest one
-_ALL = 100  # names that a hint lists
-_FEW = 100  # names that an unknown word is compared with one by one
+_ALL = 150  # names that a hint lists
+_FEW = 150  # names that an unknown word is compared with one by one
 _SHOWN = 100  # errors that are printed
 _LIKE = 0.5  # how similar a name must be, of 1, to be suggested
 _WORD = 60  # characters of a user's word that a message repeats

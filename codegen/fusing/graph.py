@@ -22,7 +22,7 @@ MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "tra
 REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
                       "cumsum", "cumprod", "cummax", "cumlogsumexp"})  # fmt: skip
 COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "tanh", "logistic", "erf", "erfc", "pow",
-                    "custom_jvp_call", "atan2", "sinh", "cosh", "log2"})  # fmt: skip
+                    "custom_jvp_call", "atan2", "sinh", "cosh", "log2", "asinh", "acosh", "atanh", "lgamma", "digamma"})  # fmt: skip
 FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do
 OWN_KERNEL = frozenset({"dot_general", "scatter-add"})  # in XLA, of the steps that the language has
 LESS = 8  # times as many bytes as its sources have an array that is computed again where it is used

@@ -17,8 +17,14 @@ from codegen.tracing.write import CHEAP, INFIX, POWER, UNARY, Text, number, shor
 NAMES = {
     "asin": "jnp.arcsin", "acos": "jnp.arccos", "atan": "jnp.arctan", "atan2": "jnp.arctan2", "rsqrt": "jax.lax.rsqrt",
     "sigmoid": "jax.nn.sigmoid", "erf": "jax.lax.erf", "erfc": "jax.lax.erfc", "rem": "jax.lax.rem",
-    "popcount": "jax.lax.population_count", "stop_gradient": "jax.lax.stop_gradient", "cumlogsumexp": "jax.lax.cumlogsumexp",
-    "cummax": "jax.lax.cummax",
+    "popcount": "jax.lax.population_count", "stop_gradient": "jax.lax.stop_gradient",
+    "asinh": "jnp.arcsinh", "acosh": "jnp.arccosh", "atanh": "jnp.arctanh",
+    "lgamma": "jax.lax.lgamma", "digamma": "jax.lax.digamma",
+}  # fmt: skip
+
+SCANNED = {
+    "cumsum": "jnp.cumsum(", "cumprod": "jnp.cumprod(", "cummax": "jax.lax.associative_scan(jnp.maximum, ",
+    "cumlogsumexp": "jax.lax.associative_scan(jnp.logaddexp, ",
 }  # fmt: skip
 
 
@@ -249,10 +255,9 @@ class Printer(Text):
         if op.startswith("cum"):
             axis, reverse = attr
             place = self.order.index(axis) - len(self.order)
-            function = NAMES.get(op, f"jnp.{op}")
-            if function.startswith("jax") or reverse:
-                raise UserError("a scan of this form has no reference", "")
-            return f"{function}({given[0]}, axis={place})", 10
+            value = f"jnp.flip({given[0]}, {place})" if reverse else given[0]
+            text = f"{SCANNED[op]}{value}, axis={place})"
+            return f"jnp.flip({text}, {place})" if reverse else text, 10
         return f"{NAMES.get(op, f'jnp.{op}')}({', '.join(given)})", 10
 
     def cast(self, formula: Formula, value: str) -> str:

@@ -25,7 +25,7 @@ SAME = {
     "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "logistic": "sigmoid", "erf": "erf", "erfc": "erfc", "log2": "log2",
     "square": "square", "is_finite": "isfinite", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge", "eq": "eq", "ne": "ne",
     "and": "and", "or": "or", "xor": "xor", "population_count": "popcount", "stop_gradient": "stop_gradient",
-    "add_jaxvals": "add",
+    "add_jaxvals": "add", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "lgamma": "lgamma", "digamma": "digamma",
 }  # fmt: skip
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod",
               "reduce_and": "all", "reduce_or": "any"}  # fmt: skip

@@ -16,7 +16,8 @@ LARGEST = 3.4028235e38
 NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.5, 6.0, 3.0, -3.0, 2.5, 88.8, -88.8, 1e4, -1e4, 1e18, -1e18, 1e-18, -1e-18]
 POINTS = np.array([*NUMBERS, LARGEST, -LARGEST, np.inf, -np.inf, np.nan], np.float32)
 ONE = {
-    "abs": jnp.abs, "acos": jnp.arccos, "asin": jnp.arcsin, "atan": jnp.arctan, "cbrt": jnp.cbrt, "ceil": jnp.ceil,
+    "abs": jnp.abs, "acos": jnp.arccos, "acosh": jnp.arccosh, "asin": jnp.arcsin, "asinh": jnp.arcsinh, "atan": jnp.arctan,
+    "atanh": jnp.arctanh, "digamma": jax.lax.digamma, "lgamma": jax.lax.lgamma, "cbrt": jnp.cbrt, "ceil": jnp.ceil,
     "celu": jax.nn.celu, "cos": jnp.cos, "cosh": jnp.cosh, "elu": jax.nn.elu, "erf": jax.lax.erf, "erfc": jax.lax.erfc,
     "exp": jnp.exp, "exp2": jnp.exp2, "expm1": jnp.expm1, "floor": jnp.floor, "hard_sigmoid": jax.nn.hard_sigmoid,
     "hard_swish": jax.nn.hard_swish, "hard_tanh": jax.nn.hard_tanh, "leaky_relu": jax.nn.leaky_relu, "log": jnp.log,
@@ -81,6 +82,8 @@ def test_every_function_of_one_number(tmp_path):
         "rsqrt": [0.0],  # the slope's sign at -0.0
         "squareplus": [-1e18, LARGEST],  # even float64 cancels there; XLA adds before it halves
         "tanh": [6.0],  # 1 - y * y cancels
+        "lgamma": [1.0],  # 5e-7, not 0
+        "digamma": [-88.8, np.inf, -np.inf],  # jnp's slope is wrong below 0
     }  # fmt: skip
     words = {f"{name}(a)": f for name, f in ONE.items()}
     check(tmp_path, words, [POINTS], {f"{name}(a)": np.float32(points) for name, points in apart.items()})

@@ -119,6 +119,10 @@ CASES = {
         lambda i, j, x: (i // j, i // 4 + i % 4, x // 3, jax.lax.div(i, j)), (*[like(3, 8, dtype=jnp.int32)] * 2, X),
         ["y = i_in // j", "y2 = i_in // 4 + i_in % 4", "y3 = x // 3", "y4 = (i_in - rem(i_in, j)) // j"],
     ),
+    "inverse and gamma functions": (
+        lambda x: jnp.arcsinh(x) + jnp.arctanh(x) + jax.scipy.special.gammaln(x) * jax.scipy.special.digamma(x), (X,),
+        ["y = asinh(x) + atanh(x) + lgamma(x) * digamma(x)"],
+    ),
     "a sum of what is the same": (
         lambda x, w: x[..., :4] * jnp.sum(jnp.broadcast_to(w, x.shape), -1, keepdims=True) + x[..., 4:], (X, like(2, 3, 1)),
         ["x[0] * (w * 8) + x[1]"],

@@ -20,7 +20,7 @@ from codegen.tracing.translate import COMPUTED, ELEMENTWISE, KNOWN, SAME, is_exa
 LAYOUT = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "copy", "copy_p", "iota", "stop_gradient", "pvary"})
 MOVED = frozenset({"broadcast_in_dim", "squeeze", "expand_dims", "reshape", "transpose"})
 REDUCING = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
-                      "cumsum", "cumprod", "cummax", "cumlogsumexp"})  # fmt: skip
+                      "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"})  # fmt: skip
 COSTLY = frozenset({"exp", "exp2", "log", "log1p", "expm1", "sin", "cos", "tan", "tanh", "logistic", "erf", "erfc", "pow",
                     "custom_jvp_call", "atan2", "sinh", "cosh", "log2", "asinh", "acosh", "atanh", "lgamma", "digamma"})  # fmt: skip
 FACTOR = "factor"  # a step that only gives an array to a product: there is nothing to do

@@ -17,7 +17,7 @@ from codegen.fusing.graph import has_effects, is_sharded
 from codegen.fusing.prepared import on, once
 from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import REMAT, Atom, Flat, Step, Value, flatten
+from codegen.tracing.steps import REMAT, Atom, Flat, Step, Value, constants_and_carried, flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _merged(flat: Flat, earlier: int, later: int) -> Flat | None:
 
 
 def _loop(step: Step) -> Loop:
-    consts, carried = constants_and_carried(step)
+    consts, carried = constants_and_carried(step.params)
     first, last = step.inputs[:consts], step.inputs[consts + carried :]
     return Loop(step, body_of(step.params["jaxpr"]), first, step.inputs[consts : consts + carried], last)
 
@@ -146,14 +146,6 @@ def _flat(function: Callable[..., Any], inputs: Sequence[Atom]) -> Flat:
 
 def _products(flat: Flat) -> int:
     return sum(step.name == "dot_general" for step in flat.steps)
-
-
-def constants_and_carried(step: Step) -> tuple[int, int]:
-    """How many of a scan's inputs are the same in all iterations, and how many it carries. JAX 0.11 and newer keep trees of both."""
-    if "num_carry" in step.params:
-        return step.params["num_consts"], step.params["num_carry"]
-    constants, carried, _ = step.params["ft_in"].unpack()
-    return len(constants), len(carried)
 
 
 def body_of(closed: Any) -> Flat:

@@ -17,11 +17,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from codegen.fusing.chains import Chain
 from codegen.fusing.graph import StepGraph, is_sharded
-from codegen.fusing.loops import adding, body_of, constants_and_carried
+from codegen.fusing.loops import adding, body_of
 from codegen.fusing.program import Program
 from codegen.fusing.running import read, steps_evaluated
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.steps import Atom, Step, Value
+from codegen.tracing.steps import Atom, Step, Value, constants_and_carried
 
 Function = Callable[..., tuple[Any, ...]]
 
@@ -74,7 +74,7 @@ def sums(program: Program) -> Iterator[Sum]:
 
 def _sum(graph: StepGraph, place: int, program: Program) -> Sum | None:
     step = graph.steps[place]
-    first, count = constants_and_carried(step)
+    first, count = constants_and_carried(step.params)
     chain = next((chain for _, chain, _ in program.everywhere()), None)
     after = [_summing(graph, v) for v in step.outputs[count:]]
     if chain is None or None in after or any(v.shape != () for v in step.outputs[:count]) or is_sharded(step):

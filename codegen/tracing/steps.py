@@ -34,6 +34,9 @@ REMAT = {"checkpoint": "jaxpr", "remat": "jaxpr", "remat2": "jaxpr"}
 OWN = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr"}
 
 
+SMALL = 1024  # elements of a captured array that is computed with
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """An array: an input, or the result of a step. `constant` is an array that the function has captured."""
@@ -162,8 +165,14 @@ def _inline(
             name == "reshard" and equation.invars[0].aval == equation.outvars[0].aval
         ):
             there[equation.outvars[0]] = given[0]  # under a mesh, JAX inserts reshards that change nothing
-        elif (number := _computed(equation, given)) is not None:
-            there[equation.outvars[0]] = number
+        elif (known := _computed(equation, given)) is not None:
+            there[equation.outvars[0]] = known
+        elif name == "scan" and (elements := _elements(params, given)) is not None:
+            inner, own = _jaxpr(params["jaxpr"])
+            consts, state = given[: -1 - len(equation.outvars)], given[-1 - len(equation.outvars) : -1]
+            for element in elements:
+                state = _inline(inner, own, (*consts, *state, element), steps, calls, place, saves)
+            there |= zip(equation.outvars, state, strict=True)
         else:
             outputs = tuple(_value(v) for v in equation.outvars)
             within = _own(name, params, given, outputs, calls, place) if name in OWN else ()
@@ -172,26 +181,54 @@ def _inline(
     return tuple(map(read, jaxpr.outvars))
 
 
-def _computed(equation: Any, given: Sequence[Atom]) -> Number | None:
-    """The number that a step computes of numbers, as the count of elements that a variance divides by; None for other steps. A number
-    that is said to vary over a mesh's axes stays a step: what is computed with it needs to know."""
+def _computed(equation: Any, given: Sequence[Atom]) -> Atom | None:
+    """What a step computes of numbers, as the count of elements that a variance divides by, or of small captured arrays, as one of their
+    elements; None for other steps. A number that is said to vary over a mesh's axes stays a step: what is computed with it needs to know."""
     params = jax.tree.leaves(list(equation.params.values()))
     bodies = any(isinstance(p, core.Jaxpr | core.ClosedJaxpr) for p in params)
-    if (
-        not given
-        or bodies
-        or equation.effects
-        or equation.primitive.name == "pvary"
-        or len(equation.outvars) != 1
-        or not _is_scalar(equation.outvars[0].aval)
-    ):
+    if not given or bodies or equation.effects or equation.primitive.name == "pvary" or len(equation.outvars) != 1:
         return None
-    numbers = [np.asarray(a.value, jax.numpy.dtype(a.dtype)) for a in given if isinstance(a, Number)]
-    if len(numbers) < len(given):
+    aval, known = equation.outvars[0].aval, [_known(a) for a in given]
+    fewer = any(isinstance(a, Value) and aval.size < np.prod(a.shape) for a in given) if _is_small(aval) else False
+    if any(k is None for k in known) or not (_is_scalar(aval) or fewer):
         return None
     with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):  # a NaN may be a constant
-        result = equation.primitive.bind(*numbers, **equation.params)
-    return Number(_python(np.asarray(result)), str(equation.outvars[0].aval.dtype))
+        return _captured(equation.outvars[0], np.asarray(equation.primitive.bind(*known, **equation.params)))
+
+
+def _known(atom: Atom) -> np.ndarray | None:
+    """A number, or the elements of a small array that the function has captured."""
+    if isinstance(atom, Number):
+        return np.asarray(atom.value, jax.numpy.dtype(atom.dtype))
+    concrete = atom.constant is not None and not isinstance(atom.constant, jax.core.Tracer)
+    return np.asarray(atom.constant) if concrete and _is_small(jax.typeof(atom.constant)) else None
+
+
+def _is_small(aval: Any) -> bool:
+    return _is_plain(aval.dtype) and all(isinstance(n, int) for n in aval.shape) and aval.size <= SMALL
+
+
+def _elements(params: dict[str, Any], given: Sequence[Atom]) -> list[Number] | None:
+    """The elements of a captured array that a wholly unrolled loop runs over, as of the coefficients of `jnp.polyval`; None for other loops."""
+    known = _known(given[-1]) if given and isinstance(given[-1], Value) else None
+    inner, _ = _jaxpr(params["jaxpr"])
+    if known is None or known.ndim != 1 or params["unroll"] < params["length"] or inner.effects:
+        return None
+    if len(inner.outvars) >= len(given) or params["length"] != len(known):
+        return None
+    _, carried = constants_and_carried(params)
+    if carried != len(inner.outvars):
+        return None
+    found = [Number(_python(element), str(known.dtype)) for element in known]
+    return found[::-1] if params["reverse"] else found
+
+
+def constants_and_carried(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's inputs are the same in all iterations, and how many it carries. JAX 0.11 and newer keep trees of both."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()
+    return len(constants), len(carried)
 
 
 def _is_scalar(aval: Any) -> bool:

@@ -30,7 +30,13 @@ SAME = {
 REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "reduce_prod": "prod",
               "reduce_and": "all", "reduce_or": "any"}  # fmt: skip
 JOINED = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul", "all": "and", "any": "or"}
-SCANS = {"cumsum": "cumsum", "cumprod": "cumprod", "cummax": "cummax", "cumlogsumexp": "cumlogsumexp"}
+SCANS = {
+    "cumsum": "cumsum",
+    "cumprod": "cumprod",
+    "cummax": "cummax",
+    "cumlogsumexp": "cumlogsumexp",
+    "cummin": "cummax",
+}
 UNCHANGED = frozenset({"copy", "copy_p", "broadcast_in_dim", "transpose", "squeeze", "expand_dims", "device_put",
                        "optimization_barrier", "sharding_constraint", "reshard", "reduce_precision", "pvary"})  # fmt: skip
 LAYOUT = UNCHANGED | {"reshape"}
@@ -276,7 +282,11 @@ class Translator:
         axis = self._whole("a scan", step.inputs[0], step.params["axis"])
         attr = (axis, bool(step.params["reverse"]))
         kind = DTYPES[step.outputs[0].dtype].kind
-        return [tuple(self.formulas.make(SCANS[step.name], (g,), kind, attr) for g in self.parts(step.inputs[0]))]
+        given = self.parts(step.inputs[0])
+        if step.name != "cummin":
+            return [tuple(self.formulas.make(SCANS[step.name], (g,), kind, attr) for g in given)]
+        turned = [self.formulas.make("cummax", (self.formulas.make("neg", (g,), kind),), kind, attr) for g in given]
+        return [tuple(self.formulas.make("neg", (t,), kind) for t in turned)]
 
     def _reshape(self, step: Step) -> Sequence[Parts]:
         return [self.parts(step.inputs[0])]

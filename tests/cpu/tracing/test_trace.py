@@ -110,6 +110,7 @@ def negated(x):
 
 
 X = like(2, 3, 8)
+COEFFICIENTS = jnp.asarray([0.5, 2, 3])
 CASES = {
     "axes of outputs that products contract": (
         rotated_back, (like(6, 9), like(6, 6), like(9, 9)), ["dot(dot(left, g, axis=M), right, axis=C)", "g: T[M, C]"],
@@ -122,6 +123,13 @@ CASES = {
     "inverse and gamma functions": (
         lambda x: jnp.arcsinh(x) + jnp.arctanh(x) + jax.scipy.special.gammaln(x) * jax.scipy.special.digamma(x), (X,),
         ["y = asinh(x) + atanh(x) + lgamma(x) * digamma(x)"],
+    ),
+    "scans": (
+        lambda x: (jax.lax.cummin(x, axis=1), jax.lax.cumsum(x, axis=2, reverse=True), jax.lax.cumlogsumexp(x, axis=2)), (X,),
+        ["y = -cummax(-x, axis=H)", "y2 = cumsum(x, axis=N, reverse=true)", "y3 = cumlogsumexp(x, axis=N)"],
+    ),
+    "elements of a captured array": (
+        lambda x: COEFFICIENTS[1] * jnp.polyval(COEFFICIENTS, x), (X,), ["y = 2 * (((0 * x + 0.5) * x + 2) * x + 3)"],
     ),
     "a sum of what is the same": (
         lambda x, w: x[..., :4] * jnp.sum(jnp.broadcast_to(w, x.shape), -1, keepdims=True) + x[..., 4:], (X, like(2, 3, 1)),

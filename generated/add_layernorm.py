@@ -224,8 +224,8 @@ def add_layernorm_forward_kernel(
     mBias: cute.Tensor | None,  # (N) T
     mY: cute.Tensor,  # (rows, N) T
     mResidualOut: cute.Tensor,  # (rows, N) T
-    mRowMean: cute.Tensor,  # (rows) float32
     mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     eps: cutlass.Constexpr[float],
     how: cutlass.Constexpr[RowLaunch],
 ):
@@ -320,12 +320,12 @@ def add_layernorm_forward_kernel(
 @cute.jit
 def add_layernorm_forward_launch(
     stream: cuda.CUstream, mX: cute.Tensor, mResidual: cute.Tensor, mWeight: cute.Tensor | None,
-    mBias: cute.Tensor | None, mY: cute.Tensor, mResidualOut: cute.Tensor, mRowMean: cute.Tensor, mRstd: cute.Tensor,
+    mBias: cute.Tensor | None, mY: cute.Tensor, mResidualOut: cute.Tensor, mRstd: cute.Tensor, mRowMean: cute.Tensor,
     eps: cutlass.Constexpr[float], how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mX.shape[0]
     add_layernorm_forward_kernel(
-        mX, mResidual, mWeight, mBias, mY, mResidualOut, mRowMean, mRstd, eps, how,
+        mX, mResidual, mWeight, mBias, mY, mResidualOut, mRstd, mRowMean, eps, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -347,12 +347,12 @@ def add_layernorm_frozen_stage0(dy, residual_out, row_mean, weight):
 
 
 def add_layernorm_frozen_chain(
-    dy, dresidual_out, residual_out, row_mean, rstd, weight, size_n, row_sum, row_sum2, approx,
+    dy, dresidual_out, residual_out, rstd, row_mean, weight, size_n, row_sum, row_sum2, approx,
 ):
     """The chain, on one vector of each operand and the row's statistics."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred + weight * rstd * dy
+    t2 = dresidual_out + (weight * rstd * dy - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred)
     dx = t2 - device.divide(rstd, t1, approx) * row_sum2
     return dx
 
@@ -362,8 +362,8 @@ def add_layernorm_frozen_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mDresidualOut: cute.Tensor,  # (rows, N) T
     mResidualOut: cute.Tensor,  # (rows, N) T
-    mRowMean: cute.Tensor,  # (rows) float32
     mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
     how: cutlass.Constexpr[RowLaunch],
@@ -375,8 +375,8 @@ def add_layernorm_frozen_kernel(
     rDresidualOut = access.registers(mDresidualOut, (vec, vectors, at_once))
     rResidualOut = access.registers(mResidualOut, (vec, vectors, at_once))
     rWeight = access.registers(mWeight, (vec, 1), 1.0)
-    rRowMean = access.registers(mRowMean, (1, at_once))
     rRstd = access.registers(mRstd, (1, at_once))
+    rRowMean = access.registers(mRowMean, (1, at_once))
     rDx = access.registers(mDx, (vec, vectors, at_once))
     sStage0 = rowwise.shared(how, cutlass.Float32, cutlass.Float32)
     sDxRun = rowwise.run_of(how, mDx, rows, N)
@@ -397,8 +397,8 @@ def add_layernorm_frozen_kernel(
         row.load(mDy, (index, 0), rDy[None, None, u], run=sDyRun)
         row.load(mDresidualOut, (index, 0), rDresidualOut[None, None, u], run=sDresidualOutRun)
         row.load(mResidualOut, (index, 0), rResidualOut[None, None, u], run=sResidualOutRun)
-        row.load_one(mRowMean, (index,), rRowMean[None, u])
         row.load_one(mRstd, (index,), rRstd[None, u])
+        row.load_one(mRowMean, (index,), rRowMean[None, u])
         reduce.meet([*sStage0], how.cluster)
         rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
         rRowSum2 = reduce.accumulator(vec, "sum", cutlass.Float32)
@@ -429,9 +429,10 @@ def add_layernorm_frozen_kernel(
                 dx = add_layernorm_frozen_chain(
                     device.floats(rDy[None, v, u]), device.floats(rDresidualOut[None, v, u]),
                     device.floats(rResidualOut[None, v, u]),
+                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
                     device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
-                    device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)), device.floats(rWeight[None, 0]),
-                    device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), device.full(vec, row_sum2), approx,
+                    device.floats(rWeight[None, 0]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
+                    device.full(vec, row_sum2), approx,
                 )
                 at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
     rowwise.store_together(rDx, mDx, first_row, place)
@@ -440,23 +441,22 @@ def add_layernorm_frozen_kernel(
 
 @cute.jit
 def add_layernorm_frozen_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor,
-    mRowMean: cute.Tensor, mRstd: cute.Tensor, mWeight: cute.Tensor | None, mDx: cute.Tensor,
-    how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor, mRstd: cute.Tensor,
+    mRowMean: cute.Tensor, mWeight: cute.Tensor | None, mDx: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mDy.shape[0]
     add_layernorm_frozen_kernel(
-        mDy, mDresidualOut, mResidualOut, mRowMean, mRstd, mWeight, mDx, how,
+        mDy, mDresidualOut, mResidualOut, mRstd, mRowMean, mWeight, mDx, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
-def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, row_mean, rstd, weight, size_n):
+def add_layernorm_frozen_xla(dy, dresidual_out, residual_out, rstd, row_mean, weight, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = residual_out - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
-    dx = t2 + weight * rstd * dy - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = dresidual_out + t2 - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     return dx
 
 
@@ -478,8 +478,8 @@ def add_layernorm_backward_rows_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mDresidualOut: cute.Tensor,  # (rows, N) T
     mResidualOut: cute.Tensor,  # (rows, N) T
-    mRowMean: cute.Tensor,  # (rows) float32
     mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor | None,  # (N) T
     mRowSumOfRows: cute.Tensor,  # (rows) float32
     mRowSum2OfRows: cute.Tensor,  # (rows) float32
@@ -543,13 +543,13 @@ def add_layernorm_backward_rows_kernel(
 
 @cute.jit
 def add_layernorm_backward_rows_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor,
-    mRowMean: cute.Tensor, mRstd: cute.Tensor, mWeight: cute.Tensor | None, mRowSumOfRows: cute.Tensor,
-    mRowSum2OfRows: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
+    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor, mRstd: cute.Tensor,
+    mRowMean: cute.Tensor, mWeight: cute.Tensor | None, mRowSumOfRows: cute.Tensor, mRowSum2OfRows: cute.Tensor,
+    how: cutlass.Constexpr[RowLaunch],
 ):
     rows = mDy.shape[0]
     add_layernorm_backward_rows_kernel(
-        mDy, mDresidualOut, mResidualOut, mRowMean, mRstd, mWeight, mRowSumOfRows, mRowSum2OfRows, how,
+        mDy, mDresidualOut, mResidualOut, mRstd, mRowMean, mWeight, mRowSumOfRows, mRowSum2OfRows, how,
     ).launch(**rowwise.grid(how, rows, stream))
 
 
@@ -561,12 +561,12 @@ def add_layernorm_backward_stage0(dy, residual_out, row_mean, weight):
 
 
 def add_layernorm_backward_chain(
-    dy, dresidual_out, residual_out, row_mean, rstd, weight, size_n, row_sum, row_sum2, approx,
+    dy, dresidual_out, residual_out, rstd, row_mean, weight, size_n, row_sum, row_sum2, approx,
 ):
     """The chain: dx, and the values to reduce into column_sum, column_sum2, from one vector of each operand."""
     centred = residual_out - row_mean
     t1 = size_n.to(cutlass.Float32)
-    t2 = dresidual_out - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred + weight * rstd * dy
+    t2 = dresidual_out + (weight * rstd * dy - device.divide(row_sum, t1, approx) * rstd * rstd * rstd * centred)
     dx = t2 - device.divide(rstd, t1, approx) * row_sum2
     return dx, dy * (centred * rstd), dy
 
@@ -583,8 +583,8 @@ def add_layernorm_backward_kernel(
     mDy: cute.Tensor,  # (rows, N) T
     mDresidualOut: cute.Tensor,  # (rows, N) T
     mResidualOut: cute.Tensor,  # (rows, N) T
-    mRowMean: cute.Tensor,  # (rows) float32
     mRstd: cute.Tensor,  # (rows) float32
+    mRowMean: cute.Tensor,  # (rows) float32
     mWeight: cute.Tensor | None,  # (N) T
     mDx: cute.Tensor,  # (rows, N) T
     mDweight: cute.Tensor,  # (N) T
@@ -616,8 +616,8 @@ def add_layernorm_backward_kernel(
     rDresidualOut = access.registers(mDresidualOut, (vec, vectors, held))
     rResidualOut = access.registers(mResidualOut, (vec, vectors, held))
     rWeight = access.registers(mWeight, (vec, vectors), 1.0)
-    rRowMean = access.registers(mRowMean, (1, at_once))
     rRstd = access.registers(mRstd, (1, at_once))
+    rRowMean = access.registers(mRowMean, (1, at_once))
     if cutlass.const_expr(not how.whole):
         rRowSumOfRows = access.registers(mRowSumOfRows, (1, at_once))
         rRowSum2OfRows = access.registers(mRowSum2OfRows, (1, at_once))
@@ -640,8 +640,8 @@ def add_layernorm_backward_kernel(
     for u in cutlass.range_constexpr(at_once):
         row = part * rows_a_block + u * pace + tidx // per_row
         early = rowwise.walked(how, row < rows, N, first)
-        early.load_one(mRowMean, (row,), rRowMean[None, u])
         early.load_one(mRstd, (row,), rRstd[None, u])
+        early.load_one(mRowMean, (row,), rRowMean[None, u])
         if cutlass.const_expr(not how.whole):
             early.load_one(mRowSumOfRows, (row,), rRowSumOfRows[None, u])
             early.load_one(mRowSum2OfRows, (row,), rRowSum2OfRows[None, u])
@@ -691,8 +691,8 @@ def add_layernorm_backward_kernel(
                     dx, column_sum_of, column_sum2_of = add_layernorm_backward_chain(
                         device.floats(rDy[None, v, k]), device.floats(rDresidualOut[None, v, k]),
                         device.floats(rResidualOut[None, v, k]),
-                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(device.full(vec, rRstd[0, u], rRstd.element_type)),
+                        device.floats(device.full(vec, rRowMean[0, u], rRowMean.element_type)),
                         device.floats(rWeight[None, v]), device.full(vec, N, cutlass.Int32), device.full(vec, row_sum),
                         device.full(vec, row_sum2), approx,
                     )
@@ -705,8 +705,8 @@ def add_layernorm_backward_kernel(
             turn += 1
             row = base + (u + at_once) * pace + tidx // per_row  # is in flight while others are reduced
             later = rowwise.walked(how, row < rows, N, first)
-            later.load_one(mRowMean, (row,), rRowMean[None, u])
             later.load_one(mRstd, (row,), rRstd[None, u])
+            later.load_one(mRowMean, (row,), rRowMean[None, u])
             if cutlass.const_expr(not how.whole):
                 later.load_one(mRowSumOfRows, (row,), rRowSumOfRows[None, u])
                 later.load_one(mRowSum2OfRows, (row,), rRowSum2OfRows[None, u])
@@ -744,14 +744,14 @@ def add_layernorm_backward_finish(
 
 @cute.jit
 def add_layernorm_backward_launch(
-    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor,
-    mRowMean: cute.Tensor, mRstd: cute.Tensor, mWeight: cute.Tensor | None, mDx: cute.Tensor, mDweight: cute.Tensor,
-    mDbias: cute.Tensor, mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mRowSumOfRows: cute.Tensor,
+    stream: cuda.CUstream, mDy: cute.Tensor, mDresidualOut: cute.Tensor, mResidualOut: cute.Tensor, mRstd: cute.Tensor,
+    mRowMean: cute.Tensor, mWeight: cute.Tensor | None, mDx: cute.Tensor, mDweight: cute.Tensor, mDbias: cute.Tensor,
+    mColumnSumParts: cute.Tensor, mColumnSum2Parts: cute.Tensor, mRowSumOfRows: cute.Tensor,
     mRowSum2OfRows: cute.Tensor, mCounter: cute.Tensor, how: cutlass.Constexpr[Walk],
 ):
     if cutlass.const_expr(not how.whole):
         add_layernorm_backward_rows_launch(
-            stream, mDy, mDresidualOut, mResidualOut, mRowMean, mRstd, mWeight, mRowSumOfRows, mRowSum2OfRows,
+            stream, mDy, mDresidualOut, mResidualOut, mRstd, mRowMean, mWeight, mRowSumOfRows, mRowSum2OfRows,
             how.first,
         )
     N = mDy.shape[1]
@@ -761,7 +761,7 @@ def add_layernorm_backward_launch(
         if mCounter.shape[0] > 0:
             partials.begin(mCounter).launch(grid=(1, 1, 1), block=(32, 1, 1), stream=stream)
         add_layernorm_backward_kernel(
-            mDy, mDresidualOut, mResidualOut, mRowMean, mRstd, mWeight, mDx, mDweight, mDbias, mColumnSumParts,
+            mDy, mDresidualOut, mResidualOut, mRstd, mRowMean, mWeight, mDx, mDweight, mDbias, mColumnSumParts,
             mColumnSum2Parts, mRowSumOfRows, mRowSum2OfRows, mCounter, how,
         ).launch(**rowwise.walking_grid(how, blocks, stream))
     blocks = partials.blocks_to_finish(mColumnSumParts, N)
@@ -771,13 +771,13 @@ def add_layernorm_backward_launch(
         ).launch(**partials.finishing_grid(blocks, stream))
 
 
-def add_layernorm_backward_xla(dy, dresidual_out, residual_out, row_mean, rstd, weight, size_n, row_axes):
+def add_layernorm_backward_xla(dy, dresidual_out, residual_out, rstd, row_mean, weight, size_n, row_axes):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
     t0 = weight * dy
     centred = residual_out - row_mean
     t1 = size_n.astype(jnp.float32)
-    t2 = dresidual_out - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
-    dx = t2 + weight * rstd * dy - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
+    t2 = weight * rstd * dy - jnp.sum(t0 * centred, axis=-1, keepdims=True) / t1 * rstd * rstd * rstd * centred
+    dx = dresidual_out + t2 - rstd / t1 * jnp.sum(t0, axis=-1, keepdims=True)
     dweight = jnp.sum(dy * (centred * rstd), axis=row_axes, keepdims=True)
     dbias = jnp.sum(dy, axis=row_axes, keepdims=True)
     return dx, dweight, dbias

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from codegen import device, runtime
-from codegen.device import access, flat, reduce, rowwise
-from codegen.shared import Launch, RowLaunch
+from codegen.device import access, reduce, rowwise
+from codegen.shared import RowLaunch
 
 SPEC = {
     "op": "row_moments",
@@ -140,10 +140,18 @@ def row_moments_reference(x):
     return mean, variance
 
 
-def row_moments_backward_chain(dmean, dvariance, mean, x, size_n, approx):
-    """The chain, on one vector of each operand."""
-    t0 = size_n.to(cutlass.Float32)
-    dx = device.divide(2.0, t0, approx) * dvariance * (x - mean) + device.divide(dmean, t0, approx)
+def row_moments_backward_row_sum(mean, x):
+    """The values to reduce into row_sum (sum), from one vector of each operand."""
+    t1 = x - mean
+    return t1
+
+
+def row_moments_backward_chain(dmean, dvariance, mean, x, size_n, row_sum, approx):
+    """The chain, on one vector of each operand and the row's statistics."""
+    t2 = size_n.to(cutlass.Float32)
+    t0 = device.divide(2.0, t2, approx) * dvariance
+    t1 = x - mean
+    dx = t0 * t1 + device.divide(dmean - t0 * row_sum, t2, approx)
     return dx
 
 
@@ -154,34 +162,76 @@ def row_moments_backward_kernel(
     mMean: cute.Tensor,  # (rows) float32
     mX: cute.Tensor,  # (rows, N) T
     mDx: cute.Tensor,  # (rows, N) T
-    how: cutlass.Constexpr[Launch],
+    how: cutlass.Constexpr[RowLaunch],
 ):
-    at = flat.vector(how, mDx.shape)  # this thread's elements, which lie next to each other in the outputs
-    row, _ = at.axes
+    rows, N = mDmean.shape[0], mX.shape[1]
     approx = device.narrow(mDx)
-    if at.valid > 0:
-        rDmean, rDvariance, rMean, rX = at.load(
-            flat.read(mDmean, (row,)), flat.read(mDvariance, (row,)), flat.read(mMean, (row,)), mX,
-        )
-        dx = row_moments_backward_chain(
-            device.floats(rDmean), device.floats(rDvariance), device.floats(rMean), device.floats(rX),
-            device.full(how.vec, mDx.shape[1], cutlass.Int32), approx,
-        )
-        at.store(dx.to(mDx.element_type), mDx)
+    vec, vectors, at_once = how.vec, how.vectors, how.at_once
+    rX = access.registers(mX, (vec, vectors, at_once))
+    rDmean = access.registers(mDmean, (1, at_once))
+    rDvariance = access.registers(mDvariance, (1, at_once))
+    rMean = access.registers(mMean, (1, at_once))
+    rDx = access.registers(mDx, (vec, vectors, at_once))
+    sRowSum = rowwise.shared(how, cutlass.Float32)
+    sDxRun = rowwise.run_of(how, mDx, rows, N)
+    sXRun = rowwise.fetch(how, mX, rows, N)
+
+    first_row = rowwise.first_row(how)
+    place = rowwise.meeting_place(how, rX, rDx)
+    rowwise.load_together(mX, first_row, rX, place)
+    for u in cutlass.range_constexpr(at_once):
+        index = first_row + u
+        row = rowwise.row(how, index, index < rows, N, shifts=True)
+        rowwise.arrive(how)
+        # if the row stays in registers; else each pass reads its part
+        row.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+        row.load_one(mDmean, (index,), rDmean[None, u])
+        row.load_one(mDvariance, (index,), rDvariance[None, u])
+        row.load_one(mMean, (index,), rMean[None, u])
+        reduce.meet([*sRowSum], how.cluster)
+        rRowSum = reduce.accumulator(vec, "sum", cutlass.Float32)
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            for v in cutlass.range_constexpr(vectors):
+                values = row_moments_backward_row_sum(
+                    device.floats(device.full(vec, rMean[0, u], rMean.element_type)), device.floats(rX[None, v, u]),
+                )
+                reduce.accumulate([rRowSum], ("sum",), values, part.vector(v).inside())
+        row_sum, = row.reduce([rRowSum], ("sum",), sRowSum)
+
+        row = row.forget((mX, rX))
+        for p in cutlass.range(row.passes):
+            part = row.part(p)
+            part.load(mX, (index, 0), rX[None, None, u], run=sXRun)
+            for v in cutlass.range_constexpr(vectors):
+                at = part.vector(v)
+                dx = row_moments_backward_chain(
+                    device.floats(device.full(vec, rDmean[0, u], rDmean.element_type)),
+                    device.floats(device.full(vec, rDvariance[0, u], rDvariance.element_type)),
+                    device.floats(device.full(vec, rMean[0, u], rMean.element_type)), device.floats(rX[None, v, u]),
+                    device.full(vec, N, cutlass.Int32), device.full(vec, row_sum), approx,
+                )
+                at.store(dx.to(mDx.element_type), mDx, (index, 0), rDx[None, v, u], run=sDxRun)
+    rowwise.store_together(rDx, mDx, first_row, place)
+    rowwise.send(how, (sDxRun, mDx))
 
 
 @cute.jit
 def row_moments_backward_launch(
     stream: cuda.CUstream, mDmean: cute.Tensor, mDvariance: cute.Tensor, mMean: cute.Tensor, mX: cute.Tensor,
-    mDx: cute.Tensor, how: cutlass.Constexpr[Launch],
+    mDx: cute.Tensor, how: cutlass.Constexpr[RowLaunch],
 ):
-    row_moments_backward_kernel(mDmean, mDvariance, mMean, mX, mDx, how).launch(**flat.grid(how, mDx.shape, stream))
+    rows = mDmean.shape[0]
+    row_moments_backward_kernel(mDmean, mDvariance, mMean, mX, mDx, how).launch(**rowwise.grid(how, rows, stream))
 
 
 def row_moments_backward_xla(dmean, dvariance, mean, x, size_n):
     """The chain in jnp: where there is no NVIDIA GPU, and what gradients differentiate."""
-    t0 = size_n.astype(jnp.float32)
-    dx = 2.0 / t0 * dvariance * (x - mean) + dmean / t0
+    t2 = size_n.astype(jnp.float32)
+    t0 = 2.0 / t2 * dvariance
+    t1 = x - mean
+    dx = t0 * t1 + (dmean - t0 * jnp.sum(t1, axis=-1, keepdims=True)) / t2
     return dx
 
 

@@ -191,27 +191,28 @@ class Algebra:
 
     # Reductions
 
-    def sum_over(self, value: Node, axes: tuple[str, ...]) -> Node:
+    def sum_over(self, value: Node, axes: tuple[str, ...], is_term: bool = False) -> Node:
         """The sum of a value that varies along all of `axes`. Factors that do not vary along them are moved out of the sum, which
-        then waits for fewer other statistics."""
+        then waits for fewer other statistics. Distances from a mean add up to 0 as a term of a larger sum. Alone they add up to the
+        mean's rounding error, as for the gradient of a variance, which may be small next to that error."""
         if not axes or _is(value, 0):
             return value
-        if _is_about_mean(value, axes):
+        if is_term and _is_about_mean(value, axes):
             return self.const(0)
         if value.op == "neg":
-            return self.neg(self.sum_over(value.args[0], axes))
+            return self.neg(self.sum_over(value.args[0], axes, is_term))
         if value.op in ("add", "sub") and (apart := self.sum_apart(value, axes)) is not None:
             return apart
         if value.op == "sum":
             return self.sum_over(value.args[0], self.graph.order((*axes, *lost_axes(value))))
         if value.op == "div" and id(value) in self.known and not set(axes) & set(value.args[1].dims):
-            return self.div(self.sum_over(value.args[0], axes), value.args[1])
+            return self.div(self.sum_over(value.args[0], axes, is_term), value.args[1])
         factors = self.factors(value)
         outside = [f for f in factors if not set(axes) & set(f.dims)]
         inside = [f for f in factors if set(axes) & set(f.dims)]
         if outside and set(axes) <= {d for f in inside for d in f.dims}:
             product = functools.reduce(self.mul, inside)
-            return self.mul(functools.reduce(self.mul, outside), self.sum_over(product, axes))
+            return self.mul(functools.reduce(self.mul, outside), self.sum_over(product, axes, is_term))
         for place, factor in enumerate(factors):
             others = factors[:place] + factors[place + 1 :]
             lost = set(factor.attr) if factor.op == "sum" and isinstance(factor.attr, tuple) else set()
@@ -232,7 +233,10 @@ class Algebra:
         if not waits or len(early) == len(terms) or any(not set(axes) <= set(term.dims) for term in varying):
             return None
         found = [functools.reduce(self.add, early)] if early else []
-        sums = [self.sum_over(term, axes) for term in (*found, *(term for term in varying if term not in early))]
+        sums = [
+            self.sum_over(term, axes, is_term=True)
+            for term in (*found, *(term for term in varying if term not in early))
+        ]
         sums += [functools.reduce(self.mul, map(self.size, axes), term) for term in same]
         apart = functools.reduce(self.add, sums)
         return apart if self.waits(apart, axes) <= waits else None

@@ -51,11 +51,11 @@ def centred(spec: Spec) -> Centred | None:
 
 def _mean_of(node: Node) -> Node | None:
     """The mean about which a node is a variance, or a variance times the number of elements: mean(square(x - m)) or
-    sum(square(x - m)), where m = mean(x)."""
-    if node.op not in ("mean", "sum") or node.args[0].op not in ("square", "mul"):
+    sum(square(x - m)), where m = mean(x). So are mean(x - m) and sum(x - m), the rounding error of m."""
+    if node.op not in ("mean", "sum") or node.args[0].op not in ("square", "mul", "sub"):
         return None
-    square = node.args[0]
-    difference, other = square.args[0], square.args[-1]
+    (value,) = node.args
+    difference, other = (value, value) if value.op == "sub" else (value.args[0], value.args[-1])
     if difference is not other or difference.op != "sub":
         return None
     x, mean = difference.args
@@ -91,7 +91,7 @@ class _Centring:
             if id(node) in self.means:
                 own = self.mean(node)
             elif (mean := self.pairs.get(id(node))) is not None:
-                own = self.variance(mean, node.op == "sum")
+                own = self.variance(mean, node) if node.args[0].op != "sub" else self.error(mean, node)
             else:
                 own = self.again(node)
             self.made[id(node)] = own
@@ -120,15 +120,28 @@ class _Centring:
         self.results += [(centre, "centre"), (own, "mean")]
         return own
 
-    def variance(self, mean: Node, times_count: bool) -> Node:
+    def variance(self, mean: Node, node: Node) -> Node:
         x, centre, rest = self.about[id(mean)]
         difference = self.float("sub", x, centre)
         squares = self.reduced(mean, self.float("mul", difference, difference))
         own = self.float("maximum", self.float("sub", squares, self.float("mul", rest, rest)), self.graph.const(0.0))
-        for axis in lost_axes(mean) if times_count else ():
+        own = self.times_count(own, node)
+        self.results.append((own, "squares" if node.op == "sum" else "var"))
+        return own
+
+    def error(self, mean: Node, node: Node) -> Node:
+        """What `mean` lost where the centre and the rest were added."""
+        _, centre, rest = self.about[id(mean)]
+        own = self.float("add", self.float("sub", centre, self.made[id(mean)]), rest)
+        own = self.times_count(own, node)
+        self.results.append((own, "error"))
+        return own
+
+    def times_count(self, own: Node, node: Node) -> Node:
+        """A mean, times the number of elements where the node is a sum."""
+        for axis in lost_axes(node) if node.op == "sum" else ():
             size = self.graph.node("size", attr=axis, kind="int", dims=())
             own = self.float("mul", own, self.graph.node("float", (size,), kind="float", dims=()))
-        self.results.append((own, "squares" if times_count else "var"))
         return own
 
     def float(self, op: str, a: Node, b: Node) -> Node:

@@ -1,5 +1,6 @@
 """A mean and the variance about it in one sweep, about a centre that a sample of the elements gives."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ def test_a_sum_of_squares_about_the_mean(tmp_path):
     x = BASE + np.float32(1e4)
     _, v = op(x, implementation="interpret")
     np.testing.assert_allclose(v, x.astype(np.float64).var(0, ddof=1), rtol=2**-20)
+
+
+def test_the_gradient_of_a_variance_far_from_zero(tmp_path):
+    """What the mean's rounding adds to each distance is subtracted, without a sweep of its own."""
+    op = make_op(tmp_path, spec_text("x: float32[..., N]", "y: float32[N]", "y = var(x, axis=...)"))
+    assert op.backward.op.plan.sampled == ((0, ("...",)),) and len(op.backward.op.plan.stages) == 3
+    x = BASE + np.float32(1e4)
+    expected = 2 * (x.astype(np.float64) - x.astype(np.float64).mean(0)) / len(x)
+    for implementation in ("xla", "interpret"):
+        _, pull = jax.vjp(lambda x, how=implementation: op(x, implementation=how), x)
+        np.testing.assert_allclose(pull(jnp.ones(8))[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
 def test_a_row_of_its_own_is_read_once(tmp_path):

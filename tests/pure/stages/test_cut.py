@@ -173,6 +173,13 @@ PRODUCTS = {
             ("gemm", "w factor_of_rows_h -> y"),
         ],
     ),
+    "elements and what is selected of them": (
+        (f"{DENSE}", "t: float32[..., J=2]; y: float32[..., N]", "z = x @ w; t = top_k(z, J, axis=N); y = z - min(t, axis=J)"),
+        [
+            ("gemm", "x w -> z"), ("selection", "z -> t"), ("selection", "z -> top_k_of_rows_j"),
+            ("row", "z top_k_of_rows_j -> y"),
+        ],
+    ),
     "a running sum of a product": (
         (f"{DENSE}", "y: float32[..., N]", "y = cumsum(x @ w, axis=N)"),
         [("gemm", "x w -> product_of_rows_n"), ("scan", "product_of_rows_n -> y")],

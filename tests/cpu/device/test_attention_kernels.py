@@ -132,16 +132,14 @@ GRADIENTS = [
 
 
 @pytest.mark.parametrize(
-    ("arch", "d", "e", "tile_n", "joint", "separate", "heads"),
-    [*((*case, 2) for case in (GRADIENTS if EVERY else GRADIENTS[::3])), ("sm_90a", 80, 48, 64, 128, False, 9)],
-    ids=str,
+    ("arch", "d", "e", "tile_n", "joint", "separate"), GRADIENTS if EVERY else GRADIENTS[::3], ids=str
 )
-def test_gradients(arch, d, e, tile_n, joint, separate, heads):
+def test_gradients(arch, d, e, tile_n, joint, separate):
     """Of heads that share k and v, in a fixed order; and a sum along each row of scores, or where one kernel computes all of them, along
     each column. A tile of q, of `joint` rows, then takes the sums of two tiles of k, and the rows after the last column's window have
-    none. The block that adds the last ones rounds the tile, unless it has too many, as of 9 heads."""
-    rows = (260 if joint else 150) if heads == 2 else 100
-    q, k, v, do = (x[: 1 if joint else 2] for x in attention_inputs(rows, 140, heads, d, e, "bfloat16"))
+    none. The block that adds the last ones rounds its last tiles, which are of the second head."""
+    rows = 260 if joint else 150
+    q, k, v, do = (x[: 1 if joint else 2] for x in attention_inputs(rows, 140, 2, d, e, "bfloat16"))
     wide = q64, k64, v64, do64 = [x.astype(np.float64) for x in (q, k, v, do)]
     p, base = weights(q64, k64, 0.125)
     p, base = np.nan_to_num(p), np.where(np.isfinite(base), base, 0.0)
@@ -156,7 +154,7 @@ def test_gradients(arch, d, e, tile_n, joint, separate, heads):
     s = np.einsum("bqhgd,bshd->bhgqs", q64, k64) * 0.125
     total = ds / 0.125 * s
     total = total.sum((2, 3)) if joint else total.sum(-1)
-    tiles = heads * -(-rows // joint) if joint else 0
+    tiles = 2 * -(-rows // joint) if joint else 0
     outputs = [*((x.shape, "bfloat16") for x in wide[:3]), (total.shape, "float32")]
     outputs += [((tiles, joint * d), "float32"), ((tiles + 1 if joint else 0,), "int32")]
     *made, added, _, turns = run(
@@ -164,7 +162,7 @@ def test_gradients(arch, d, e, tile_n, joint, separate, heads):
     )  # fmt: skip
     np.testing.assert_allclose(added, total, rtol=1e-3, atol=1e-2)
     if joint:
-        of_head = {64: [-1, -1, -2, -2, 0], 128: [-1, -2, 0]}[joint] * 2
-        assert turns.tolist() == [*(of_head if heads == 2 else [*[-1] * 8, 1]), 2]
+        of_head = {64: [1, 1, 2, 2, 0], 128: [1, 2, 0]}[joint]
+        assert turns.tolist() == [*of_head, *(-turn for turn in of_head), 2]
     for ours, theirs in zip(made, wanted, strict=True):
         np.testing.assert_allclose(ours.astype(np.float64), theirs, rtol=2e-2, atol=3e-2)

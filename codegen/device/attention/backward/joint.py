@@ -4,9 +4,9 @@ dk and dv are as `keys` says, with the last tiles of q first. A consumer also co
 
     dq = ds^T @ k       64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
 
-The warps beside the producer add dq to sums in global memory, in turns (`turns`). The consumers of the last block to add to a tile
-of sums round it, once they have stored dk and dv: the L2 cache still has it. Under a mask that is causal these are a block's last
-tiles. A second kernel rounds the tiles that a block has too many of, and those to which no block adds.
+The warps beside the producer add dq to sums in global memory, in turns (`turns`). Where a block is the last to add to one of its own
+last tiles, as under a causal mask, the tile is still in shared memory. The consumers then add the sums to it, and round it. A second
+kernel rounds all other sums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ FLIGHTS = 2  # tiles of ds in shared memory
 ADDERS = 2  # warps that add dq, in turns: it takes longer from a block's turn to the next one's than a tile's products
 NEAR = 8  # blocks that have tiles of one element of the batch at a time
 MET, ADDED = 1, 2  # the numbers of the barriers of all consumers, and of these and the adders
-ENDED = 4  # tiles of dq of each adder that the block's consumers round, at most
 LINE = 128  # bytes of 64 rows of q in a row of ds
 ROUNDING = CONSUMERS * WARPGROUP  # threads of a block that rounds sums
 
@@ -86,10 +85,11 @@ def _columns(how: AttentionLaunch) -> int:
     return how.d if how.tile_m == HELD else -(-how.d // (2 * chunk)) * chunk
 
 
-def _place_of_sums(consumer: Int32, how: AttentionLaunch) -> Int32:
-    """Where a thread's first four sums are among the fours of a tile of dq."""
+def _place_of_sums(how: AttentionLaunch) -> Int32:
+    """Where a consumer's thread has its first four sums, among the fours of a tile of dq."""
     apart = how.d if how.tile_m == HELD else how.d - _columns(how)  # columns from a consumer's first to the other's
-    return consumer * (apart // 8 * WARPGROUP) + cute.arch.thread_idx()[0] % WARPGROUP
+    thread = cute.arch.thread_idx()[0]
+    return thread // WARPGROUP * (apart // 8 * WARPGROUP) + thread % WARPGROUP
 
 
 def _turned(how: AttentionLaunch, dtype: Any) -> cute.TiledMma:
@@ -155,7 +155,7 @@ def _attention_gradients(
     stages = 1, how.stages, how.stages, ADDERS
     rings = hopper.rings(allocator, stages)
     place = allocator.allocate_array(Int32, 1)
-    ended = allocator.allocate_tensor(Int32, cute.make_layout((ADDERS, ENDED + 1)), 4)
+    ended = allocator.allocate_tensor(Int32, cute.make_layout((ADDERS, 2)), 4)
     hopper.start(rings, stages, (1, keys.STATED, 1, 1))
     count = room[0].shape[0] - 1
     index = turns.take_number(room[0], count, place)
@@ -172,19 +172,20 @@ def _attention_gradients(
         cute.arch.setmaxregister_increase(hopper.REGISTERS[1])
         shared = *tiles, tall, flat
         _consume(shared, sums, numbers, rings, mmas, targets, at, consumer, problem)
-        _round_ended(ended, room, batches, cute.ceil_div(sizes[0], how.tile_m), how)
+        _round_ended(ended, sums, room, batches, cute.ceil_div(sizes[0], how.tile_m), how)
 
 
 @cute.jit
 def _add(sums: cute.Tensor, ring: tuple, room: tuple, ended: cute.Tensor, at: tuple, problem: Problem) -> None:
-    """A warp that adds dq: every `ADDERS`th tile, each in its turn. It lists the tiles to which this block is the last to add."""
+    """A warp that adds dq: every `ADDERS`th tile, each in its turn. It tells which tile it leaves to the consumers, and whether there
+    are sums to add to it."""
     tile, own, adder = at
     sizes, batches, lacking, how = problem.sizes, problem.batches, problem.lacking, problem.how
-    wide, size = how.tile_m, how.tile_m * how.d
+    wide, size, heads = how.tile_m, how.tile_m * how.d, batches_of.count(batches, lacking, True)
     count = cute.ceil_div(sizes[0], wide)
     empty, full = ring
-    address, done, listed = sums.iterator.toint(), Uint32(0), Int32(0)
-    for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
+    address, done, left, some = sums.iterator.toint(), Uint32(0), Int32(-1), Int32(0)
+    for which in cutlass.range(heads, unroll=1):
         here = batches_of.sharer(which, own, batches, lacking)
         passed = hopper.Passing(problem, tile, here, wide, True, True)
         walk = hopper.step(hopper.begin(), passed)
@@ -195,22 +196,28 @@ def _add(sums: cute.Tensor, ring: tuple, room: tuple, ended: cute.Tensor, at: tu
                 number = turns.number(here, passing, batches, count)
                 word, target = room[0].iterator + number, room[1].iterator.toint() + Int64(number) * (4 * size)
                 before, last = turns.neighbours(tile, rows, here, problem)
-                ends = last & (listed < ENDED)
+                ahead = walk
+                for _ in cutlass.range_constexpr(_waiting(how)):
+                    ahead = hopper.step(ahead, passed)
                 turns.wait(word, before)
                 stage, phase = place_in_ring(done, ADDERS)
                 cute.arch.mbarrier_wait(full + stage, phase)
-                with cute.arch.elect_one():
-                    turns.send(target, address + done % _waiting(how) * (4 * size), 4 * size, before > 0)
-                    cute.arch.cp_async_bulk_wait_group(0, read=True)
-                    cute.arch.mbarrier_arrive(empty + stage)
-                    turns.end(word, cutlass.select_(ends, -1 - tile, tile + 1))
-                    ended[adder, listed] = number  # if it ends; else the next one takes its place
-                listed += Int32(ends)
+                if last & (ahead[3] < 0) & (which == heads - 1):
+                    left, some = number, before
+                    with cute.arch.elect_one():
+                        turns.leave(word, tile)
+                else:
+                    with cute.arch.elect_one():
+                        turns.send(target, address + done % _waiting(how) * (4 * size), 4 * size, before > 0)
+                        cute.arch.cp_async_bulk_wait_group(0, read=True)
+                        cute.arch.mbarrier_arrive(empty + stage)
+                        turns.end(word, tile + 1)
                 cute.arch.sync_warp()
             done += 1
             walk = hopper.step(walk, passed)
     with cute.arch.elect_one():
-        ended[adder, ENDED] = listed
+        ended[adder, 0] = left
+        ended[adder, 1] = some
     cute.arch.sync_warp()
     cute.arch.barrier_arrive(barrier_id=ADDED, number_of_threads=ROUNDING + ADDERS * WARP)
 
@@ -245,7 +252,7 @@ def _consume(
     tile, places = at
     row = tile * HELD + own_row
     rows = ds.iterator.toint() + (warp * 16 + lane % 16) * LINE
-    target, used = sums.iterator.toint() + _place_of_sums(consumer, how) * 16, Uint32(0)
+    target, used = sums.iterator.toint() + _place_of_sums(how) * 16, Uint32(0)
     own.clear()
     cute.arch.mbarrier_wait(rings[0][0], 0)
     for which in cutlass.range(batches_of.count(batches, lacking, True), unroll=1):
@@ -317,14 +324,20 @@ def _store_four(place: cutlass.Int32, words: cute.Tensor, there: cutlass.Boolean
 
 @cute.jit
 def _round_ended(
-    ended: cute.Tensor, room: tuple, batches: tuple, tiles: cutlass.Int32, how: cutlass.Constexpr[AttentionLaunch]
-) -> None:
-    """Round the tiles of dq that the adders have listed. All consumers take part."""
-    _, sums, target = room
+    ended: cute.Tensor, shared: cute.Tensor, room: tuple, batches: tuple, tiles: cutlass.Int32,
+    how: cutlass.Constexpr[AttentionLaunch],
+) -> None:  # fmt: skip
+    """Add the sums to the tiles of dq that the adders have left, and round them. All consumers take part."""
     cute.arch.barrier(barrier_id=ADDED, number_of_threads=ROUNDING + ADDERS * WARP)
-    for adder in cutlass.range_constexpr(ADDERS):
-        for i in cutlass.range(ended[adder, ENDED], unroll=1):
-            _round(ended[adder, i], True, sums, target, batches, tiles, how)
+    first = shared.iterator.toint() + _place_of_sums(how) * 16
+    held = tuple(_sums(ended[i, 0], ended[i, 1] > 0, room[1], how) for i in range(ADDERS))
+    for i in cutlass.range_constexpr(ADDERS):
+        if ended[i, 0] >= 0:
+            place = first + i % _waiting(how) * (4 * how.tile_m * how.d)
+            for j in cutlass.range_constexpr(_columns(how) // 8):
+                for n, word in enumerate(tensorcore.load_words(place + j * (WARPGROUP * 16), 4)):
+                    held[i][n % 2, n // 2, j] += word.bitcast(Float32)
+            _store_rounded(held[i], ended[i, 0], room[2], batches, tiles, how)
 
 
 @cute.kernel
@@ -336,28 +349,32 @@ def _attention_rounding(
     number = Int32(cute.arch.block_idx()[0])
     turn = words[number]
     if turn >= 0:
-        _round(number, turn > 0, sums, target, batches, tiles, how)
+        _store_rounded(_sums(number, turn > 0, sums, how), number, target, batches, tiles, how)
 
 
 @cute.jit
-def _round(
-    number: cutlass.Int32, there: cutlass.Boolean | bool, sums: cute.Tensor, target: cute.Tensor, batches: tuple,
-    tiles: cutlass.Int32, how: cutlass.Constexpr[AttentionLaunch],
-) -> None:  # fmt: skip
-    """Round the tile of dq of a number, with `ROUNDING` threads, which have the sums that they would have as consumers. These are zeros
-    unless they are `there`."""
-    consumer = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4
-    places, tile = batches_of.places_of(number // tiles, batches), number % tiles
-    own_row, own_column = hopper.first_element()
-    row, column = tile * how.tile_m + own_row % how.tile_m, own_column
-    if cutlass.const_expr(how.tile_m < HELD):
-        column += consumer * (how.d - _columns(how))
+def _sums(
+    number: cutlass.Int32, there: cutlass.Boolean, sums: cute.Tensor, how: cutlass.Constexpr[AttentionLaunch]
+) -> cute.Tensor:
+    """The sums of the tile of a number which this thread has as a consumer; zeros unless they are `there`."""
     held = hopper.accumulators(_columns(how))[0]
     held.fill(0.0)
     if there:
-        source = sums.iterator.toint() + (Int64(number) * (how.tile_m * how.d) + _place_of_sums(consumer, how) * 4) * 4
+        source = sums.iterator.toint() + (Int64(number) * (how.tile_m * how.d) + _place_of_sums(how) * 4) * 4
         for j in cutlass.range_constexpr(_columns(how) // 8):
             for i, word in enumerate(turns.load_four(source + j * (WARPGROUP * 16))):
                 held[i % 2, i // 2, j] = word.bitcast(Float32)
-    for r in cutlass.range_constexpr(2):
-        hopper.store(held, target, places, row + 8 * r, column, row + 8 * r < target.shape[1], r)
+    return held
+
+
+def _store_rounded(
+    held: cute.Tensor, number: Int32, target: cute.Tensor, batches: tuple, tiles: Int32, how: AttentionLaunch
+) -> None:
+    """Round a thread's part of the tile of a number."""
+    places, tile = batches_of.places_of(number // tiles, batches), number % tiles
+    own_row, column = hopper.first_element()
+    if how.tile_m < HELD:
+        column += cute.arch.make_warp_uniform(cute.arch.warp_idx()) // 4 * (how.d - _columns(how))
+    for r in range(2):
+        row = tile * how.tile_m + own_row % how.tile_m + 8 * r
+        hopper.store(held, target, places, row, column, row < target.shape[1], r)

@@ -105,6 +105,11 @@ def end(word: cute.Pointer, value: cutlass.Int32) -> None:
     cute.arch.store(word.llvm_ptr, value, sem="release", scope="gpu")
 
 
+def leave(word: cute.Pointer, tile: Int32) -> None:
+    """Set the turn of the last block to add, which rounds the sums itself."""
+    cute.arch.store(word.llvm_ptr, -1 - tile, sem="relaxed", scope="gpu")
+
+
 def load_four(address: Int64) -> list[Uint32]:
     """Load four words of sums, to which other blocks have added, from the L2 cache."""
     word = Uint32.mlir_type

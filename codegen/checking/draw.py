@@ -75,7 +75,7 @@ def attention_of(op: AnyOp, gradients: bool) -> tuple[Attention, ...]:
 
 
 def types_of_calls(op: AnyOp, implementation: str | None, gradients: bool = False) -> tuple[Types, ...]:
-    """The bindings of an op's type variables that such an implementation runs: attention's kernels take some of them."""
+    """The bindings of an op's type variables that such an implementation runs: attention's kernels take some of them, or none."""
     from codegen.runtime.call.arguments import all_types
 
     bound = tuple(all_types(op.spec))
@@ -90,7 +90,7 @@ def types_of_calls(op: AnyOp, implementation: str | None, gradients: bool = Fals
             return False
         return True
 
-    return tuple(filter(takes, bound)) or bound
+    return tuple(filter(takes, bound))
 
 
 def cases(

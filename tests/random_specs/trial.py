@@ -162,7 +162,8 @@ def cases(op: Op, count: int, salt: str, implementation: str, specials: bool | N
     def collect(case: Case) -> None:
         found.append(case)
 
-    collect()
+    if types:
+        collect()
     return [case for case in found[1:] if not lacks(op, case.types, ARCH)]
 
 

@@ -199,7 +199,7 @@ def test_an_extreme_of_what_is_computed_is_found_again(name, implementation, tmp
     outputs, chain = EXTREMES[name]
     op = make_op(tmp_path, spec_text("x: float32[..., N]; w: float32[N]", outputs, chain))
     assert isinstance(op.backward, Derived) and "m" not in op.backward.how.saved
-    for columns in some((33, 256), 2) if implementation == "interpret" else (5, 8, 33, 257, 1000):
+    for columns in some((256, 33), 2) if implementation == "interpret" else (5, 8, 33, 257, 1000):
         rng = np.random.default_rng(columns)
         x, w = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((32, columns), (columns,)))
         dx, dw = jax.grad(lambda x, w: jax.tree.leaves(op(x, w, implementation=implementation))[-1].sum(), (0, 1))(x, w)

@@ -50,6 +50,9 @@ def test_kernels_of_attention_are_called_with_types_that_they_take(tmp_path):
 
     assert drawn("interpret") == ["bfloat16"]
     assert drawn("xla") == ["float32", "bfloat16"]
+    wide = make_op(tmp_path, ATTENDED.replace("T: [float32, bfloat16]", "T: [float32]"))
+    assert testing.check_op(wide, "interpret").examples == testing.check_op(wide, "interpret", 2).examples == 0
+    testing.check_gradient(wide, "interpret")
 
 
 def test_calls_with_gradients_suit_the_kernels_of_these(tmp_path):

@@ -120,20 +120,20 @@ def test_a_cache_that_holds_nothing_changes_no_kernel(counted, cold_cache, monke
     assert not cold_cache.exists()
 
 
-@pytest.mark.parametrize("op", ["bias_relu", "rmsnorm"])
-def test_more_rows_never_recompile(op, counted):
-    """But once: for all small calls, whose vectors are narrow, or whose blocks are single warps."""
+@pytest.mark.parametrize(("op", "small"), [("bias_relu", 1), ("rmsnorm", 2)])
+def test_more_rows_never_recompile(op, small, counted):
+    """But for small calls: vectors are narrow, or blocks are single warps, and few rows have more threads each."""
     (rows,) = export.symbolic_shape("rows")
     for shape in ((100_000, 512), (rows, 512), (600, 512), (700, 512)):
         exported(getattr(generated, op), shape, (512,))
     assert len(counted) == 1
     for shape in ((1, 512), (0, 512), (4, 512), (7, 512), (3, 5, 512), (100, 512), (200, 512), (400, 512)):
         exported(getattr(generated, op), shape, (512,))
-    assert len(counted) == 2
+    assert len(counted) == 1 + small
     for shape in ((2, 512), (3, 1, 512), (4, 512), (3, 3, 512)):
         x = jax.random.normal(jax.random.key(0), shape, jnp.bfloat16)
         getattr(generated, op)(x, jnp.ones(512, jnp.bfloat16), implementation="interpret")
-    assert 2 < len(counted) <= 4
+    assert 1 + small < len(counted) <= 3 + small
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -1,11 +1,12 @@
 """The Hopper GEMM's tiles: which ones fit on an SM, and which one to choose for a product. Plain Python, without a GPU.
 
-Times are in cycles of an SM, fitted to measurements on one H100. For 32 bytes along K the tensor cores work on a tile for tile_m/64
-* tile_n/2 cycles. In large products all tiles keep them busy for the same part of the time, since power allows no more. Small tiles
-wait for shared memory or for the L2 cache. Shared memory moves 128 bytes a cycle: TMA writes (tile_m + tile_n) * 32 bytes, and
-WGMMA reads a's part and all of b's for each 64 rows. The L2 cache gives each SM 35 bytes a cycle, and memory gives all SMs 1450, if
-enough bytes are in flight. A warp that runs an epilogue during another's main loop issues an instruction every four or five cycles,
-partly because it fetches code that it runs once for each tile.
+Times are in cycles of an SM, fitted to measurements on one H100. For 32 bytes along K the tensor cores work on a tile for
+tile_m/64 * tile_n/2 cycles. In large products power does not let them work all the time: a little longer with tiles that
+consumers share, which in turn leave them idle between two tiles. Small tiles wait for shared memory or for the L2 cache. Shared
+memory moves 128 bytes a cycle: TMA writes (tile_m + tile_n) * 32 bytes, and WGMMA reads a's part and all of b's for each 64 rows.
+The L2 cache gives each SM 35 bytes a cycle, and memory gives all SMs 1450, if enough bytes are in flight. A warp that runs an
+epilogue during another's main loop issues an instruction every four or five cycles, partly because it fetches code that it runs
+once for each tile.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ FLOAT8 = {"float8_e4m3fn", "float8_e5m2"}
 MEMORY = 1450  # bytes a cycle that all SMs together read or write
 LATENCY = 5000  # cycles until requested bytes arrive, if all SMs request many
 CYCLES = 1755  # in a microsecond
-SLOWDOWN = 1.15  # tensor cores in large products: power allows no more
+SLOWDOWN = 1.15  # of tensor cores in large products: power allows no more
+SLOWDOWN_SHARED = 1.1  # where consumers share a tile
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 14}  # of so many blocks that are resident on 132 SMs, one block each
+ALONE = 4500  # cycles in which a tile's first bytes arrive and its last ones are stored, where consumers share a tile
 DEEP = 512  # bytes along K that a block multiplies at least, if several split K
 DOUBT = 1.1  # by these estimates, another way must be so much faster than the usual one to be chosen
 
@@ -171,14 +174,14 @@ def cycles(tiles: Tiles, M: int, columns: int, row_bytes: int, L: int, work: int
     slabs, steps = tiles.tile_m // 64, _up(row_bytes, 32)
     if tiles.splits > 1:  # whole tiles along K, each of 128 bytes
         steps = 4 * _up(_up(row_bytes, 128), tiles.splits)
-    tensor_cores = slabs * tiles.tile_n / 2 * SLOWDOWN
+    tensor_cores = slabs * tiles.tile_n / 2 * (SLOWDOWN if tiles.pingpong else SLOWDOWN_SHARED)
     shared_memory = (tiles.tile_m + tiles.tile_n + slabs * (64 + tiles.tile_n)) * 32 / 128
     cache = (min(tiles.tile_m, M) / tiles.cluster_n + tiles.tile_n / tiles.cluster_m) * 32 / 35
     main = steps * max(tensor_cores, shared_memory, cache)
     pace = 2.9 if not tiles.pingpong else 3.2 if tiles.rolled else 4.6 if tiles.accumulators > 160 else 3.4
     epilogue = tiles.accumulators * work * pace / tiles.splits
     # One epilogue overlaps the other main loop, or the other epilogue if it takes longer
-    each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + 500 + epilogue
+    each = max(main + 1400, (main + epilogue) / 2) if tiles.pingpong else main + ALONE + epilogue
     clusters = _up(M, tiles.tile_m * tiles.cluster_m) * _up(columns, tiles.tile_n * tiles.cluster_n) * L
     resident = max(min(clusters * tiles.cluster, CLUSTERS[tiles.splits] * tiles.splits), 1)
     memory = (M + columns) * row_bytes * L / min(MEMORY, resident * tiles.stages * tiles.tile_n * 128 / LATENCY)

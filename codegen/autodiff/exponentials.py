@@ -110,10 +110,8 @@ def in_one_sum(graph: Graph, value: Node, axes: Collection[str], is_leaf: Callab
             lost = (*lost_axes(node), *more)
             args, dims = (term,), [a for a in term.dims if a not in lost]
             known[id(node)] = graph.node("sum", args, lost, kind=node.kind, dims=dims)
-        elif all(a is b for a, b in zip(args, node.args, strict=True)):
-            known[id(node)] = node
         else:
-            known[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+            known[id(node)] = graph.rebuilt(node, args)
     return known[id(value)]
 
 

@@ -48,10 +48,8 @@ def _grouped(
         args = node.args if id(node) in known else tuple(done[id(a)] for a in node.args)
         if id(node) in found.factors:
             done[id(node)] = found.product([done[id(f)] for f in found.factors[id(node)]])
-        elif all(a is b for a, b in zip(args, node.args, strict=True)):
-            done[id(node)] = node
         else:
-            done[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+            done[id(node)] = graph.rebuilt(node, args)
     return [replace(s, value=done[id(s.value)]) for s in statements]
 
 
@@ -104,9 +102,7 @@ class _Forms:
             return inverse if node.op == "reciprocal" else self.make("mul", args[0], inverse)
         if node.op == "pow" and id(node) not in self.kept and (larger := self.next_power(node)) is not None:
             return self.make(LOWERED_POWER, *args, self.done[id(larger)])
-        if all(a is b for a, b in zip(args, node.args, strict=True)):
-            return node
-        return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+        return self.graph.rebuilt(node, args)
 
     def inverse(self, divisor: Node, made: Node) -> Node:
         roots = divisor.op == "sqrt" and all(id(n) in self.shared for n in self.users[id(divisor)])

@@ -98,8 +98,8 @@ def with_states_before(statements: list[Statement], known: Container[int], graph
             for op, arg in zip(more, args[1:], strict=False):
                 found = graph.node(op, (found, arg), kind="float", dims=node.dims)
             done[id(node)] = found
-        elif not is_known(node) and args != node.args:
-            done[id(node)] = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
+        elif not is_known(node):
+            done[id(node)] = graph.rebuilt(node, args)
     return [replace(s, value=done.get(id(s.value), s.value)) for s in statements]
 
 

@@ -46,11 +46,9 @@ class Algebra:
             return self.graph.const(
                 args[0].attr == args[1].attr if node.op == "eq" else _number(args[0]) > _number(args[1])
             )
-        if all(a is b for a, b in zip(args, node.args, strict=True)):
-            return node
         lost = lost_axes(node) if node.op in REDUCTIONS or node.op == "contract" else ()
         dims = [d for a in args for d in a.dims if d not in lost]
-        return self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
+        return self.graph.rebuilt(node, args, dims)
 
     def make(self, op: str, *args: Node) -> Node:
         return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])

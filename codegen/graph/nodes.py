@@ -269,6 +269,20 @@ class Graph:
             found = self._nodes[key] = Node(op, args, attr, kind, self.order(dims))
         return found
 
+    def rebuilt(self, node: Node, args: tuple[Node, ...], dims: Iterable[str] | None = None) -> Node:
+        """A node with these arguments, along these axes or by default its own."""
+        if all(a is b for a, b in zip(args, node.args, strict=True)):
+            return node
+        return self.node(node.op, args, node.attr, kind=node.kind, dims=node.dims if dims is None else dims)
+
+    def rebuilt_with_call(self, node: Node, args: tuple[Node, ...], made: Mapping[int, Node]) -> Node:
+        """The same, with the call whose result the node is. `made` are the new nodes of that call's arguments, by identity."""
+        own = self.rebuilt(node, args)
+        if own is not node and (call := self.calls.get(id(node))) is not None:
+            arguments = {n: made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
+            self.calls.setdefault(id(own), Call(call.name, arguments))
+        return own
+
     def fork(self) -> Graph:
         """A graph that begins with these nodes; nodes that are added to it are not added to this one."""
         made = Graph(self.axes)

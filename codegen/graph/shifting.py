@@ -79,7 +79,7 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
     if node.op == "where" and args[0].is_const:
         return args[1] if args[0].attr else args[2]
     if node.op == "pick":  # its table stays
-        return graph.node(node.op, (node.args[0], *args[1:]), node.attr, kind=node.kind, dims=node.dims)
+        return graph.rebuilt(node, (node.args[0], *args[1:]))
     if node.op == "take" and ROWS not in node.args[0].dims:  # at the neighbour's index
         table = node.args[0]
         places = [graph.node("index", attr=a, kind="int", dims=(a,)) for a in table.dims if a != node.attr]
@@ -87,7 +87,7 @@ def _moved(graph: Graph, node: Node, args: list[Node], axis: str, by: int) -> No
         return graph.node("pick", (table, args[1], *places), node.attr, kind=node.kind, dims=node.dims)
     if node.op in ("take", "contract", *SCANS, *ALONE):  # a later kernel reads what this one writes
         return _read(graph, node, ((axis, by),))
-    return graph.node(node.op, tuple(args), node.attr, kind=node.kind, dims=node.dims)
+    return graph.rebuilt(node, tuple(args))
 
 
 def _end(node: Node, axis: str) -> int | None:

@@ -368,10 +368,9 @@ class _Matcher:
         for node in topological([value], lambda n: id(n) in known):
             if id(node) not in known:
                 args = tuple(known[id(a)] for a in node.args)
-                same = all(a is b for a, b in zip(args, node.args, strict=True))
                 lost = lost_axes(node) if node.op in REDUCTIONS else ()
                 dims = [axis for a in args for axis in a.dims if axis not in lost]
-                known[id(node)] = node if same else self.graph.node(node.op, args, node.attr, kind=node.kind, dims=dims)
+                known[id(node)] = self.graph.rebuilt(node, args, dims)
         return known[id(value)]
 
     def score(self, score: Node, first: Node, outside: float) -> tuple[Part, Node | None, Part | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph.nodes import Call, Chain, Node, lost_axes, nodes_of, topological
+from codegen.graph.nodes import Chain, Node, lost_axes, nodes_of, topological
 from codegen.graph.ops import OPS
 from codegen.language.unparse import unparse
 from codegen.plan.op import Op
@@ -99,14 +99,7 @@ class _Centring:
         return self.made[id(value)]
 
     def again(self, node: Node) -> Node:
-        args = tuple(self.made[id(a)] for a in node.args)
-        if all(a is b for a, b in zip(args, node.args, strict=True)):
-            return node
-        own = self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
-        if (call := self.graph.calls.get(id(node))) is not None:
-            arguments = {n: self.made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
-            self.graph.calls.setdefault(id(own), Call(call.name, arguments))
-        return own
+        return self.graph.rebuilt_with_call(node, tuple(self.made[id(a)] for a in node.args), self.made)
 
     def mean(self, node: Node) -> Node:
         """The centre is 0 where the sample's is not finite: otherwise an infinity would become NaN."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-from codegen.graph.nodes import Call, Chain, Graph, Node
+from codegen.graph.nodes import Chain, Graph, Node
 from codegen.language.unparse import unparse
 from codegen.spec.spec import Spec
 
@@ -18,17 +18,7 @@ def rewritten(spec: Spec, rule: Rule, word: str) -> Spec:
     graph, made = spec.read.graph.fork(), dict[int, Node]()
     for node in spec.read.nodes:
         args = tuple(made[id(a)] for a in node.args)
-        made[id(node)] = rule(graph, node, args) or _again(graph, node, args, made)
+        made[id(node)] = rule(graph, node, args) or graph.rebuilt_with_call(node, args, made)
     statements = tuple(replace(s, value=made[id(s.value)]) for s in spec.read.statements)
     chain, outputs, names = Chain(statements, graph), {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
     return spec.with_chain(f"{spec.source.path} ({word})", chain, lambda: unparse(chain, outputs, names))
-
-
-def _again(graph: Graph, node: Node, args: tuple[Node, ...], made: Mapping[int, Node]) -> Node:
-    if all(a is b for a, b in zip(args, node.args, strict=True)):
-        return node
-    own = graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
-    if (call := graph.calls.get(id(node))) is not None:
-        arguments = {n: made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
-        graph.calls.setdefault(id(own), Call(call.name, arguments))
-    return own

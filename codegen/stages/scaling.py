@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph.nodes import DTYPES, Call, Chain, Leaf, Node, Statement, as_multiplied, lost_axes, topological
+from codegen.graph.nodes import DTYPES, Chain, Leaf, Node, Statement, as_multiplied, lost_axes, topological
 from codegen.graph.ops import IN_STAGES, REDUCTIONS
 from codegen.language.unparse import unparse
 from codegen.plan.gemms.loading import loaded
@@ -82,10 +82,7 @@ class _Mover:
             if id(node) in self.made:
                 continue
             args = tuple(self.guarded(a, node) for a in node.args)
-            own = node
-            if any(a is not b for a, b in zip(args, node.args, strict=True)):
-                own = self.graph.node(node.op, args, node.attr, kind=node.kind, dims=node.dims)
-                self.call_again(node, own)
+            own = self.graph.rebuilt_with_call(node, args, self.made)
             own = self.product(own) if own.op == "contract" and own.kind == "float" else own
             self.made[id(node)] = own
             self.origins[id(own)] = node
@@ -121,11 +118,6 @@ class _Mover:
             found = self.graph.node("where", (some, found, other), kind="float", dims=made.dims)
         self.origins[id(found)] = value
         return found
-
-    def call_again(self, node: Node, own: Node) -> None:
-        if (call := self.graph.calls.get(id(node))) is not None:
-            arguments = {n: self.made.get(id(a), a) if isinstance(a, Node) else a for n, a in call.arguments.items()}
-            self.graph.calls.setdefault(id(own), Call(call.name, arguments))
 
     def product(self, node: Node) -> Node:
         """A product with the scales of its factors behind it."""

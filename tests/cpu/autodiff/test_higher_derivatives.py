@@ -12,7 +12,7 @@ from making import make_op
 import generated
 from codegen.autodiff.backward import Derived
 from codegen.checking import testing
-from tests.making import spec_text
+from tests.making import make_jnp_op, spec_text
 from tests.turns import some
 
 
@@ -79,6 +79,15 @@ def test_second_derivatives_are_finite_far_out(name):
     f = functools.partial(getattr(generated, name), implementation="xla")
     x = jnp.asarray([-1e20, -1e10, -300, 300, 1e10, 1e20], jnp.float32)
     np.testing.assert_array_equal(jax.vmap(jax.grad(jax.grad(lambda v: f(v[None])[0])))(x), jnp.zeros(6))
+
+
+def test_the_second_derivative_of_lgamma():
+    """At whole numbers the formula below 0.5 divides by 0, and at -6.5 the other one does: XLA differentiates both."""
+    op = make_jnp_op(spec_text("x: float32[N]", "y: float32[N]", "y = lgamma(x)"))
+    found = jax.vmap(jax.grad(jax.grad(lambda v: op(v[None], implementation="xla")[0])))
+    x = jnp.asarray([1, 2, 2e7, 0.5, -6.5], jnp.float32)
+    expected = [np.pi**2 / 6, np.pi**2 / 6 - 1, 5e-8, np.pi**2 / 2, 9.7269885]
+    np.testing.assert_allclose(found(x), expected, rtol=1e-5)
 
 
 # How XLA compiles for a CPU without the flags of tests/conftest.py

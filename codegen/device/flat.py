@@ -105,9 +105,8 @@ def registers(vec: int, *operands: Operand) -> tuple[cute.Tensor, ...]:
             found.append(cute.make_rmem_tensor((vec,), Int32))
         else:
             own = own if isinstance(own, Read) else read(own)
-            found.append(
-                access.registers(own.tensor, (own.parts, vec) if own.parts else (vec,), own.default, own.dtype)
-            )
+            shape = (own.parts, vec) if own.parts else (vec,)
+            found.append(access.registers(own.tensor, shape, own.default, own.dtype))
     return tuple(found)
 
 
@@ -287,6 +286,20 @@ def vectors(how: Launch, extents: Sequence[Int32]) -> list[Flat]:
     return found
 
 
+def near(rows: list[Flat], *back: int) -> dict[int, Flat]:
+    """By number, the vectors of the rows that are so many places back from some of these. Past an end of the axis, that of the last row."""
+    last = len(rows) - 1
+    needed = sorted({number - places for number in range(len(rows)) for places in back})
+    return {n: _moved(rows[0], n) if n < 0 else rows[n] if n <= last else _moved(rows[last], n - last) for n in needed}
+
+
+def _moved(row: Flat, by: int) -> Flat:
+    """The vector so many rows further along the axis before the innermost one."""
+    at = device.clip_index(row.first[-2] + by, row.extents[-2])
+    step = cute.assume(Int64(at - row.first[-2]) * row.extents[-1], divby=row.how.vec)
+    return Flat(row.how, row.extents, row.start + step, row.valid - step, (*row.first[:-2], at, row.first[-1]))
+
+
 def _times(parts: int, count: Int64) -> Int64:
     return parts * count if parts else count
 
@@ -313,11 +326,7 @@ def _next(at: tuple[Int32, ...], own: Flat, outermost: int) -> tuple[Int32, ...]
 
 def _load_elements(rest: list[tuple[Read | Axis, cute.Tensor]], i: int, at: tuple[Int32, ...]) -> None:
     for r, x in rest:
-        if isinstance(r, Axis):
-            x[i] = at[r.number]
-        else:
-            assert r.place is not None
-            x[i] = r.tensor[_where(r.tensor, r.place, at)]
+        x[i] = _of_row(r, at)
 
 
 def _load_elements_at_places(own: Flat, rest: list[tuple[Read | Axis, cute.Tensor]], outermost: int) -> None:
@@ -362,7 +371,7 @@ def _load_after(rest: list[tuple[Read | Axis, cute.Tensor]], after: tuple[Int32,
 
 
 def _of_row(read: Read | Axis, at: tuple[Int32, ...]) -> Numeric:
-    """The value of all elements of a row."""
+    """The value at a position, which all elements of a row may share."""
     if isinstance(read, Axis):
         return at[read.number]
     assert read.place is not None
@@ -457,14 +466,9 @@ def _put_vector(src: cute.Tensor, dst: cute.Tensor, there: cutlass.Boolean) -> N
 
 @cute.jit
 def _put_element(
-    own: cutlass.Constexpr[Flat],
-    src: cute.Tensor,
-    i: cutlass.Constexpr[int],
-    dst: cute.Tensor,
-    place: cutlass.Constexpr[Place],
-    at: tuple[Int32, ...],
-    how: cutlass.Constexpr[str],
-) -> None:
+    own: cutlass.Constexpr[Flat], src: cute.Tensor, i: cutlass.Constexpr[int], dst: cute.Tensor,
+    place: cutlass.Constexpr[Place], at: tuple[Int32, ...], how: cutlass.Constexpr[str],
+) -> None:  # fmt: skip
     if i < own.valid:
         where, there = _where_put(dst, place, at)
         if there:

@@ -7,6 +7,7 @@ In reading order:
   access       how an element's position becomes an array's address
   planner      the part that all planners share
   launches     the records of what a call decides
+  nearby       expensive values that neighbouring rows share
   elementwise  element-wise kernels, also with arrays in different orders of axes
   rows/        kernels along rows or down columns: reductions, scans, selections
   gemms/       matrix products and their epilogues

@@ -24,10 +24,11 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from codegen.errors import Diagnostic, SpecError
-from codegen.graph.nodes import Along, Leaf, Statement
+from codegen.graph.nodes import Along, Leaf, Node, Statement, topological
 from codegen.graph.ops import COSTLY, TAKES
 from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of
 from codegen.plan.launches import Extents, PlannedCall
+from codegen.plan.nearby import Nearby, found_nearby
 from codegen.plan.planner import MAX_AXES, Names, Planner
 from codegen.shared import Launch
 from codegen.spec.spec import Array, Spec
@@ -55,6 +56,9 @@ FEW = 8  # elements of an axis: arrays are not turned along one with fewer
 LONG = 1024  # elements of a row that is read in whole vectors, though they do not fill it
 SEVERAL = 3  # a block has several rows if each of them reads so many others
 ROWS_AT_ONCE, ROWS_OF_THREAD = 8, 4  # the rows of such a block, and of each of its threads
+# If it computes an expensive value once for all rows that need it: differences of two log-sigmoids took an H200 144 us, 170 with four rows,
+# and 316 with one
+ROWS_NEARBY = 8
 MANY_ROWS = 128  # so that few threads of blocks of several rows are past the last one
 OF_POWER = 4  # other expensive operations that a power takes as long as
 LINE = 128  # bytes of a cache line
@@ -80,6 +84,7 @@ class Elementwise(Unreduced):
     backwards: bool = False
     # "rows", or "outer" positions, whose elements have expensive values in common: a thread computes them once
     repeats: str = ""
+    nearby: tuple[Nearby, ...] = ()  # expensive values that a row takes of several rows: a thread computes them once
     picks: int = 0  # how often an element reads tables at computed indices
 
     @property
@@ -173,7 +178,7 @@ class Elementwise(Unreduced):
         if self.repeats == "outer":
             how = replace(how, down=1 if ragged else _rows_of_thread(extents, extents.outer or 0, 1, vec))
         elif self.reads_rows and not (self.repeats and (extents.total or 0) < MANY_ROWS * (extents.inner or 1)):
-            how = _with_rows(how, extents)
+            how = _with_rows(how, extents, bool(self.nearby))
         return replace(how, tables=self.held_tables(how, call))
 
     def _filling(self, vec: int, inner: int) -> int:
@@ -220,7 +225,7 @@ class Elementwise(Unreduced):
         several = sum(bool(a.back) for a in self.loads) >= SEVERAL
         written = all(a.mode == "flat" and not a.into for a in self.stores)
         before = len(self.groups) > 1 and self.groups[-2].axes[-1:] == tuple(moved)
-        return written and ((several and before) or (bool(self.repeats) and not moved))
+        return written and (((several or bool(self.nearby)) and before) or (bool(self.repeats) and not moved))
 
 
 def _narrower(vec: int, total: int, enough: int) -> int:
@@ -229,20 +234,25 @@ def _narrower(vec: int, total: int, enough: int) -> int:
     return max(1, vec // NARROW) if SMALL <= total < enough else vec
 
 
-def _with_rows(how: Launch, extents: Extents) -> Launch:
+def _with_rows(how: Launch, extents: Extents, nearby: bool) -> Launch:
     """A launch whose blocks have vectors of neighbouring rows, so that a row finds elements in a cache that another one
-    has read. A thread has several rows, where there are enough for all SMs."""
-    inner, total = extents.inner or 0, extents.total or 0
-    fits = how.threads >= ROWS_AT_ONCE and inner % (how.vec * how.threads // ROWS_AT_ONCE) == 0
+    has read. A thread has several rows, where there are enough for all SMs. `nearby`: it computes values once for all of them, and a
+    block may have more of short rows."""
+    inner, total, rows = extents.inner or 0, extents.total or 0, ROWS_AT_ONCE
+    block = how.vec * how.threads
+    if nearby and inner and block > rows * inner and block % inner == 0:
+        rows = block // inner
+    fits = how.threads >= rows and inner % (block // rows) == 0
     if not inner or not fits or how.ragged:
         return how
-    return replace(how, rows=ROWS_AT_ONCE, down=_rows_of_thread(extents, total, inner, how.vec))
+    most = ROWS_NEARBY if nearby else ROWS_OF_THREAD
+    return replace(how, rows=rows, down=_rows_of_thread(extents, total, inner, how.vec, most))
 
 
-def _rows_of_thread(extents: Extents, size: int, each: int, vec: int) -> int:
+def _rows_of_thread(extents: Extents, size: int, each: int, vec: int, most: int = ROWS_OF_THREAD) -> int:
     """The rows of a thread, of `each` of `size` elements: no more than leave enough threads for all SMs."""
     down = 1
-    while down < ROWS_OF_THREAD and size % (2 * down * each) == 0 and (extents.total or 0) >= BUSY * 2 * down * vec:
+    while down < most and size % (2 * down * each) == 0 and (extents.total or 0) >= BUSY * 2 * down * vec:
         down *= 2
     return down
 
@@ -372,8 +382,38 @@ class PlannedElements(Planner):
         stores = tuple(self.store(s, tokens, groups, names, mode) for s in self.statements if s.name in outputs)
         plain = not (collapsed or turned is not None or borders or scanned or self.puts) and len(groups) > 1
         repeats = self.repeats(groups) if plain else ""
+        nearby = self.nearby(groups, tokens, names) if plain else ()
         picks = sum(n.op == "pick" for n in self.nodes)
-        return Elementwise(groups, collapsed, views, loads, stores, turned=turned, repeats=repeats, picks=picks)
+        return Elementwise(
+            groups, collapsed, views, loads, stores, turned=turned, repeats=repeats, nearby=nearby, picks=picks
+        )
+
+    def nearby(
+        self, groups: tuple[Group, ...], tokens: dict[str, tuple[int | str, ...]], names: Names
+    ) -> tuple[Nearby, ...]:
+        """The expensive values that an element takes of several neighbouring rows."""
+        axes = self.shifted_axes
+        if tuple(axes) != groups[-2].axes:
+            return ()
+        (axis,) = axes
+        found: list[Nearby] = []
+        written = {o.name for o in self.spec.outputs}
+        for alike in found_nearby([s.value for s in self.statements if s.name in written], axis):
+            value = min(alike, key=lambda use: abs(use[1]))[0]
+            leaves = [n for n in topological([value], lambda n: n.op == "shift") if n.op in ("shift", "input")]
+            operands = tuple((n, self.unmoved(n, groups, tokens, names)) for n in leaves)
+            name = next((s.name for s in self.statements if any(s.value is n for n, _ in alike)), "value")
+            name = names.free(f"near_{name}", "near", str(len(found)))
+            uses = ((n, back, names.shifted(name, ((axis, back),)) if back else name) for n, back in alike)
+            found.append(Nearby(name, value, tuple(uses), operands))
+        return tuple(found)
+
+    def unmoved(
+        self, node: Node, groups: tuple[Group, ...], tokens: dict[str, tuple[int | str, ...]], names: Names
+    ) -> Access:
+        """How the array of a leaf is read at an element's own place."""
+        own = node.args[0] if node.op == "shift" else node
+        return self.load(own, tokens, groups, names, lambda own: _mode(own, len(groups)))
 
     def repeats(self, groups: tuple[Group, ...]) -> str:
         """What shares values that take as many operations as a power (`Elementwise.repeats`)."""

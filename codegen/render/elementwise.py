@@ -11,10 +11,11 @@ from codegen.graph.ops import COSTLY
 from codegen.graph.positions import rises
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise
+from codegen.plan.nearby import Nearby
 from codegen.plan.op import Op
 from codegen.render.common import Context, camel, full, quoted
-from codegen.render.records import Chain, ElementwiseKernel, Kernel
-from codegen.spec.spec import Array
+from codegen.render.records import Chain, ElementwiseKernel, Function, Kernel, NearValues
+from codegen.spec.spec import Array, Param
 
 FOLLOWING = "following"  # the flag of draws whose places follow each other, as the elements of a vector do
 
@@ -53,8 +54,7 @@ class ElementwiseContext(Context):
     def chain(self) -> Chain:
         names = self.target_names()
         lines = emit.emit(self.statements, names, self.dialect)
-        flags = [*self.flags, *([FOLLOWING] if self.following else [])]
-        extra = [n for n in ("compute", *flags, *dict(self.spec.types)) if self.mentions(lines, n)]
+        extra = [n for n in self.extra_names() if self.mentions(lines, n)]
         returns = [s.name for s in self.plan.stores]
         return Chain(
             params=[*self.vector_names(), *extra],
@@ -65,6 +65,10 @@ class ElementwiseContext(Context):
             results=", ".join(returns),
             arguments=[*self.chain_arguments(), *(self.extra_argument(n) for n in extra)],
         )
+
+    def extra_names(self) -> list[str]:
+        """What functions may take besides operands and parameters."""
+        return ["compute", *self.flags, *([FOLLOWING] if self.following else []), *dict(self.spec.types)]
 
     @property
     def in_order(self) -> str:
@@ -253,10 +257,12 @@ class ElementwiseContext(Context):
                 texts[access.name] = f"{name}.load().to(cutlass.{self.integer})"
             else:
                 texts[access.name] = self.as_computed(self.loaded_part(access), access.array)
-        for p in self.spec.params:
-            dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            texts[p.name] = full(self.width, self.parameter_text(p), dtype)
-        return list(texts.values())
+        return [*texts.values(), *map(self.parameter_vector, self.spec.params)]
+
+    def parameter_vector(self, p: Param) -> str:
+        """A parameter as a vector."""
+        dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
+        return full(self.width, self.parameter_text(p), dtype)
 
     def loaded_part(self, access: Access) -> str:
         """The text of the vector of an access, in its array's type."""
@@ -311,10 +317,13 @@ class NeighboursContext(ElementwiseContext):
     template = "neighbours.py.jinja"
 
     def shown(self) -> ElementwiseKernel:
-        steady = self.loads_of(a for a in self.plan.loads if self.is_steady(a))
-        loads = self.loads_of(a for a in self.plan.loads if not self.is_steady(a))
+        used = [a for a in self.plan.loads if a.name in self.chain().params]
+        near = [a for v in self.plan.nearby for _, a in v.operands]
+        steady = self.loads_of(a for a in (*used, *near) if self.is_steady(a))
+        loads = self.loads_of(a for a in used if not self.is_steady(a))
         return replace(
             super().shown(),
+            nearby=tuple(map(self.near, self.plan.nearby)),
             vector=f"flat.vectors(how, {self.extents()})",
             loads=list(loads.values()),
             loaded=tuple_text(loads),
@@ -322,10 +331,52 @@ class NeighboursContext(ElementwiseContext):
             steady_loaded=", ".join(steady) + ("," if len(steady) == 1 else ""),
         )
 
+    def chain(self) -> Chain:
+        chain = super().chain()
+        if not self.plan.nearby:
+            return chain
+        names = {id(n): name for value in self.plan.nearby for n, _, name in value.uses}
+        dialect = replace(self.dialect, given={**self.dialect.given, **names})
+        outputs = {o.name for o in self.spec.outputs}
+        values = [s.value for s in self.statements if s.name in outputs]
+        lines, _ = emit.emit_values(self.statements, self.target_names(), dialect, values)
+        arguments = dict(zip(chain.params, chain.arguments, strict=True))
+        for value in self.plan.nearby:
+            arguments |= {name: f"{value.name}[{row_text(-back)}]" for name, back in value.places.items()}
+        used = [n for n in arguments if self.mentions(lines, n)]
+        return replace(chain, params=used, cute=lines, arguments=[arguments[n] for n in used])
+
+    def near(self, value: Nearby) -> NearValues:
+        """How a thread computes such a value for all of its rows."""
+        moved = {emit.leaf_key(n): a.name for n, a in value.operands}
+        dialect = replace(self.dialect, leaves={**self.leaves(), **moved})
+        lines, results = emit.emit_values(self.statements, self.target_names(), dialect, [value.value])
+        own = {a.name: a for _, a in value.operands}
+        texts = {n: self.as_computed(self.loaded_part(a), a.array) for n, a in own.items() if a.array is not None}
+        texts |= {p.name: self.parameter_vector(p) for p in self.spec.params}
+        texts |= {n: self.extra_argument(n) for n in self.extra_names()}
+        params = [n for n in texts if self.mentions([*lines, *results], n)]
+        loads = self.loads_of(own[n] for n in params if n in own and not self.is_steady(own[n]))
+        doc = f"{value.name.removeprefix('near_')}, on one vector of each operand: neighbouring rows need it."
+        return NearValues(
+            function=Function(f"{self.spec.op}_{value.name}", doc, params, lines, results),
+            name=value.name,
+            rows=f"r{camel(value.name)}",
+            places=", ".join(map(str, value.places.values())),
+            loads=tuple(loads.values()),
+            loaded=tuple_text(loads),
+            arguments=[texts[n] for n in params],
+        )
+
     def is_steady(self, access: Access) -> bool:
         """Whether all rows read the same elements of an array."""
         apart = range(1 if self.plan.repeats == "outer" else len(self.groups) - 1)
         return access.array is not None and not access.index_of and not {*access.tokens} & {*apart}
+
+
+def row_text(by: int) -> str:
+    """The number of the row so many rows further on."""
+    return f"row + {by}" if by > 0 else f"row - {-by}" if by else "row"
 
 
 def tuple_text(words: Iterable[str]) -> str:

@@ -148,6 +148,19 @@ class Chain:
 
 
 @dataclass(frozen=True)
+class NearValues:
+    """An expensive value that a thread computes once for all of its rows and those next to them."""
+
+    function: Function
+    name: str
+    rows: str  # the name of the registers of its operands, by row
+    places: str  # how many places back rows need it
+    loads: tuple[str, ...]
+    loaded: str
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
 class ElementwiseKernel(Kernel):
     """The values of `elementwise.py.jinja`, `neighbours.py.jinja` and `turned.py.jinja`."""
 
@@ -165,6 +178,7 @@ class ElementwiseKernel(Kernel):
     finished: tuple[str, ...] = ()  # the stores after all rows of a thread's tile
     steady: tuple[str, ...] = ()  # the loads of what is the same for all rows of a thread
     steady_loaded: str = ""
+    nearby: tuple[NearValues, ...] = ()
 
 
 @dataclass(frozen=True)

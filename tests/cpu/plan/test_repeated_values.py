@@ -76,3 +76,31 @@ def test_threads_of_several_outermost_positions(tmp_path, monkeypatch):
         got = op(x, w, implementation="interpret")
         expected = op.reference(jnp.float32(x), jnp.float32(w))
         np.testing.assert_allclose(np.float32(got), expected, rtol=2**-7, atol=2**-7)
+
+
+NEAR = (
+    "x: T[B, S, N]; g: T[B, S, N]; w: float32[N]; k: float32[S, N]", "y: T[B, S, N]",
+    "v = x * sigmoid(g * k) * w; a = v + shift(v, axis=S, by=1) - shift(v, axis=S, by=-2); y = tanh(a) - shift(tanh(a), axis=S, by=1)",
+    """
+    v = x * jax.nn.sigmoid(g * k) * w
+    p = jnp.pad(v, ((0, 0), (1, 2), (0, 0)))
+    a = v + p[:, :-3] - p[:, 3:]
+    y = jnp.tanh(a) - jnp.pad(jnp.tanh(a), ((0, 0), (1, 0), (0, 0)))[:, :-1]
+    """,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "columns", "down"), [(8, 512, 8), (12, 64, 4), (3, 512, 1), (8, 24, 1)])
+def test_values_of_neighbouring_rows(tmp_path, monkeypatch, batch, columns, down):
+    """A thread's rows may be of two batches; what is past the end of one of them is not used."""
+    op = make_op(tmp_path, spec_text(*NEAR, types=TYPES))
+    monkeypatch.setattr("codegen.plan.elementwise.BUSY", 16)
+    dtypes = {a.name: "bfloat16" if a.dtype == "T" else a.dtype for a in op.spec.arrays}
+    sizes = Extents(columns, batch * 5 * columns, columns, batch * 5, outer=batch)
+    assert op.plan.launch(PlannedCall(dtypes, sizes, arch="sm_90a")).down == down
+    assert [tuple(value.places.values()) for value in op.plan.nearby] == [(0, 1, -2, 2, -1)]
+    x, g = (normal(batch, 5, columns).astype(jnp.bfloat16) for _ in range(2))
+    w, k = normal(columns), normal(5, columns)
+    got = op(x, g, w, k, implementation="interpret")
+    expected = op.reference(jnp.float32(x), jnp.float32(g), w, k)
+    np.testing.assert_allclose(np.float32(got), expected, rtol=2**-6, atol=2**-6)

@@ -121,6 +121,16 @@ class Reduction(Reads):
                 return found
         how = self._cheapest(vec, ragged, fixed, columns, call)
         row = columns // vec * width
+        if (
+            how is None
+            and not ragged
+            and call.clusters
+            and not call.schedule
+            and any(d.kept for d in self.demands[:-1])
+        ):
+            how = cost.in_all_registers(vec, columns, self.column_bytes(call), self.most_expensive, self.costly)
+            if how is not None:
+                return how
         if (found := self._unheld(vec, ragged, width, row, how is None, streams, call)) is not None:
             return found
         assert how is not None
@@ -133,6 +143,8 @@ class Reduction(Reads):
         costly = 4 * vec * vectors * self.most_expensive
         held = vec * vectors * self.column_bytes(call)
         holds_expensive = 0 < costly <= min(cost.MOST_WITH_EXPENSIVE, cost.REGISTER_BYTES // threads) - held
+        if cluster > 1 and not holds_expensive and cost.fills_registers(vec * self.alive, threads, held, costly):
+            return replace(how, exact=exact, holds_expensive=True, resident=1)
         deep = cluster > 1 and self.alone and own > cost.THREAD_BYTES and not holds_expensive
         only_row = deep or (ragged and own >= cost.THREAD_BYTES and (cluster > 1 or not holds_expensive))
         if only_row and cluster > 1 and self.alone:

@@ -46,3 +46,17 @@ def test_few_rows_have_small_blocks(rows):
 
     few, many = launch(rows), launch(2**20)
     assert few.rows_a_block <= 64 < many.rows_a_block and few.vec < many.vec
+
+
+@pytest.mark.parametrize(("chain", "columns", "vec", "per_row"), [("log1p", 196, 4, 32), ("log1p", 49, 8, 16)])
+def test_threads_hold_expensive_values(chain, columns, vec, per_row):
+    """A warp for each row, or less, rather than wider vectors of rows that several warps share."""
+    text = spec_text("x: bfloat16[B, S, N]", "y: bfloat16[B, S, N]", f"v = {chain}(square(x)); y = v - mean(v, axis=S)")
+    plan = read_op("specs/made.yaml", text).plan
+    assert isinstance(plan, Staged) and plan.whole is not None and isinstance(plan.whole.plan, Middle)
+    dtypes = {"x": "bfloat16", "y": "bfloat16"}
+    how = plan.whole.plan.launch(
+        PlannedCall(dtypes, Extents(inner=64, total=None, columns=columns, rows=2**18), arch="sm_90a")
+    )
+    assert isinstance(how, MiddleLaunch) and how.holds_expensive
+    assert (how.vec, how.per_row) == (vec, per_row)

@@ -199,6 +199,30 @@ def test_a_cluster_holds_a_long_row_of_several_arrays():
     assert how.holds_row and how.cluster == 8 and how.threads > 256
 
 
+THREE = X + ', u: "bfloat16[..., N]", w: "bfloat16[..., N]"'
+
+
+@pytest.mark.parametrize(
+    ("value", "held", "expensive", "resident"),
+    [
+        ("tanh(x) * u * rsqrt(mean(square(tanh(x) * u), axis=N)) * w", True, True, 1),
+        ("x * where(u > 0, w, 0) * rsqrt(mean(square(x * where(u > 0, w, 0)), axis=N))", True, False, 1),
+        ("tanh(u) * w * mean(x, axis=N)", False, False, 0),  # little is read again
+    ],
+)
+def test_all_registers_of_a_cluster_hold_what_a_sweep_has_computed(value, held, expensive, resident):
+    """Each SM has 96 KiB of the row. Else the row is read again from memory, since the cache has no room for so many rows."""
+    how = launch(THREE, "bfloat16[..., N]", value, 512, 131072)
+    assert (how.holds_row, how.holds_expensive, how.resident) == (held, expensive, resident)
+
+
+def test_threads_hold_expensive_values_where_registers_have_room_for_one_block_anyway():
+    value = "sin(x) + x * rsqrt(mean(square(sin(x) + x), axis=N)) + u"
+    inputs = X + ', u: "bfloat16[..., N]", w: "bfloat16[N]"'
+    how = launch(inputs, "bfloat16[..., N]", f"({value}) * w", 523, 128256)
+    assert how.holds_row and how.holds_expensive and how.resident == 1
+
+
 @pytest.mark.parametrize("columns", [*range(8193, 40000, 1111), 33333, 50257])
 def test_a_long_row_of_runs_ends_in_the_last_vector_of_its_threads(columns):
     """A block of a cluster has neighbouring columns, and only its threads' last vectors have a mask: with more threads than vectors

@@ -353,7 +353,11 @@ class _Groups:
         for place in filter(self.is_product, sorted(self.group)):
             for weights in {self.group[m] for m in self.before[place] if m in self.group}:
                 between = weights.union(m for p in weights for m in self.before[p] if self.reorders_product(m))
-                scores = {m for p in between for m in self.before[p] if m in self.group and self.is_product(m)}
+                scores = self.products_before(between)
+                if not scores:  # a bias that has its dimensions in another order is another chain, with the sum of it and the scores
+                    early = {m for p in weights for m in self.before[p] if m in self.group}
+                    between = weights.union(m for m in early if self.products_before([m]))
+                    scores = self.products_before(between)
                 if len(scores) != 1 or any(len(self.group[p]) > 1 for p in (place, *scores)):
                     continue
                 users = self.after.get(place, ())
@@ -361,7 +365,13 @@ class _Groups:
                 whole = between | {place, *scores, *ordered}
                 made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
                 if made is not None and isinstance(made.planned.plan, Attention):
+                    for early in {p for q in whole for p in self.group.get(q, ())} - whole:
+                        self.group[early] = frozenset([early])
                     self.merge(whole)
+
+    def products_before(self, places: Iterable[int]) -> set[int]:
+        """The products whose results some steps take."""
+        return {m for p in places for m in self.before[p] if m in self.group and self.is_product(m)}
 
     def is_product(self, place: int) -> bool:
         return self.graph.steps[place].name == "dot_general"

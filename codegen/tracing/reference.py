@@ -79,7 +79,7 @@ class Printer(Text):
         everything = [f for parts in roots for f in parts]
         inner = {a for f in walk(everything) if f.op == "dot" for a in f.attr}
         inner |= {f.attr for f in walk(everything) if f.op == "take"}
-        elsewhere = {a for f in walk(everything) if f.op not in ("dot", "input", "take") for a in f.axes}
+        elsewhere = {a for f in walk(everything) if f.op not in ("input", "take") for a in f.axes}
         self.order = tuple(a for a in self.order if a not in inner or a in elsewhere)
         uses: dict[int, int] = {}
         for formula in walk(everything):

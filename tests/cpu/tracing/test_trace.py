@@ -155,6 +155,7 @@ CASES = {
         mlp, (X, like(8), like(8, 5), like(8, 5), like(5, 8)),
         ["up: T[K, N]", "y = (silu(p @ gate) * (p @ up)) @ down + x"],
     ),
+    "a product of a product": (lambda x, a, b: (x @ a) @ b, (X, like(8, 5), like(5, 7)), ["y = (x @ a) @ b"]),
     "a product over two axes": (heads_merged, (like(2, 6, 3, 8), like(3, 8, 5)), ["y = dot(x, w, axis=(K, N))"]),
     "a softmax": (masked, (like(2, 3, 8), like(3, 8, dtype=bool)), ["y = softmax(where(mask, x * scale, -1e9), axis=N)"]),
     "a table": (embedded, (like(9, 8), like(2, 3, dtype=jnp.int32), like(8)), ["take(table, token, axis=P)"]),

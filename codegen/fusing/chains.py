@@ -121,6 +121,11 @@ def is_sequence(made: Made) -> bool:
     return isinstance(plan, Staged) and all(isinstance(stage.plan, Gemm) for stage in plan.stages)
 
 
+def has_backward(made: Made) -> bool:
+    """Whether kernels compute the gradients of a chain."""
+    return isinstance(backward_of(made.planned), Derived)
+
+
 def is_sum(made: Made) -> bool:
     """Whether an op only reduces over rows, in several kernels as XLA does too."""
     most = max((elements(a.value.shape) for a in made.inputs), default=0)
@@ -201,7 +206,7 @@ def attention(graph: StepGraph, expressing: Expressing, place: int) -> Chain | N
     made, key, inputs, outputs = expressing.made(graph, [place])
     if made is None or not isinstance(made.planned.plan, Attention):
         return None
-    if not isinstance(backward_of(made.planned), Derived):  # cuDNN's gradients are kernels
+    if not has_backward(made):  # cuDNN's gradients are kernels
         return None
     moved = sum(v.bytes for v in (*inputs, *outputs))
     return Chain((place,), tuple(inputs), tuple(outputs), made, Cost(moved, 1, moved), key)
@@ -365,8 +370,8 @@ class _Groups:
                 whole = between | {place, *scores, *ordered}
                 made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
                 if made is not None and isinstance(made.planned.plan, Attention):
-                    for early in {p for q in whole for p in self.group.get(q, ())} - whole:
-                        self.group[early] = frozenset([early])
+                    for other in {p for q in whole for p in self.group.get(q, ())} - whole:
+                        self.group[other] = frozenset([other])
                     self.merge(whole)
 
     def products_before(self, places: Iterable[int]) -> set[int]:
@@ -410,7 +415,7 @@ class _Groups:
                     continue
                 whole = first | self.group[place]
                 made = self.expressing.made(self.graph, sorted(whole))[0] if self.is_convex(whole) else None
-                if made is not None and is_sequence(made):
+                if made is not None and is_sequence(made) and has_backward(made):
                     self.merge(whole)
 
     def users_of(self, places: frozenset[int]) -> set[int]:

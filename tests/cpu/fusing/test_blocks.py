@@ -145,30 +145,6 @@ def test_lines_that_are_replaced_assign_the_same_name():
     assert [line for line in replacement(one) if line.startswith("+ ")] == ["+        h = dense_gelu_tanh(h, up)"]
 
 
-def interleaved(x, gates, down):
-    """An MLP whose gates and values take turns in the columns of one weight."""
-    h = x @ gates
-    return (jnp.minimum(h[..., ::2], 7) * jax.nn.sigmoid(h[..., 1::2])) @ down
-
-
-def test_products_whose_gradient_no_kernel_computes_are_one_after_the_other():
-    """Their op would compute the first product once more."""
-    given = [
-        jax.random.normal(jax.random.key(i), s).astype("bfloat16") / 4
-        for i, s in enumerate([(12, 16), (16, 32), (16, 8)])
-    ]
-
-    def loss(f):
-        return lambda *args: jnp.sum(jnp.sin(f(*args).astype(jnp.float32)))
-
-    fused, plain = (jax.grad(loss(f), (0, 1, 2)) for f in (codegen.fuse(interleaved), interleaved))
-    for one, other in zip(fused(*given), plain(*given), strict=True):
-        np.testing.assert_allclose(*(x.astype("float32") for x in (one, other)), rtol=0.05, atol=0.03)
-    assert str(jax.make_jaxpr(fused)(*given)).count("dot_general[") == str(jax.make_jaxpr(plain)(*given)).count(
-        "dot_general["
-    )
-
-
 def test_attention_with_a_bias_that_is_taken_from_a_table():
     """As that of T5: the table has a column for each head, so the bias has its dimensions in another order than the scores."""
 

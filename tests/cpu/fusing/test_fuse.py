@@ -256,15 +256,14 @@ def gated(x, up, down):
     return jax.nn.silu(gate) * value @ down[: len(down) // 2] + 1
 
 
-@pytest.mark.parametrize("function", [mlp, gated])
-def test_the_layers_of_an_mlp_are_one_chain(function):
-    """So its gradient computes what is between the products in the epilogue of one."""
+@pytest.mark.parametrize(("function", "products"), [(mlp, [2]), (gated, [1, 2])])
+def test_the_layers_of_an_mlp_are_one_chain_where_kernels_compute_its_gradient(function, products):
+    """That computes what is between the products in the epilogue of one. Without a kernel it would compute the first product again."""
     fused = codegen.fuse(function)
     close(jax.jit(fused)(X, UP, UP.T), jax.jit(function)(X, UP, UP.T))
     gradients = functools.partial(jax.grad, argnums=(0, 1, 2))
     close(jax.jit(gradients(total(fused)))(X, UP, UP.T), jax.jit(gradients(total(function)))(X, UP, UP.T))
-    (chain,) = fused.report
-    assert chain.chain.count("@") == (2 if function is mlp else 3)
+    assert sorted(r.chain.count("@") for r in fused.report) == products
 
 
 def test_few_rows_of_an_mlp_are_one_chain():

@@ -16,13 +16,11 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from codegen.fusing.chains import Chain, Expressing, chains, has_backward
+from codegen.fusing.chains import Chain, Expressing, chains
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph
 from codegen.fusing.loops import merged
 from codegen.fusing.prepared import prepared
 from codegen.fusing.running import bound, read, steps_evaluated
-from codegen.plan.attention import Attention
-from codegen.plan.op import Gemm
 from codegen.tracing.naming import parameter_names
 from codegen.tracing.steps import Atom, Step, Value, flatten
 
@@ -111,9 +109,7 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
 
     for item in _order(graph, tuple(replaced)):
         if isinstance(item, Chain):
-            plan, call = item.made.planned.plan, replaced[item]
-            if item.reread or (isinstance(plan, Gemm | Attention) and not has_backward(item.made)):
-                call = _by_use(item, graph, call)
+            call = _where_differentiated(item, graph, replaced[item]) if item.reread else replaced[item]
             results = call(*(read(v, values) for v in item.inputs))
             values |= zip(item.outputs, results, strict=True)
         else:
@@ -123,18 +119,19 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
     return [read(a, values) for a in graph.flat.outputs]
 
 
-def _by_use(chain: Chain, graph: StepGraph, op: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """A chain's op, or its steps, by whether gradients are requested. XLA's kernels for a norm that no block holds take as long as the
-    op's, and for its gradient longer. Where no kernel computes an op's gradient, XLA would compute the op's products once more."""
+def _where_differentiated(
+    chain: Chain, graph: StepGraph, op: Callable[..., tuple[Any, ...]]
+) -> Callable[..., tuple[Any, ...]]:
+    """A chain's op where gradients are requested, else its steps. XLA's kernels for a norm that no block holds take as long as the
+    op's, and for its gradient longer."""
     steps = [graph.steps[p] for p in chain.places]
 
     def plain(*arrays: Any) -> tuple[Any, ...]:
         found = steps_evaluated(steps, dict(zip(chain.inputs, arrays, strict=True)))
         return tuple(found[v] for v in chain.outputs)
 
-    alone, differentiated = (plain, op) if chain.reread else (op, plain)
-    value: Any = jax.custom_vjp(alone)
-    value.defvjp(lambda *arrays: jax.vjp(differentiated, *arrays), lambda pull, d: pull(d))
+    value: Any = jax.custom_vjp(plain)
+    value.defvjp(lambda *arrays: jax.vjp(op, *arrays), lambda pull, d: pull(d))
     return lambda *arrays: tuple(value(*arrays))
 
 

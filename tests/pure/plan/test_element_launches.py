@@ -33,6 +33,15 @@ def test_a_schedule_chooses_the_vectors():
     assert launch("x: T[M, N]; w: T[N]", "y = x * w", 100, vector_bytes=16).vec == 8
 
 
+@pytest.mark.parametrize(
+    ("chain", "dtype", "vec"), [("atan(x)", "bfloat16", 8), ("x * 2", "bfloat16", 4), ("x * 2", "int8", 8)]
+)
+def test_few_bytes_that_a_thread_reads_have_wider_vectors(chain, dtype, vec):
+    """Where results are float32, unless little is computed and 8 bytes are read."""
+    op = read_op("specs/made.yaml", spec_text(f"x: {dtype}[M, N]", "y: float32[M, N]", f"y = {chain}"))
+    assert op.plan.launch(PlannedCall({"x": dtype, "y": "float32"}, Extents(4096, 2**26))).vec == vec
+
+
 @pytest.mark.parametrize(("total", "vec"), [(2**26, 8), (2**18, 8), (2**17, 2), (2**16, 2), (2**12, 2), (2**10, 8)])
 def test_small_calls_have_narrow_vectors(total, vec):
     """So that more SMs compute. A symbolic total, a divisor, is smaller than any of these calls."""

@@ -22,9 +22,9 @@ ROUNDED = 8  # the same in eps of a narrow type, where the function rounds on th
 LEADING: tuple[tuple[int, ...], ...] = ((), (2, 1, 3))  # sizes of `...`: a reference is called with any number
 
 
-def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> str:
-    """A message where the op's jnp form and its reference differ, on small arrays with these leading axes, by default
-    none and several; "" where they agree."""
+def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING, allowed: float = CLOSE) -> str:
+    """A message where the op's jnp form and its reference differ by more than this part of the largest element, on small arrays with
+    these leading axes, by default none and several; "" where they agree."""
     spec, op = made.planned.spec, op_of(made.planned)
     types = {t: dtypes[0] for t, dtypes in spec.types}
     has_rows = any(ROWS in a.axes for a in spec.inputs)
@@ -36,7 +36,7 @@ def with_reference(made: Made, several: Sequence[tuple[int, ...]] = LEADING) -> 
         except Exception as error:  # whatever a statement of the source raises with other sizes
             return f"the reference does not take arrays of {[g.shape for g in given]}: {error}"
         for array, a, b in zip(spec.outputs, as_tuple(got), as_tuple(wanted), strict=True):
-            if far := difference(a, b, CLOSE):
+            if far := difference(a, b, allowed):
                 return f"{array.name} and its reference differ {far}"
     return ""
 

@@ -159,3 +159,15 @@ def test_attention_with_a_bias_that_is_taken_from_a_table():
     got, wanted = (jax.jit(f)(*given).astype("float32") for f in (fused, attention))
     np.testing.assert_allclose(got, wanted, rtol=0.03, atol=0.03)
     assert ["softmax(" in r.chain and r.chain.count("dot(") == 2 for r in fused.report] == [True]
+
+
+def test_a_constant_that_was_rounded_is_no_disagreement():
+    """bfloat16 has no 1.702: the op has it, and the reference what was rounded."""
+
+    def gated(x, w):
+        h = x @ w
+        return h * jax.nn.sigmoid(1.702 * h)
+
+    (one,) = suggestions(gated, (like(16, 32), like(32, 48)))
+    assert "quick_gelu(" in one.text
+    assert disagreement(one) == ""

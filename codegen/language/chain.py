@@ -124,7 +124,8 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
             hint = "names are lower-case letters, digits and underscores, at most 64, a letter first"
             raise Placed(target, UserError(f"{shown(name)} is not a valid name for a value", hint))
         if name in RESERVED or name in functions() or keyword.iskeyword(name):
-            why = "is a function of the language" if name in functions() else "is used by the generated file"
+            why = "is a word of Python" if keyword.iskeyword(name) else "is used by the generated file"
+            why = "is a function of the language" if name in functions() else why
             raise Placed(target, UserError(f"{name!r} {why} and cannot name a value", "pick another name"))
     elif output.parts is None and part is not None:
         raise Placed(target, UserError(f"{name!r} is {output} and has no parts", f"assign it whole: {name} = ..."))

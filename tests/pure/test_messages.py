@@ -118,7 +118,7 @@ EXCEPTIONS = {
     # Reasons why an op is two kernels, or has no backward: tests/pure/plan/test_gemms.py
     "a GEMM kernel": "XLA's matmul, and a kernel for the epilogue",
     "the two products differ": "the same",
-    "of two types": "the same",
+    "have different types": "the same",
     "a factor of the product, as well": "the same",
     "a product of vectors": "the same",
     "columns along several axes": "the same",

@@ -363,7 +363,7 @@ def _check_factors(products: tuple[Product, ...], epilogue: Spec) -> None:
         and not first.widened
         and not {*epilogue.dtypes(a.dtype), *epilogue.dtypes(b.dtype)} <= FLOAT8
     ):
-        raise UserError(f"{a.name!r} and {b.name!r} are of two types, which only those of 8 bits may be")
+        raise UserError(f"{a.name!r} and {b.name!r} have different types, and only float8 factors may")
     again = {x.name for p in products for x in (p.a, *p.inputs)} & {x.name for x in epilogue.inputs}
     if again:
         raise UserError(f"the epilogue reads {', '.join(sorted(again))}, a factor of the product, as well")

@@ -97,6 +97,7 @@ class Reverse(Adjoints):
         super().__init__(spec, by_index, held, constant, taken)
         self.dtype, self.save = dtype, spec.save
         self.saved_type = spec.compute if dtype == "float32" else dtype
+        self.from_stages = False  # whether the op's stages write all that is saved, without rounding
         self.places: dict[int, Array] = {}  # the outputs that are computed indices, by the identity of their values
         self.results, self.assigned = self.outputs(self.gradients() | self.written_formulas())
         self.known = frozenset(self.taken)
@@ -104,6 +105,7 @@ class Reverse(Adjoints):
     def backward(self, chosen: Saved) -> Backward:
         """The backward that takes the values that `saved_for` chose last. Raises `UserError` if kernels cannot compute it."""
         outputs, assigned, saved = self.results, self.assigned, chosen.values
+        self.from_stages = {name for name in saved if name not in self.made} <= self.held.keys()
         leaves = {id(node): Leaf(name) for name, node in saved.items()}
         for name in saved:  # what was rounded to a saved factor is read from it
             if (factor := self.held_factor(name)) is not None:
@@ -132,7 +134,7 @@ class Reverse(Adjoints):
         if len(spec.read.statements) > MAX_STATEMENTS:
             raise UserError(f"the backward has more than {MAX_STATEMENTS} statements")
         forward = None
-        if not {a.name for a in more} <= self.held.keys():
+        if not self.from_stages:
             forward = replace(
                 self.spec, op=f"{self.spec.op}_forward", outputs=(*self.spec.outputs, *more), grad="none",
                 save=(), for_backward=tuple(chosen.more), bench=(),
@@ -453,7 +455,7 @@ class Reverse(Adjoints):
         if node.kind != "float":
             return self.spec.integer if node.kind == "int" else "bool"
         if id(node) in self.of_products:
-            if id(node) in self.tied and node.op != "cast":
+            if (self.from_stages or id(node) in self.tied) and node.op != "cast":
                 return self.spec.compute
             return saved_type(node, self.scope.inputs, dict(self.spec.types), self.spec.compute)
         return self.saved_type if node.op != "cast" else str(node.attr)

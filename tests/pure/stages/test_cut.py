@@ -354,3 +354,17 @@ def test_an_ambiguous_product_names_its_axes():
     with pytest.raises(SpecError, match=r"no output has, and these are A, B\n.*\n.*\n  name it: dot\(a, b, axis=A\)"):
         made(*arrays, "y = x @ w")
     assert made(*arrays, "y = dot(x, w, axis=(A, B))").plan.products[0].axes == ("A", "B")
+
+
+def test_a_backward_reads_what_stages_write_in_the_type_in_which_they_write_it():
+    """Two stages write bfloat16 products' values in float32."""
+    arrays = "x: bfloat16[N, K]; w: bfloat16[K, M]", "p: bfloat16[N, M]; u: float32[M]"
+    op = made(*arrays, "p = softmax((x @ w) * rsqrt(sum(square(w), axis=K)), axis=M); u = mean(p, axis=N)")
+    backward = backward_of(op)
+    assert isinstance(op.plan, Staged)
+    assert isinstance(backward, Derived)
+    assert backward.forward is None
+    written = {a.name: a.dtype for stage in op.plan.stages for a in stage.spec.outputs}
+    read = {a.name: a.dtype for a in backward.op.spec.inputs if a.name in backward.how.saved}
+    assert read == {name: written[name] for name in read}
+    assert set(read.values()) == {"float32"}

@@ -201,6 +201,7 @@ def _known(atom: Atom) -> np.ndarray | None:
     if isinstance(atom, Number):
         return np.asarray(atom.value, jax.numpy.dtype(atom.dtype))
     concrete = atom.constant is not None and not isinstance(atom.constant, jax.core.Tracer)
+    concrete = concrete and getattr(atom.constant, "is_fully_addressable", True)  # else other processes have elements
     return np.asarray(atom.constant) if concrete and _is_small(jax.typeof(atom.constant)) else None
 
 

@@ -119,7 +119,7 @@ def dense_add(x: jax.Array, w: jax.Array, residual: Rows) -> Rows:
 
 def dense_add_backward(saved: tuple[jax.Array, jax.Array], d: Rows) -> tuple[jax.Array, jax.Array, Rows]:
     x, w = saved
-    return (d.x @ w.T).reshape(x.shape), rows(x.reshape(d.x.shape)).T @ rows(d.x), gradient(d.x)
+    return (d.x @ w.T).reshape(x.shape), weight_gradient(x.reshape(d.x.shape), d.x, 8), gradient(d.x)
 
 
 dense_add.defvjp(lambda x, w, residual: (dense_add(x, w, residual), (x, w)), dense_add_backward)
@@ -148,12 +148,13 @@ def mlp_backward(saved: Any, d: Rows) -> tuple[Rows, jax.Array, jax.Array, Rows]
 mlp_add.defvjp(mlp_forward, mlp_backward)
 
 
-def weight_gradient(x: jax.Array, dy: jax.Array) -> jax.Array:
-    """The gradient by w of x @ w, of two halves of the rows, added in float32. x: [..., K], dy: [..., N]; to [K, N].
+def weight_gradient(x: jax.Array, dy: jax.Array, parts: int = 2) -> jax.Array:
+    """The gradient by w of x @ w, of some parts of the rows, added in float32. x: [..., K], dy: [..., N]; to [K, N].
 
-    The tiles of [1280, 5120] keep the SMs busy for 2.4 rounds, which take 3; twice as many tiles take 5 rounds of half the time."""
-    halves = (rows(a).reshape(2, -1, a.shape[-1]) for a in (x, dy))
-    return jnp.sum(jnp.einsum("hrk,hrn->hkn", *halves, preferred_element_type=jnp.float32), axis=0).astype(x.dtype)
+    The tiles of [1280, 5120] keep the SMs busy for 2.4 rounds, which take 3; twice as many tiles take 5 rounds of half the time.
+    Those of [1280, 1280] do not keep all SMs busy."""
+    factors = (rows(a).reshape(parts, -1, a.shape[-1]) for a in (x, dy))
+    return jnp.sum(jnp.einsum("prk,prn->pkn", *factors, preferred_element_type=jnp.float32), axis=0).astype(x.dtype)
 
 
 def loss_forward(x: jax.Array, head: jax.Array, label: jax.Array, cap: float) -> tuple[jax.Array, Any]:

@@ -17,8 +17,8 @@ In reading order:
   sums      what is reduced of them: an element's states, or values along an axis
 """
 
-from codegen.device.scan.elements import ahead, grid, walk
-from codegen.device.scan.exchange import carried, carried_states, positions, states, states_back
+from codegen.device.scan.elements import ahead, grid, positions, walk
+from codegen.device.scan.exchange import carried, carried_states, states, states_back
 from codegen.device.scan.sums import across, add, finish, finishing_grid, reduced, summed, totals
 
 __all__ = [

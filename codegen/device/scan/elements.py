@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cutlass
@@ -11,9 +13,13 @@ import cutlass.cute as cute
 from cutlass import Boolean, Int32, Int64
 
 from codegen.device import access
-from codegen.device.flat import Axis, Flat, Operand, Place, registers
+from codegen.device.flat import Axis, Flat, Operand, Place, Read, _where, registers
 from codegen.device.functions import Vector
 from codegen.shared import WARP, ScanLaunch
+
+# Bytes of neighbouring states that a thread loads at once: of an array that all of its elements share, and of one of which each has
+# its own, for which registers are scarce
+VECTOR, PAIR = 16, 4
 
 
 def grid(how: ScanLaunch, extents: Sequence[Int32], axis: int, stream: Any, whole: bool = False) -> dict[str, Any]:
@@ -39,12 +45,60 @@ def _padded(how: ScanLaunch, extents: Sequence[Int32]) -> tuple[Int32, ...]:
     return (*extents[:-1], (extents[-1] + lanes - 1) // lanes * lanes)
 
 
+class Position(int):
+    """The position of a state along an axis of a fixed size, which is a power of two."""
+
+    size: int
+
+
+def positions(*sizes: int) -> list[tuple[int, ...]]:
+    """The positions of an element's states along axes of these sizes. The last axis is contiguous in arrays."""
+    found = []
+    for own in itertools.product(*map(range, sizes)):
+        last = Position(own[-1])
+        last.size = sizes[-1] if sizes[-1] & (sizes[-1] - 1) == 0 else 1
+        found.append((*own[:-1], last))
+    return found
+
+
 @dataclass(frozen=True)
 class Step(Flat):
     """One of a thread's vectors. If it is outside the arrays, loads read elements inside, and nothing is stored."""
 
     inside: Boolean
     along: Boolean  # whether its warp has elements there
+    axis: int  # along which it scans
+    held: dict[Any, cute.Tensor] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # values of neighbouring states
+
+    def load(self, *operands: Operand) -> tuple[cute.Tensor, ...]:
+        found = list(super().load(*(o for o in operands if not self._is_wide_state(o))))
+        return tuple(self._load_state(o) if self._is_wide_state(o) else found.pop(0) for o in operands)
+
+    def _is_wide_state(self, operand: Operand) -> bool:
+        """Whether neighbouring states have neighbouring elements of an array."""
+        place = operand.place if isinstance(operand, Read) and operand.tensor is not None else None
+        return bool(place) and isinstance(place[-1], Position) and self._together(operand) > 1
+
+    def _together(self, read: Read) -> int:
+        """The number of states whose elements are loaded at once: more where all of a thread's elements share them."""
+        own = Axis(self.axis) in read.place[:-1]
+        return math.gcd(read.place[-1].size, (PAIR if own else VECTOR) * 8 // read.tensor.element_type.width)
+
+    def _load_state(self, read: Read) -> cute.Tensor:
+        """A state's element, which is loaded together with its neighbours'."""
+        count, position = self._together(read), read.place[-1]
+        first = position // count * count
+        key = id(read.tensor), read.place[:-1], first
+        if key not in self.held:
+            offset = cute.crd2idx(_where(read.tensor, (*read.place[:-1], first), self.first), read.tensor.layout)
+            src = read.tensor.iterator + cute.assume(Int64(offset), divby=count)
+            self.held[key] = cute.make_rmem_tensor((count,), read.tensor.element_type)
+            cute.autovec_copy(cute.make_tensor(src, cute.make_layout((count,))), self.held[key])
+        found = cute.make_rmem_tensor((1,), read.tensor.element_type)
+        found[0] = self.held[key][position - first]
+        return found
 
     def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:
         parts = len(values) if isinstance(values, tuple) else 0
@@ -127,7 +181,9 @@ class Walk:
             first = tuple(place if i == self.axis else f for i, f in enumerate(self.first))
             start = cute.assume(base + place * stride, divby=how.vec)
             found.append(
-                Step(how, self.extents, start, Int64(how.vec), first, self.there & along, self.present & along)
+                Step(
+                    how, self.extents, start, Int64(how.vec), first, self.there & along, self.present & along, self.axis
+                )
             )
         return found
 

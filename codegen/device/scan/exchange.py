@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,11 +63,6 @@ def carried_states(op: str, walk: Walk, dtype: type[Numeric], count: int) -> lis
         for w in range(walk.width):
             found[-1].hold(op, w, identity)
     return found
-
-
-def positions(*sizes: int) -> list[tuple[int, ...]]:
-    """The positions of an element's states along axes of these sizes."""
-    return list(itertools.product(*map(range, sizes)))
 
 
 def states(

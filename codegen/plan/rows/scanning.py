@@ -35,7 +35,7 @@ from codegen.plan.elementwise import Elementwise, PlannedElements
 from codegen.plan.launches import PlannedCall, vector_width
 from codegen.plan.rows.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
-from codegen.spec.spec import Spec
+from codegen.spec.spec import Array, Spec
 from codegen.targets import MOST_REGISTERS
 
 THREADS = 128  # of a block, at least
@@ -133,6 +133,11 @@ class Scan(Elementwise):
     def is_of_states(self, access: Access) -> bool:
         """Whether an array has an element for each state."""
         return any(axis in access.tokens for axis, _ in self.states)
+
+    def reads_states_together(self, array: Array) -> bool:
+        """Whether a thread loads the elements of neighbouring states at once."""
+        axis, size = self.states[-1] if self.states else ("", 1)
+        return size > 1 and size & (size - 1) == 0 and array.axes[-1:] == (axis,) and array.parts is None
 
     def is_ahead(self, access: Access) -> bool:
         """Whether a thread loads an array's elements for the next tile while it computes one."""

@@ -169,6 +169,7 @@ def alignment(plan: Plan, array: Array, dtype: str) -> int:
     if isinstance(plan, AttentionPlan):
         return 256
     read = any(a.array == array and a.mode in ("flat", "tile", "turned") for a in plan.loads)
+    read |= isinstance(plan, Scan) and plan.reads_states_together(array)
     written = any(a.array == array for a in plan.stores)
     return 256 if read or written else DTYPES[dtype].size
 

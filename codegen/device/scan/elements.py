@@ -68,36 +68,37 @@ class Step(Flat):
     inside: Boolean
     along: Boolean  # whether its warp has elements there
     axis: int  # along which it scans
-    held: dict[Any, cute.Tensor] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # values of neighbouring states
+    held: dict[Any, cute.Tensor] = field(default_factory=dict, compare=False, repr=False)  # elements of states
 
     def load(self, *operands: Operand) -> tuple[cute.Tensor, ...]:
-        found = list(super().load(*(o for o in operands if not self._is_wide_state(o))))
-        return tuple(self._load_state(o) if self._is_wide_state(o) else found.pop(0) for o in operands)
+        counts = [self._together(o) for o in operands]
+        found = list(super().load(*(o for o, count in zip(operands, counts, strict=True) if count == 1)))
+        return tuple(
+            found.pop(0) if count == 1 else self._load_state(o, count)
+            for o, count in zip(operands, counts, strict=True)
+        )
 
-    def _is_wide_state(self, operand: Operand) -> bool:
-        """Whether neighbouring states have neighbouring elements of an array."""
-        place = operand.place if isinstance(operand, Read) and operand.tensor is not None else None
-        return bool(place) and isinstance(place[-1], Position) and self._together(operand) > 1
+    def _together(self, operand: Operand) -> int:
+        """The number of neighbouring states whose elements of an array are loaded at once: more where all of a thread's elements share
+        these."""
+        if not isinstance(operand, Read) or operand.tensor is None or not operand.place or self.how.vec > 1:
+            return 1
+        *others, state = operand.place
+        width, most = operand.tensor.element_type.width, PAIR if Axis(self.axis) in others else VECTOR
+        return math.gcd(state.size, max(8 * most // width, 1)) if isinstance(state, Position) and width >= 8 else 1
 
-    def _together(self, read: Read) -> int:
-        """The number of states whose elements are loaded at once: more where all of a thread's elements share them."""
-        own = Axis(self.axis) in read.place[:-1]
-        return math.gcd(read.place[-1].size, (PAIR if own else VECTOR) * 8 // read.tensor.element_type.width)
-
-    def _load_state(self, read: Read) -> cute.Tensor:
+    def _load_state(self, read: Any, count: int) -> cute.Tensor:
         """A state's element, which is loaded together with its neighbours'."""
-        count, position = self._together(read), read.place[-1]
-        first = position // count * count
-        key = id(read.tensor), read.place[:-1], first
+        *others, state = read.place
+        first = state // count * count
+        key = id(read.tensor), *others, first
         if key not in self.held:
-            offset = cute.crd2idx(_where(read.tensor, (*read.place[:-1], first), self.first), read.tensor.layout)
+            offset = cute.crd2idx(_where(read.tensor, (*others, first), self.first), read.tensor.layout)
             src = read.tensor.iterator + cute.assume(Int64(offset), divby=count)
             self.held[key] = cute.make_rmem_tensor((count,), read.tensor.element_type)
             cute.autovec_copy(cute.make_tensor(src, cute.make_layout((count,))), self.held[key])
         found = cute.make_rmem_tensor((1,), read.tensor.element_type)
-        found[0] = self.held[key][position - first]
+        found[0] = self.held[key][state - first]
         return found
 
     def store(self, values: Vector | tuple[Vector, ...], dst: cute.Tensor) -> None:

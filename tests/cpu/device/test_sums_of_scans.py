@@ -62,34 +62,27 @@ def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(t
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
-STATES = (
-    "y = sum(scan(exp(x * w), x * b, axis=S) * c, axis=K)",
-    "x: float32[B, S, N]; b: float32[B, S, K=3]; c: float32[B, S, K=3]; w: float32[N, K=3]",
-)
-
-
-# One of two scans goes the other way: a thread's steps divide the axis, or not
-@pytest.mark.parametrize(
-    "shapes",
-    some([((3, 32, 20), (3, 32, 3), (3, 32, 3), (20, 3)), ((1, 75, 33), (1, 75, 3), (1, 75, 3), (33, 3))], 2, 1),
-)
-def test_gradients_of_states_are_summed_by_the_kernel_that_scans(tmp_path, shapes):
-    op = make_op(tmp_path, spec_text(STATES[1], "y: float32[B, S, N]", STATES[0], "y = x"))
+# One of two scans goes the other way: a thread's steps divide the axis, or not. States are read one by one, or with neighbours
+@pytest.mark.parametrize(("count", "dtype", "shape"), some([(3, "float32", (3, 32, 20)), (4, "bfloat16", (1, 75, 33))], 2, 1))
+def test_gradients_of_states_are_summed_by_the_kernel_that_scans(tmp_path, count, dtype, shape):
+    inputs = f"x: float32[B, S, N]; b: {dtype}[B, S, K={count}]; c: {dtype}[B, S, K={count}]; w: float32[N, K={count}]"
+    chain = "y = sum(scan(exp(x * w), x * b, axis=S) * c, axis=K)"
+    op = make_op(tmp_path, spec_text(inputs, "y: float32[B, S, N]", chain, "y = x"))
     first, last = backward_of(op.planned).op.plan.stages
     assert (len(first.plan.back), len(first.plan.across), len(first.plan.sums)) == (1, 2, 1)
-    assert first.plan.launch(
-        PlannedCall({a.name: "float32" for a in first.spec.arrays}, Extents(columns=75, rows=33))
-    ).uneven
+    types = {a.name: a.dtype for a in first.spec.arrays}
+    assert first.plan.launch(PlannedCall(types, Extents(columns=shape[1], rows=33))).uneven == (shape[1] % 8 != 0)
     assert [a.axes for a in last.spec.inputs] == [("B", "N", "K")]
-    random = np.random.default_rng(0)
-    given = [jnp.asarray(random.uniform(-1, 0.9, shape), "float32") for shape in shapes]
+    random, shapes = np.random.default_rng(0), (shape, (*shape[:2], count), (*shape[:2], count), (shape[2], count))
+    made = [random.uniform(-1, 0.9, own) for own in shapes]
+    given = [jnp.asarray(own, types[a.name]) for own, a in zip(made, op.spec.inputs, strict=True)]
 
     def loss(given, how):
         return (op(*given, implementation=how) * jnp.cos(given[0])).sum()
 
     found, expected = (jax.grad(loss)(given, how) for how in ("interpret", "xla"))
     for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(*(np.asarray(v, "float32") for v in (one, other)), rtol=1e-2, atol=1e-3)
 
 
 def test_states_that_memory_holds(tmp_path, monkeypatch):

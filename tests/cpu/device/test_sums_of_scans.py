@@ -63,7 +63,9 @@ def test_gradients_of_what_sequences_share_are_summed_by_the_kernel_that_scans(t
 
 
 # One of two scans goes the other way: a thread's steps divide the axis, or not. States are read one by one, or with neighbours
-@pytest.mark.parametrize(("count", "dtype", "shape"), some([(3, "float32", (3, 32, 20)), (4, "bfloat16", (1, 75, 33))], 2, 1))
+@pytest.mark.parametrize(
+    ("count", "dtype", "shape"), some([(3, "float32", (3, 32, 20)), (4, "bfloat16", (1, 75, 33))], 2, 1)
+)
 def test_gradients_of_states_are_summed_by_the_kernel_that_scans(tmp_path, count, dtype, shape):
     inputs = f"x: float32[B, S, N]; b: {dtype}[B, S, K={count}]; c: {dtype}[B, S, K={count}]; w: float32[N, K={count}]"
     chain = "y = sum(scan(exp(x * w), x * b, axis=S) * c, axis=K)"

@@ -204,9 +204,10 @@ class Planner:
         return tuple(Group(n, tuple(axes)) for n, axes in zip(unique, merged, strict=True))
 
     def least_vector(self, columns: tuple[str, ...]) -> int:
-        """The columns of a vector of the widest arrays."""
+        """The columns of a vector of the widest arrays; of float32 where no array has these columns."""
         arrays = [a for a in self.spec.arrays if columns[-1] in a.axes]
-        widest = max(DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
+        sizes = (DTYPES[d].size * (a.parts or 1) for a in arrays for d in self.spec.dtypes(a))
+        widest = max(sizes, default=DTYPES["float32"].size)
         return vector_width(widest, overrides(self.spec, None).get("vector_bytes", VECTOR_BYTES))
 
     def repeated(self, reductions: Sequence[Node], rows: tuple[str, ...], columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -53,6 +53,9 @@ class DerivedOp(Op[..., Any]):
     def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
         """Its call in a call of the op it was generated with, where these arrays and dynamic parameters are `there`, by name."""
         arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
+        for a in self.spec.inputs if key.implementation != "xla" else ():
+            found = there.get(a.name)  # a kernel would read other types' bytes
+            assert found is None or found.dtype == key.types.dtype(a), (self.__name__, a.name, found.dtype)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         # its compute type may be narrower than the op's, which has other inputs

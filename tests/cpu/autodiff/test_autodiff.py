@@ -121,7 +121,8 @@ def test_the_derivative_of_every_composite(name, tmp_path):
             if d is None and p != "x"
         ),
     ]
-    check_differences(op_of(tmp_path, f"y = {name}({', '.join(words)})"), [[-2.3, -0.7, 0.4, 1.9, 4.1]])  # fmt: skip
+    points = {"acosh": [1.2, 1.9, 4.1], "atanh": POINTS["unit"]}.get(name, [-2.3, -0.7, 0.4, 1.9, 4.1])
+    check_differences(op_of(tmp_path, f"y = {name}({', '.join(words)})"), [points])
 
 
 REDUCING = [n for n in functions() if n in prelude() and "axis" in prelude()[n].params and not n.startswith("arg")]

@@ -84,7 +84,7 @@ REASONS = {
         "x: T[..., K]; w: T[K, N]; i: int32[...]",
         "y = x @ w + take(w, i, axis=K)",
     ),
-    "of two types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
+    "have different types": ("x: T[..., K]; w: float32[K, N]", "y = x @ w"),
     "a product of vectors": ("x: T[..., K]; w: T[K]", "y = x @ w", "y: T[...]"),
     "axes in an order": ("x: T[M, B, K]; w: T[B, K, N]", "y = x @ w", "y: T[M, B, N]"),
     "and 'r' (T[N, M]) have several": ("x: T[M, K]; w: T[K, N]; r: T[N, M]", "y = x @ w + r", "y: T[M, N]"),

@@ -368,3 +368,15 @@ def test_a_backward_reads_what_stages_write_in_the_type_in_which_they_write_it()
     read = {a.name: a.dtype for a in backward.op.spec.inputs if a.name in backward.how.saved}
     assert read == {name: written[name] for name in read}
     assert set(read.values()) == {"float32"}
+
+
+def test_a_stage_may_reduce_along_an_axis_that_none_of_its_arrays_has():
+    """A gradient that sums what was placed: no width of a vector follows from its arrays."""
+    arrays = (
+        "x: float32[B, S, K]; w: float32[B, N, K]; t: float32[P]; i: int32[B]",
+        "y: float32[B, S, J=4]; z: float32[B, S, N]",
+    )
+    chain = "p = x @ w; y = top_k(p, J, axis=N); z = max(y, axis=J) * (take(t, i, axis=P) + p) * tanh(c)"
+    found = backward_of(made(*arrays, chain, "params:\n  c: {type: int, default: 1, static: false}\n"))
+    assert isinstance(found, Derived)
+    assert [kind for kind, _ in stages(found.op)][-2:] == ["gemm", "gemm"]

@@ -30,7 +30,7 @@ def array(*shape, dtype=jnp.bfloat16):
     return jnp.asarray(np.ones(shape), dtype)
 
 
-X, W, LONG = array(8, 64), array(64), array(2, 1 << 18)
+X, W, LONG = array(8, 64), array(64), array(2, 1 << 20)
 
 # op, operands, donated inputs, aliased inputs
 TABLE = [

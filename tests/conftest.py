@@ -37,8 +37,8 @@ GPU_TESTS = f"{Path(__file__).parent / 'gpu'}{os.sep}"
 # Tests of generated ops, of which those of each n-th op run by default, and the first of these: of gradients, interpreted and in jnp;
 # of values of the jnp form. The gradients in jnp are of ops that have nearly every operation
 OF_OPS = {
-    re.compile(r"test_gradient_of_.*\[interpret\]"): (15, 0),
-    re.compile(r"test_gradient_of_.*\[xla\]"): (3, 1),
+    re.compile(r"test_gradient_of_.*\[interpret\]"): (30, 0),
+    re.compile(r"test_gradient_of_.*\[xla\]"): (6, 1),
     re.compile(r"test_(?!gradient_of_).*_agrees_with_its_reference\[xla\]"): (10, 0),
 }
 

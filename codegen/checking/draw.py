@@ -69,7 +69,7 @@ class Case:
 
 
 def attention_of(op: AnyOp, gradients: bool) -> tuple[Attention, ...]:
-    """The plans of attention among the kernels of a call, and among those of its gradients if these are requested."""
+    """The plans of attention of an op, and those of its backward too if `gradients`."""
     own = attention_in(op.plan)
     return (*own, *attention_in(op.backward.op.plan)) if gradients and isinstance(op.backward, Derived) else own
 

@@ -52,10 +52,11 @@ class DerivedOp(Op[..., Any]):
 
     def call(self, key: Key, there: Mapping[str, jax.Array]) -> tuple[Key, tuple[Any, ...]]:
         """Its call in a call of the op it was generated with, where these arrays and dynamic parameters are `there`, by name."""
-        arrays = tuple(a.name for a in self.spec.inputs if a.name in there)
-        for a in self.spec.inputs if key.implementation != "xla" else ():
-            found = there.get(a.name)  # a kernel would read other types' bytes
-            assert found is None or found.dtype == key.types.dtype(a), (self.__name__, a.name, found.dtype)
+        given = [a for a in self.spec.inputs if a.name in there]
+        # a kernel would read the bytes of another type as its own
+        other = [a.name for a in given if key.implementation != "xla" and there[a.name].dtype != key.types.dtype(a)]
+        assert not other, f"{self.__name__}: another type than the kernel's: {', '.join(other)}"
+        arrays = tuple(a.name for a in given)
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         # its compute type may be narrower than the op's, which has other inputs

@@ -4,9 +4,9 @@ dk and dv are as `keys` says, with the last tiles of q first. A consumer also co
 
     dq = ds^T @ k       64 rows of dq or some of its columns, from both consumers' rows of ds in shared memory
 
-The warps beside the producer add dq to sums in global memory, in turns (`turns`). Where a block is the last to add to one of its own
-last tiles, as under a causal mask, the tile is still in shared memory. The consumers then add the sums to it, and round it. A second
-kernel rounds all other sums.
+The warps beside the producer add dq to sums in global memory, in turns (`turns`). A block may be the last to add
+to a tile of dq. If the tile is among the block's last ones, as under a causal mask, it is still in shared memory. Then the consumers
+add the sums to it, and round it. A second kernel rounds all other sums.
 """
 
 from __future__ import annotations

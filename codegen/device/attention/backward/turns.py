@@ -42,8 +42,8 @@ def take_number(words: cute.Tensor, count: cutlass.Int32, shared: cute.Pointer) 
 
 
 def neighbours(tile: Int32, rows: tuple, places: tuple, problem: Problem) -> tuple[Int32, Boolean]:
-    """The word of a turn before a tile of k, for rows of q from the first to the last: one more than the last tile of k before this
-    one whose mask holds somewhere in these rows, or 0. And whether none of the tiles after this one has such a mask."""
+    """The word of the turn before a tile of k, for rows of q from the first to the last, and whether the tile is the last for them. Only
+    tiles of k that some of these rows see take turns. The word is one more than the last such tile before this one, or 0."""
     if problem.functions.tiles is None:
         return tile, tile + 1 == cute.ceil_div(problem.sizes[1], HELD)
     found: tuple[Int32, Boolean] = _neighbours(tile, rows, places, problem)

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 EVERY = os.environ.get("CODEGEN_EVERY_TEST") == "1"
-SPARSER = 8  # so many times fewer sets of parameters than `turns` says
-APART = 3  # so many times fewer items than `some` says
+SPARSER = 6  # so many times fewer sets of parameters than `turns` says
+APART = 2  # so many times fewer items than `some` says
 FEWER = 1 if EVERY else 12  # how many times fewer calls Hypothesis draws
 
 

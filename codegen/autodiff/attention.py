@@ -399,7 +399,7 @@ class _Cut:
     def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
         plan = self.plan
         like, own = (plan.q, plan.row) if name in self.along_rows else (plan.k, plan.column)
-        return tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in like.axes if a in {*plan.batch, own})
+        return self.spec.dims(a for a in like.axes if a in {*plan.batch, own})
 
     def before(self, number: int, value: Node) -> Array:
         """The array of a value that is computed before attention's kernels."""
@@ -410,8 +410,7 @@ class _Cut:
 
     def dims(self, node: Node) -> tuple[Axis, ...]:
         """The axes of a value of rows, in the order of q's."""
-        axes = [axis for axis in self.plan.q.axes if axis in node.dims and axis != self.plan.column]
-        return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in axes)
+        return self.spec.dims(axis for axis in self.plan.q.axes if axis in node.dims and axis != self.plan.column)
 
     def spec_of(
         self, name: str, statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf], pool: list[Array]
@@ -423,10 +422,9 @@ class _Cut:
         axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
         inputs = [a for a in pool if a.name in used]
         inputs += spec.inputs_for(used, inputs, axes)
-        params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
         own = replace(
-            spec, op=name, summary=f"A stage of the gradients of {spec.op}.", inputs=tuple(inputs), outputs=tuple(outputs),
-            params=params, grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
+            spec.plain(), op=name, summary=f"A stage of the gradients of {spec.op}.", inputs=tuple(inputs),
+            outputs=tuple(outputs), params=spec.params_of(nodes), schedule=(),
         )  # fmt: skip
         return derived_spec(own, f"{spec.path} (backward)", values, self.taken)
 

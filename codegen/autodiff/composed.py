@@ -166,9 +166,9 @@ def composed(spec: Spec, parts: Sequence[Part]) -> tuple[Op, Backward, Op]:
     used = {p.name for one in specs for p in one.params}
     params = tuple[Param, ...](p for p in spec.params if p.name in used)
     made = replace(
-        spec, op=f"{spec.op}_backward", summary=f"The gradients of {spec.op}.",
+        spec.plain(), op=f"{spec.op}_backward", summary=f"The gradients of {spec.op}.",
         inputs=(*(arrays[dy] for _, dy in cotangents), *saved, *inputs), outputs=tuple(arrays[dx] for _, dx in gradients),
-        params=params, grad="none", aliases=(), save=(), tolerance=(), domain=(), schedule=(), bench=(),
+        params=params, schedule=(),
     )  # fmt: skip
     made = joined_spec(made, f"{spec.path} (backward)", specs)
     more_outputs = [a for a in saved if a.name not in {o.name for o in spec.outputs}]
@@ -234,9 +234,8 @@ class _Given:
         nodes = [graph.node("input", attr=Leaf(n), kind="float", dims=self.arrays[n].axes) for n in terms]
         value = functools.reduce(lambda a, b: graph.node("add", (a, b), kind="float", dims=(*a.dims, *b.dims)), nodes)
         own = replace(
-            self.spec, op=f"{self.spec.op}_{result.name}", summary="The sum of some gradients.", outputs=(result,), params=(),
-            inputs=tuple(self.arrays[name] for name in dict.fromkeys(terms)), grad="none", aliases=(), save=(), tolerance=(), domain=(),
-            schedule=(), bench=(),
+            self.spec.plain(), op=f"{self.spec.op}_{result.name}", summary="The sum of some gradients.", params=(), schedule=(),
+            inputs=tuple(self.arrays[name] for name in dict.fromkeys(terms)), outputs=(result,),
         )  # fmt: skip
         values = Values((Statement(result.name, None, value),), graph.calls)
         return one_kernel(derived_spec(own, f"{self.spec.path} (backward)", values, self.taken))

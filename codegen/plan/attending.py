@@ -433,4 +433,4 @@ class _Matcher:
         return {id(s.value): s.name for s in reversed(self.statements) if s.part is None and s.name not in made}
 
     def dims(self, batch: tuple[str, ...], *others: str) -> tuple[Axis, ...]:
-        return tuple(Axis((axis,), extents=(self.spec.extents.get(axis),)) for axis in (*batch, *others))
+        return self.spec.dims((*batch, *others))

@@ -29,13 +29,12 @@ def part_of(
     products' factors, if the spec allows any: then scores may be approximate."""
     nodes = list(topological((s.value for s in values.statements), values.is_leaf))
     read = {leaf.name for n in nodes if isinstance(leaf := values.leaves.get(id(n), n.attr), Leaf)}
-    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
     types = tuple(
         (n, (n == factor_type and tuple(d for d in own if d in NARROW)) or own) for n, own in spec.types
     )  # fmt: skip
     own = replace(
-        spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=params,
+        spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=spec.params_of(nodes),
         outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",
     )  # fmt: skip
     made = derived_spec(own, f"{spec.path} ({which})", values, taken)

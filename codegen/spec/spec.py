@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from codegen.errors import Span
 from codegen.graph.names import REDUCING_NAMES
-from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, Leaf, Selected, dtypes_of
+from codegen.graph.nodes import COMPUTE, DTYPES, ROWS, Chain, Leaf, Node, Selected, dtypes_of
 from codegen.spec.tree import Printed, Scalar, Source, Whole
 
 _TAKE = re.compile(r"\btake\(\s*(\w+)\s*,\s*(\w+)\s*,\s*axis\s*=\s*(\w+)\s*\)")
@@ -141,6 +141,19 @@ class Spec:
         """This spec with another chain, which no file holds: messages about it name `title`, and show its `text`."""
         source = Printed(title, text)
         return replace(self, source=source, chain=Whole(source), graph=chain)
+
+    def plain(self) -> Spec:
+        """This spec without the keys that concern its own op alone: gradients, tests and measurements. A derived op has none of them."""
+        return replace(self, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
+
+    def dims(self, axes: collections.abc.Iterable[str]) -> tuple[Axis, ...]:
+        """The dimensions of an array with these axes, each a dimension of its own."""
+        return tuple(Axis((axis,), extents=(self.extents.get(axis),)) for axis in axes)
+
+    def params_of(self, nodes: collections.abc.Iterable[Node]) -> tuple[Param, ...]:
+        """The parameters that are among these nodes."""
+        names = {n.attr for n in nodes if n.op == "param"}
+        return tuple(p for p in self.params if p.name in names)
 
     def inputs_for(
         self, read: collections.abc.Collection[str], given: collections.abc.Iterable[Array], axes: set[str]

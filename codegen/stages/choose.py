@@ -179,9 +179,7 @@ def _made_by(make_plan: MakePlan, spec: Spec) -> Op:
 
 def _part(spec: Spec, name: str) -> Spec:
     """The spec of a kernel for all of an op in stages, for calls of some sizes."""
-    return replace(
-        spec, op=f"{spec.op}_{name}", grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=(),
-    )  # fmt: skip
+    return replace(spec.plain(), op=f"{spec.op}_{name}")
 
 
 def held_arrays(plan: Staged) -> tuple[Array, ...]:

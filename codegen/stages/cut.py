@@ -23,7 +23,7 @@ from codegen.language.chain import in_chain
 from codegen.language.transfer import Values
 from codegen.plan.op import Gemm, Op, stages_of
 from codegen.plan.rows.reductions import Reduction
-from codegen.spec.spec import Array, Axis, Spec, types_of
+from codegen.spec.spec import Array, Spec, types_of
 from codegen.stages.neighbours import shared_by_states
 from codegen.stages.splitting import restricted
 
@@ -129,7 +129,7 @@ class Cutting:
         else:
             word = self.words.get(id(node)) or _WORDS.get(node.op, node.op.lstrip("_"))
             name = fresh(self.taken, f"{word}_of_{_axes_word(node)}")
-        return Array(name, dtype, tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in axes))
+        return Array(name, dtype, self.spec.dims(axes))
 
     def is_plain(self, node: Node) -> bool:
         """Whether it is an array as kernels read it that compute nothing else: without parts, and with the right axes last."""
@@ -323,7 +323,7 @@ class Cutting:
         own = {a.name for a in arrays}
         names = {i: name for i, name in self.called.items() if name not in own}
         ordered = tuple(a.name for a in arrays if a.name in self.ordered)
-        spec = replace(self.spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=(), ordered=ordered)
+        spec = replace(self.spec.plain(), ordered=ordered)
         title = f"{self.spec.op} ({', '.join(a.name for a in arrays)})"
         values = Values(tuple(assigned), self.spec.read.graph.calls, names, known, pinned=marked)
         made = restricted(spec, title, values, arrays, more)

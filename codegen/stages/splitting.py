@@ -10,7 +10,7 @@ from codegen.graph.nodes import Leaf, Node, Put, Statement, put_inputs, topologi
 from codegen.language.chain import written_axes
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.op import Summed
-from codegen.spec.spec import Array, Axis, Spec
+from codegen.spec.spec import Array, Spec
 
 
 def restricted(spec: Spec, title: str, values: Values, outputs: list[Array], more: Sequence[Array] = ()) -> Spec:
@@ -19,7 +19,6 @@ def restricted(spec: Spec, title: str, values: Values, outputs: list[Array], mor
     nodes = list(topological((s.value for s in values.statements), values.is_leaf))
     read = {n.attr.name for n in nodes if isinstance(n.attr, Leaf) and not values.is_leaf(n)}
     read |= put_inputs(values.statements)
-    params = tuple(p for p in spec.params if any(n.op == "param" and n.attr == p.name for n in nodes))
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
     inputs = [*spec.inputs_for(read, more, axes)]
@@ -29,7 +28,7 @@ def restricted(spec: Spec, title: str, values: Values, outputs: list[Array], mor
     inputs = [*sorted(inputs, key=spec.inputs.index), *more]
     given = {axis for a in inputs for axis in a.axes}
     sized = tuple(_sized(a, {axis: size for axis, size in spec.extents.items() if axis not in given}) for a in outputs)
-    part = replace(spec, inputs=tuple(inputs), outputs=sized, params=params)
+    part = replace(spec, inputs=tuple(inputs), outputs=sized, params=spec.params_of(nodes))
     return derived_spec(part, title, values, taken)
 
 
@@ -52,10 +51,9 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
             array, factor = _scaled_input(spec, value, axes, statement.at)
             if factor is not None:
                 axes, value = tuple(a for a in axes if a in spec.array(statement.at.index).axes), factor
-            dims = tuple(Axis((a,), extents=(spec.extents.get(a),)) for a in axes)
             dtype = str(value.attr) if value.op == "cast" else spec.compute
             what = "added" if factor is None else "factors"
-            written = Array(fresh(taken, f"{statement.name}_{what}"), dtype, dims)
+            written = Array(fresh(taken, f"{statement.name}_{what}"), dtype, spec.dims(axes))
             outputs[statement.name] = written
             if array is None:
                 summed.append(Summed(statement.name, written, statement.at))
@@ -66,9 +64,8 @@ def with_addends(spec: Spec) -> tuple[Spec, tuple[Summed, ...]]:
     names = {a.name for a in outputs.values()}
     assigned = [s for s in statements if s.name in names]
     called = {id(s.value): s.name for s in reversed(statements) if s.part is None and s.name not in names}
-    own = replace(spec, grad="none", aliases=(), save=(), tolerance=(), domain=(), bench=())
     values = Values(tuple(assigned), spec.read.graph.calls, called)
-    made = restricted(own, spec.source.path, values, [*outputs.values()])
+    made = restricted(spec.plain(), spec.source.path, values, [*outputs.values()])
     return made, tuple(summed)
 
 

@@ -15,7 +15,7 @@ from codegen.graph.nodes import Leaf, Node, Statement, lost_axes, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.language.transfer import Values, derived_spec
 from codegen.plan.elementwise import Elementwise, tile_plan
-from codegen.spec.spec import Array, Axis, Spec
+from codegen.spec.spec import Array, Spec
 
 WIDTHS = (64, 128, 256)  # accumulators of a segment: tiles are multiples of them
 REDUCED = ("sum", "mean", "max", "min")
@@ -48,7 +48,7 @@ def of_segments(
     reduced = tuple(fresh(taken, f"of_{name}") for name in names)
     calls = epilogue.read.graph.calls
     own = {id(s.value): s.name for s in statements if s.part is None and s.name not in outputs}
-    dims = tuple(Axis((axis,), extents=(epilogue.extents.get(axis),)) for axis in order)
+    dims = epilogue.dims(order)
     results = tuple(Array(name, "float32", dims[:-1]) for name in names)
     leaves = {id(n): Leaf(name) for n, name in zip(found, names, strict=True)}
     after = replace(epilogue, inputs=(*epilogue.inputs, *results))

@@ -19,7 +19,7 @@ from codegen.plan.rows.access import Expensive, Statistic
 from codegen.plan.rows.holding import demands, held_values, is_costly, roots_of_sweeps
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP
-from codegen.spec.spec import Array, Axis, Spec
+from codegen.spec.spec import Array, Spec
 
 MAX_STAGES = 16
 R = TypeVar("R", bound=Reduction)
@@ -395,7 +395,7 @@ class Reductions(Planner):
 
     def first(self, whole: Reduction) -> Reduction:
         """The plan of a kernel that writes the statistics of rows, for another one that reads the rows again."""
-        axes = tuple(Axis((a,), extents=(self.spec.extents.get(a),)) for a in self.axes[: self.place])
+        axes = self.spec.dims(self.axes[: self.place])
         own = tuple(range(whole.leading))
         types = {"float": "float32", "int": self.spec.integer, "bool": "int32"}
         arrays = [Array(f"{s.name}_of_rows", types[s.kind], axes) for s in whole.rows]

@@ -11,7 +11,6 @@ In reading order:
   scans         derivatives of scans
   factors       derivatives of matrix products
   products      the backward of a contraction's epilogue
-  exponentials  factors along attention's columns
-  attention     the backward of attention
+  attention/    the backward of attention
   composed      the backward of attention among other stages
 """

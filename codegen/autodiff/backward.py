@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from codegen.autodiff.attention import attention_backward
+from codegen.autodiff.attention.stages import attention_backward
 from codegen.autodiff.composed import Part, composed, names_of, parts_of
 from codegen.autodiff.products import pull
 from codegen.autodiff.reverse import Backward, Reverse

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from codegen.autodiff.exponentials import term_of
+from codegen.autodiff.attention.exponentials import term_of
 from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node

@@ -4,10 +4,8 @@ import importlib
 from typing import Any
 
 __version__ = "0.2.0"
-_FUNCTIONS = {
-    "trace": "codegen.tracing.trace",
-    "fuse": "codegen.fusing.fuse",
-}  # imported when they are first asked for: they need JAX
+# Imported when they are first asked for: they need JAX
+_FUNCTIONS = {"trace": "codegen.tracing.trace", "fuse": "codegen.fusing.fuse"}
 
 
 def __getattr__(name: str) -> Any:

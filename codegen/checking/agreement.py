@@ -33,9 +33,8 @@ class Report:
     bound_of_worst: float = 0.0
     undecided: int = 0  # elements that differ where overflow, or an uncertain comparison, allows anything
     failure: str = ""
-    decided: dict[str, list[int]] = field(
-        default_factory=dict
-    )  # of each output: the number of elements, and of undecided ones
+    # Of each output: the number of elements, and of undecided ones
+    decided: dict[str, list[int]] = field(default_factory=dict)
 
     def demand_decisions(self, op: str) -> None:
         """Raises `Disagreement` for an output without decided elements: its agreement would show nothing."""

@@ -27,9 +27,11 @@ FAST_ABSOLUTE = {
 QUOTIENT = 1 + 2.0**-17
 # XLA computes these of exp, whose argument it rounds: exp2(x) is exp(x log(2)), sinh(x) has exp(x - log(2))
 BY_EXP = frozenset(("exp2", "sinh", "cosh"))
+# Operations without rounding
 EXACT = frozenset(
     "where cast neg abs maximum minimum floor ceil round sign stop_gradient ldexp _pinned _others".split()
-)  # operations without rounding
+)
+# Operations that are correctly rounded, or nearly so
 ROUNDED = frozenset(
     "add sub mul div neg abs sqrt reciprocal maximum minimum floor ceil round rem sign where float".split()
 )

@@ -48,11 +48,9 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
         given = gradient_call(op, replace(case, scale=1.0))
         own = {name: x for name, x in given.own.items() if name not in constant}
         got = given.pulled(lambda values: op(**values, implementation=implementation))(own, given.cotangents)
-    dtypes = given.kept
     products = products_in(op.plan)
-    dtypes = dtypes + [
-        case.types.dtype(x) for p in products for x in (p.a, *([] if p.widened else [p.b]))
-    ]  # the products' gradients
+    factors = [x for p in products for x in (p.a, *([] if p.widened else [p.b]))]
+    dtypes = given.kept + [case.types.dtype(x) for x in factors]  # of the products' gradients too
     kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
     tf32 = bool(products) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
     if tf32:

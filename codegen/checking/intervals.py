@@ -44,9 +44,8 @@ def reach(
         for signs in itertools.product((-1, 1), repeat=2):
             corner = function(*(x + s * e for x, e, s in zip(values, errors, signs, strict=True)))
             error = np.where(np.isnan(corner), error, np.maximum(error, distance(corner, value)))
-    elif op in BITS and any(
-        map(np.any, errors)
-    ):  # exact where an argument is off by 1 at most: then all corners are here
+    elif op in BITS and any(map(np.any, errors)):
+        # Exact where an argument is off by 1 at most: then all corners are here
         for signs in itertools.product((-1, 0, 1), repeat=len(values)):
             corner = function(*(x + s * e for x, e, s in zip(values, errors, signs, strict=True)))
             error = np.maximum(error, distance(corner, value))

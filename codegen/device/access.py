@@ -349,9 +349,8 @@ def pick_row(
     places = places_of(first, step, vectors, vec, each, extents)
     for v in cutlass.range_constexpr(vectors):
         picked = cute.make_rmem_tensor((vec // each,), Int32)
-        for i in cutlass.range_constexpr(
-            0, vec, each
-        ):  # all loads of a vector are in flight before the first is needed
+        # All loads of a vector are in flight before the first is needed
+        for i in cutlass.range_constexpr(0, vec, each):
             if first + v * step + i < columns:
                 at = index[_in_row(index_place, index_modes, places[v][i // each])]
                 picked[i // each] = device.clip_index(at, src.shape[along])

@@ -466,10 +466,8 @@ def _interleaved(
 ) -> cutlass.Int32:
     """The column at one place along the kept axes and at another along the rest."""
     column, stride = Int32(0), Int32(1)
-    left = {
-        True: sum(kept),
-        False: len(kept) - sum(kept),
-    }  # for the outermost axis of each kind, the quotient is the coordinate
+    # The axes of each kind that are left: for the outermost one, the quotient is the coordinate
+    left = {True: sum(kept), False: len(kept) - sum(kept)}
     rest = {True: place, False: other}
     for extent, k in zip(reversed(extents), reversed(kept), strict=True):
         left[k] -= 1

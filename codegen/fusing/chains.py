@@ -29,9 +29,8 @@ MOST_STEPS = 150  # of a chain
 LEAST = 0.03
 LARGE_HEADS = 64  # elements of a head, beyond which the op of attention is faster than cuDNN
 SLACK = 0.02  # of a chain's bytes, that a step towards a better chain may cost
-MOVING = frozenset(
-    {"input", "contract", "const", "param", "float"}
-)  # a chain of these alone only copies, or multiplies
+# A chain of these operations alone only copies, or multiplies
+MOVING = frozenset({"input", "contract", "const", "param", "float"})
 # Steps that a kernel may not compute though their results have one shape
 PARTS = frozenset({"dot_general", "gather", "split", "slice", "concatenate", "stack", "unstack", "select_n", "transpose",
                    "reshape", "scatter-add"})  # fmt: skip
@@ -289,9 +288,8 @@ class _Groups:
                     if self.group[maker] is self.group[place]:
                         left += self.before[maker]
                     continue
-                if self.joins_its_user(
-                    maker
-                ):  # as the logarithm of a row's sum, which each element would compute again
+                # As the logarithm of a row's sum, which each element would compute again
+                if self.joins_its_user(maker):
                     self.join_makers(maker)
                 others.append(maker)
             makers, alone = sorted(set(others), reverse=True), self.group[place]

@@ -51,9 +51,8 @@ class Fused(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         own, arrays, _ = of_arrays(self._function, args, kwargs)
-        if not all(
-            isinstance(n, int) for a in arrays for n in a.shape
-        ):  # of an export: what a chain saves is not known
+        # An export has symbolic sizes: what a chain saves is not known
+        if not all(isinstance(n, int) for a in arrays for n in a.shape):
             self.report = ()
             return self._function(*args, **kwargs)
         closed, shape = jax.make_jaxpr(own, return_shape=True)(*arrays)

@@ -40,9 +40,8 @@ def read_again(made: Made) -> int | None:
     if not all(isinstance(p, Reduction) for p in before) or not isinstance(last, Elementwise) or len(made.outputs) > 1:
         return None
     given = {a.name: a.value.bytes for a in made.inputs}
-    whole = [
-        stage for place, stage in enumerate(plan.stages) if spacing_of(op, place, shape) == 1
-    ]  # others read a sample
+    # Other stages read a sample
+    whole = [stage for place, stage in enumerate(plan.stages) if spacing_of(op, place, shape) == 1]
     reads = [a.name for stage in whole for a in stage.spec.inputs if a.name in given]
     held = sum(8 * math.prod(shape[axis] for axis in node.dims) for _, node in plan.held)
     return sum(given[name] for name in reads) - sum(given[name] for name in {*reads}) + held

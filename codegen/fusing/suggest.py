@@ -204,9 +204,8 @@ def _written(program: Program, chain: Chain, name: str, arguments: Mapping[Value
             continue
     arrays = [replace(a, value=chain.inputs[place_of_input(a.name)]) for a in chain.made.inputs]
     made = [replace(a, value=v) for a, v in zip(chain.made.outputs, chain.outputs, strict=True)]
-    return replace(
-        chain.made, inputs=tuple(arrays), outputs=tuple(made)
-    )  # an equal chain's spec, with this one's values
+    # An equal chain's spec, with this one's values
+    return replace(chain.made, inputs=tuple(arrays), outputs=tuple(made))
 
 
 def disagreement(suggestion: Suggestion) -> str:

@@ -56,15 +56,13 @@ class Dialect:
     approx_of: Mapping[int, str] = field(default_factory=dict)  # the flag of single nodes, by identity
     written: Mapping[int, str] = field(default_factory=dict)  # the text of single nodes, by identity
     given: Mapping[int, str] = field(default_factory=dict)  # the names of nodes that are computed already, by identity
-    widths: Mapping[int, int] = field(
-        default_factory=dict
-    )  # cute: the number of columns that a reduction within a row reduces
+    # Cute: the number of columns that a reduction within a row reduces, by the node's identity
+    widths: Mapping[int, int] = field(default_factory=dict)
     # Cute: differences with a product are rounded once. (The compiler does so with sums alone.)
     contracts: bool = False
     rounding: Rounding = field(default_factory=Rounding)
-    tables: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # by name, the modes of a table that computed indices read: an axis, or the number of a part
+    # The modes of tables that computed indices read, by the table's name: an axis, or the number of a part
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def leaf_key(node: Node) -> tuple[Any, ...]:

@@ -11,12 +11,8 @@ from codegen.graph.nodes import Call, Chain, Leaf, Node, Selected, along_of, axe
 from codegen.graph.ops import LOWERED_POWER, OPERATORS, OPS, PLACED, REDUCTIONS, SCANS
 
 WIDTH = 100  # the most characters of an expression
-SIGNS = {
-    "div": "{0} / {1}",
-    "pow": "{0} ** {1}",
-    "not": "~{0}",
-    "invert": "~{0}",
-}  # operations that jnp writes in another way than a chain
+# Operations that jnp writes in another way than a chain
+SIGNS = {"div": "{0} / {1}", "pow": "{0} ** {1}", "not": "~{0}", "invert": "~{0}"}
 
 
 def unparse(chain: Chain, outputs: Collection[str], taken: Collection[str], first: int = 0) -> str:

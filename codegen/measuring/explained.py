@@ -47,9 +47,8 @@ def interpreted_calls(op: AnyOp, shape: Shape) -> list[dict[str, Any]]:
 def _call(op: AnyOp, binding: Binding, shape: Shape) -> dict[str, Any]:
     with wide_types(binding):
         op(**make_inputs(op.spec, binding, shape, 0), **static_arguments(op.spec, binding), implementation="interpret")
-    report = max(
-        interpreted.last_reports(), key=lambda r: r.instructions
-    )  # of several kernels, the one with the most instructions
+    # Of several kernels, the one with the most instructions
+    report = max(interpreted.last_reports(), key=lambda r: r.instructions)
     made = report.as_dict()
     count = max(1, max(elements(a.axes, shape) for a in op.spec.outputs))
     arrays = {}

@@ -263,12 +263,10 @@ class Spec:
         """The axes of selections that no array has, their sizes, and an axis along which each selects. The text says it before the
         chain is read."""
         words = [] if isinstance(self.chain, Whole) else _SIZED.findall(_COMMENT.sub("", self.chain.value))
-        chosen = [
-            n.attr for n in (self.graph.nodes if self.graph else ()) if isinstance(n.attr, Selected) and n.attr.count
-        ]
-        words += [
-            (how.into, how.count, how.axes[0]) for how in chosen
-        ]  # also where an output of another spec has the axis
+        nodes = self.graph.nodes if self.graph else ()
+        chosen = [n.attr for n in nodes if isinstance(n.attr, Selected) and n.attr.count]
+        # Also where an output of another spec has the axis
+        words += [(how.into, how.count, how.axes[0]) for how in chosen]
         known = {axis for a in self.arrays for axis in a.axes}
         return tuple({name: (name, int(size), axis) for name, size, axis in words if name not in known}.values())
 

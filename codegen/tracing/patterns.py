@@ -19,14 +19,8 @@ from codegen.tracing.formulas import Formula, Formulas, mapped
 from codegen.tracing.steps import traced
 from codegen.tracing.translate import translated
 
-SCALARS = {
-    "lo": 0.25,
-    "hi": 0.75,
-    "negative_slope": 0.375,
-    "alpha": 0.625,
-    "b": 0.875,
-    "d": 7,
-}  # no other constant of a pattern
+# Each is no other constant of a pattern
+SCALARS = {"lo": 0.25, "hi": 0.75, "negative_slope": 0.375, "alpha": 0.625, "b": 0.875, "d": 7}
 
 # name in the language: forms in JAX. A parameter of SCALARS stands for a number; those of ARRAYS have these shapes and types
 FUNCTIONS: dict[str, tuple[Callable[..., jax.Array], ...]] = {

@@ -161,9 +161,8 @@ def _store_part(
 
 def _load(src: cute.Tensor, place: Int64, there: Boolean, dst: cute.Tensor) -> None:
     count, bits = cute.size(dst), dst.element_type.width
-    if (
-        count * bits % 32 or count < bits // 32
-    ):  # a layout of one element loses its stride: a float64 would have one word
+    # A layout of one element loses its stride: a float64 would have one word
+    if count * bits % 32 or count < bits // 32:
         _load_narrow(src, place, there, dst)
         return
     found = vectors.load(src, place, cutlass.select_(there, Int32(1), Int32(0)), count, False)

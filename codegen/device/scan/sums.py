@@ -117,9 +117,8 @@ class Across:
         walk, count = self.walk, self.outputs * self.walk.how.steps
         places = 1 << (count - 1).bit_length()  # of sums, of which a lane has as many as it holds
         lane, sharing = cute.arch.lane_idx(), max(WARP // places, 1)
-        part = Int32(cute.arch.shuffle_sync(walk.first[-1], 0)) // (
-            WARP * walk.how.vec
-        )  # lanes without elements have the first
+        # Of lane 0: lanes without elements are at position 0
+        part = Int32(cute.arch.shuffle_sync(walk.first[-1], 0)) // (WARP * walk.how.vec)
         rows = self.memory.shape[1] // (self.outputs * self.states)
         steps = walk.steps(tile)
         for i, held in enumerate(self.held):

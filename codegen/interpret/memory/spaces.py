@@ -183,9 +183,7 @@ class Spaces:
         row, offset = self.shared_place("shared", self.place(target), lanes)
         if given is None:
             read = np.full(lanes.shape, size)
-        elif (
-            isinstance(given, Reg) and self.m.program.register_class(given.name) == "pred"
-        ):  # a true predicate ignores the source
+        elif isinstance(given, Reg) and self.m.program.register_class(given.name) == "pred":
             read = np.broadcast_to(np.where(self.m.read(given, "pred"), 0, size), lanes.shape)
         else:
             read = np.broadcast_to(self.m.read(given, "u32"), lanes.shape)
@@ -231,9 +229,8 @@ class Spaces:
                 cell[0] = operands[1][i] if cell[0] == operands[0][i] else cell[0]
             else:
                 old, other = cell[0:1], operands[0][i : i + 1]
-                if (
-                    op == "add" and kind == "f32" and space == "global"
-                ):  # this one flushes denormals; shared memory's does not
+                # Global memory's addition flushes denormals; shared memory's does not
+                if op == "add" and kind == "f32" and space == "global":
                     cell[0] = ar.flush(ar.flush(old) + ar.flush(other))[0]
                 else:
                     assert combine is not None

@@ -68,18 +68,16 @@ def elements_of_thread(how: Launch | RowLaunch | WalkLaunch, columns: int) -> fl
     if isinstance(how, RowLaunch):
         passes = 1 if how.holds_row else -(-columns // (lanes * most))
         return columns / (lanes * passes) * how.at_once
-    pieces = (
-        -(-columns // how.width_of_piece) if how.by_place else 1
-    )  # of a place, each of which has threads of its own
+    # The pieces of a place, each of which has threads of its own
+    pieces = -(-columns // how.width_of_piece) if how.by_place else 1
     return (columns / (lanes * pieces) if how.whole and columns else most) * how.at_once
 
 
 def clock_now() -> float | None:
     """The clock of the first GPU's SMs in hertz, which it keeps for a while after its last kernel; None where it cannot
     be read."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[
-        0
-    ]  # not the machine's first, where it is another
+    # The first that this process sees, which may be another than the machine's
+    first, _, _ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
     query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-i", first or "0"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=10).stdout

@@ -83,9 +83,8 @@ def compile_tasks(folder: Path, tasks: list[Task], jobs: int) -> Iterator[Outcom
 def _run(folder: Path, task: Task) -> Outcome:
     try:
         return Outcome(task, compile_kernel(_kernel(folder, task), task.variant, task.arch))
-    except (
-        Exception
-    ) as error:  # the compiler raises many kinds of exceptions; the run continues and reports which kernels failed
+    # The compiler raises many kinds of exceptions; the run continues, and reports which kernels failed
+    except Exception as error:
         return Outcome(task, None, f"{type(error).__name__}: {error}")
 
 

@@ -32,9 +32,8 @@ class LauncherCall:
     operands: tuple[Any, ...]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    shapes: tuple[
-        tuple[Any, ...], ...
-    ]  # of the outputs, as the user sees them; of partial results, as the kernel writes them
+    # Of the outputs, as the user sees them; of partial results, as the kernel writes them
+    shapes: tuple[tuple[Any, ...], ...]
     how: AnyLaunch
     constants: dict[str, Any]
 

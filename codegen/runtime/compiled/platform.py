@@ -91,9 +91,8 @@ def choose(cuda: Kernel, default: Function, *operands: jax.Array, refuse: str = 
 def _shapes(*operands: Any, cuda: Kernel, default: Function, refuse: str) -> list[Any]:
     del cuda, refuse
     shapes = jax.eval_shape(default, *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands))
-    mesh = next(
-        (x.sharding.mesh for x in operands if not x.sharding.mesh.empty), None
-    )  # none in a shard of a partition
+    # A shard of a partition has no mesh
+    mesh = next((x.sharding.mesh for x in operands if not x.sharding.mesh.empty), None)
     if mesh is None:
         return [jax.core.ShapedArray(s.shape, s.dtype) for s in shapes]
     whole = [NamedSharding(mesh, PartitionSpec(*(None for _ in s.shape))) for s in shapes]

@@ -49,9 +49,8 @@ def jnp_value(
         place = own.index(axis)
         if array.name in arrays:
             value = named_axes(array, jnp.asarray(arrays[array.name]), axes, access.part)
-            if jnp.issubdtype(
-                value.dtype, jnp.floating
-            ):  # before the gather: its gradient is a sum over an element's uses
+            # Before the gather, whose gradient is a sum over an element's uses
+            if jnp.issubdtype(value.dtype, jnp.floating):
                 value = value.astype(compute)
             indices = named_index(plan, index, arrays, axes).astype(integer)
             value = _gather(value, own, indices, plan.view(index).array.axes, axis, plan.order, len(axes.rows))

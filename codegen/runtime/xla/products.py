@@ -19,10 +19,8 @@ from codegen.runtime.call.views import user_shape
 from codegen.spec.spec import Array
 
 BYTES_TOGETHER = 16
-EXACT = {
-    "int8": 1024,
-    "uint8": 256,
-}  # the number of products, of at most 2**14 or nearly 2**16 each, whose sum is exact in float32
+# The number of products, of at most 2**14 or nearly 2**16 each, whose sum is exact in float32
+EXACT = {"int8": 1024, "uint8": 256}
 
 
 Numbers = tuple[int, ...]

@@ -55,9 +55,8 @@ class _Rows:
     values: jax.Array
     outer: tuple[str, ...]
     columns: tuple[str, ...]
-    source: tuple[
-        jax.Array, tuple[str, ...]
-    ]  # the gradients before they are divided, and the axes by whose sizes they are
+    # The gradients before they are divided, and the axes whose sizes divide them
+    source: tuple[jax.Array, tuple[str, ...]]
     clamp: bool  # whether the keys are the index as it is, of any integer type: out of range it is the nearest key
     factors: jax.Array | None = None  # of the values, with the keys' axes
 

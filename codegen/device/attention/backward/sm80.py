@@ -110,9 +110,8 @@ class Memory:
     these are multiplied. The first of each two has D columns, the second one E."""
 
     address: Int32
-    own: tuple[
-        Int32, ...
-    ]  # a lane's places in the four tiles, and in the last two with their rows as the contracted mode
+    # A lane's places in the four tiles, and in the last two with their rows as the contracted mode
+    own: tuple[Int32, ...]
     how: AttentionLaunch
 
     @property

@@ -21,15 +21,8 @@ from codegen.interpret.ptx import Address, Box, Operand
 
 CHUNK, LINE = 16, 128  # bytes that stay together in shared memory, and bytes across all of its banks
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
-SIZES = {
-    0: 1,
-    1: 2,
-    2: 4,
-    4: 8,
-    6: 2,
-    7: 4,
-    10: 2,
-}  # bytes of an element: 8, 16, 32, 64 bits, float16, float32, bfloat16
+# Bytes of an element: integers of 8, 16, 32, 64 bits, float16, float32, bfloat16
+SIZES = {0: 1, 1: 2, 2: 4, 4: 8, 6: 2, 7: 4, 10: 2}
 PLAIN = 0x40002  # a map's second word without the rank, the element's type, the swizzle, and
 LARGE = 1 << 21  # whether the tensor has 128 kB, which changes no result
 

@@ -31,11 +31,8 @@ from codegen.interpret.ptx import Imm, Operand, Reg, Vector
 DEPTH = 32  # bytes of K that one instruction multiplies
 THREAD = np.arange(WARPGROUP)
 FLOAT8 = ("e4m3", "e5m2")
-ROW_BYTES = {
-    1 << 16: 128,
-    2 << 16: 64,
-    3 << 16: 32,
-}  # a descriptor's upper bits, which only give the length of permuted rows
+# A descriptor's upper bits, which only give the length of permuted rows, in bytes
+ROW_BYTES = {1 << 16: 128, 2 << 16: 64, 3 << 16: 32}
 LEAST, MOST = -(1 << 31), (1 << 31) - 1
 
 

@@ -21,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from codegen.errors import SpecError
-from codegen.measuring.compiled.compile import Compiled, Variant, compile_kernel
+from codegen.measuring.compiled.compile import Compiled, compile_kernel
+from codegen.measuring.compiled.variants import Variant
 from codegen.pipeline import read_op
 from codegen.plan.limits import lacks
 from codegen.runtime import Implementation, Op

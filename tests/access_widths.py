@@ -3,7 +3,8 @@
 import re
 
 from codegen.graph.nodes import DTYPES, topological
-from codegen.measuring.compiled.compile import Compiled, Variant, launch_of
+from codegen.measuring.compiled.compile import Compiled
+from codegen.measuring.compiled.variants import Variant, launch_of
 from codegen.plan.access import Access
 from codegen.plan.planner import overrides
 from codegen.runtime.compiled.cubins import blocks_that_fit

@@ -48,15 +48,16 @@ def collect(task: tuple[str, str, int]) -> dict[str, str]:
 def chosen(op, arch: str, count: int) -> Iterator[tuple[str, object]]:
     """At most so many of a kernel's variants, evenly spread, and one of each further row length."""
     from codegen.measuring.compiled import compile as compiling
+    from codegen.measuring.compiled.variants import row_lengths, variants
     from codegen.plan.launches import Extents
     from codegen.plan.limits import lacks
     from codegen.plan.planner import planned_call
     from codegen.plan.rows.reductions import Reduction
 
-    every = [v for v in compiling.variants(op) if not lacks(op, v.types, arch)]
+    every = [v for v in variants(op) if not lacks(op, v.types, arch)]
     picked = [every[i * len(every) // count] for i in range(count)] if len(every) > count else every
     plan = op.plan
-    if every and isinstance(plan, Reduction) and compiling.row_lengths(op, every[0].types)[0] is not None:
+    if every and isinstance(plan, Reduction) and row_lengths(op, every[0].types)[0] is not None:
         fixed = any(axis in op.spec.extents for group in plan.column_groups for axis in group.axes)
         types = every[0].types
         width = plan.column_bytes(planned_call(op.spec, types, Extents()))

@@ -80,7 +80,7 @@ def listed() -> frozenset[str]:
 def dealt(op, arch: str) -> list:
     """Variants of an op that together have each of its types and each of its shapes; the pairs differ between
     architectures."""
-    from codegen.measuring.compiled.compile import row_lengths, variants
+    from codegen.measuring.compiled.variants import row_lengths, variants
     from codegen.plan.limits import lacks
     from codegen.targets import USUAL
 

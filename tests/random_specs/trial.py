@@ -25,7 +25,8 @@ from codegen.checking.gradients import gradient_call
 from codegen.checking.rounding import rounded_apart
 from codegen.device import functions as device
 from codegen.errors import SpecError, UserError
-from codegen.measuring.compiled.compile import compile_kernel, variants
+from codegen.measuring.compiled.compile import compile_kernel
+from codegen.measuring.compiled.variants import variants
 from codegen.pipeline import read_op
 from codegen.plan.limits import lacks
 from codegen.render import render_op

@@ -135,8 +135,8 @@ def compile_ops(
     Example: codegen compile swiglu --arch sm_90a
     Example: codegen compile swiglu --arch sm_90a --types T=bfloat16 --ptx
     """
-    from codegen.measuring.compiled.compile import variants
     from codegen.measuring.compiled.tasks import Task, compile_tasks, is_of_gradients
+    from codegen.measuring.compiled.variants import variants
     from codegen.plan.limits import lacks
 
     project = find_project().at(package=package)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from codegen import extras
-from codegen.measuring.compiled.compile import Compiled, Variant, compile_kernel, kept_kernel
+from codegen.measuring.compiled.compile import Compiled, compile_kernel, kept_kernel
+from codegen.measuring.compiled.variants import Variant
 from codegen.runtime.ops.op import AnyOp
 
 with extras.needed("build"):

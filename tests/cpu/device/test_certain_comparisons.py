@@ -5,7 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from codegen.measuring.compiled.compile import Variant, compile_kernel
+from codegen.measuring.compiled.compile import compile_kernel
+from codegen.measuring.compiled.variants import Variant
 from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 

@@ -12,7 +12,8 @@ from gemm_running import Product
 from making import make_op
 
 from codegen.graph.nodes import DTYPES
-from codegen.measuring.compiled.compile import compile_kernel, variants
+from codegen.measuring.compiled.compile import compile_kernel
+from codegen.measuring.compiled.variants import variants
 from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Tiles, choose, refusal
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.cubins import read_cubin

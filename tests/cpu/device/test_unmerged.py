@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from codegen.device import functions
-from codegen.measuring.compiled.compile import compile_kernel, cubins_of_call, variants
+from codegen.measuring.compiled.compile import compile_kernel, cubins_of_call
 from codegen.measuring.compiled.sass import kernels
+from codegen.measuring.compiled.variants import variants
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.ops.backward import backward_ops, kernels_of_call
 from tests.making import make_op, spec_text

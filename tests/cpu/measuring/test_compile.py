@@ -18,16 +18,10 @@ from codegen import __main__ as command_line
 from codegen import cache
 from codegen.measuring.compiled import compile as compiling
 from codegen.measuring.compiled import tasks as many
-from codegen.measuring.compiled.compile import (
-    Variant,
-    compile_kernel,
-    entries,
-    kernels_name,
-    memory_accesses,
-    parameters_of,
-    variants,
-)
+from codegen.measuring.compiled.accesses import Operand, entries, memory_accesses
+from codegen.measuring.compiled.compile import compile_kernel, kernels_name, parameters_of
 from codegen.measuring.compiled.tasks import Task, compile_tasks
+from codegen.measuring.compiled.variants import Variant, variants
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import kernels
 from codegen.runtime.ops.op import Op
@@ -194,7 +188,7 @@ def pretended(monkeypatch):
     """Replaces compiling by a function that takes no time and gives two outcomes, and then raises KeyboardInterrupt if
     there are more tasks; gives its tasks."""
     asked: list[Task] = []
-    made = compiling.Compiled("", b"", 255, 64, 1024, 65536, (compiling.Operand("x", (16, 8, 4, 2, 1), (16, 8, 4, 2)),))
+    made = compiling.Compiled("", b"", 255, 64, 1024, 65536, (Operand("x", (16, 8, 4, 2, 1), (16, 8, 4, 2)),))
 
     def compile_tasks(folder, tasks, jobs):
         asked.extend(tasks)

@@ -11,15 +11,8 @@ from instruction_list import forms, listed
 
 import generated
 from codegen.language import sizes
-from codegen.measuring.compiled.compile import (
-    Compiled,
-    Variant,
-    compile_call,
-    compile_kernel,
-    launch_of,
-    row_lengths,
-    variants,
-)
+from codegen.measuring.compiled.compile import Compiled, compile_call, compile_kernel
+from codegen.measuring.compiled.variants import Variant, launch_of, row_lengths, variants
 from codegen.plan.gemms.hopper_tiles import HALVES
 from codegen.plan.limits import lacks
 from codegen.runtime.compiled.kernels import MOST_SPILLED

@@ -9,10 +9,10 @@ import generated
 from codegen.explain.estimate import work
 from codegen.explain.launching import Binding, launch_of
 from codegen.language.sizes import default_shape
-from codegen.measuring.compiled import compile as compiling
-from codegen.measuring.compiled import limits, sass
-from codegen.measuring.compiled.compile import Variant, compile_kernel
+from codegen.measuring.compiled import limits, sass, variants
+from codegen.measuring.compiled.compile import compile_kernel
 from codegen.measuring.compiled.tasks import kernels_named
+from codegen.measuring.compiled.variants import Variant
 from codegen.measuring.explained import interpreted_calls
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.ops.op import Op
@@ -41,7 +41,7 @@ def test_special_functions_are_those_of_the_ptx(name, arch):
     """Kernels without loops: PTX names them."""
     op, types = kernel(name)
     variant = Variant(Types(tuple(types.items())), False)
-    made, how = compile_kernel(op, variant, arch), compiling.launch_of(op, variant, arch)
+    made, how = compile_kernel(op, variant, arch), variants.launch_of(op, variant, arch)
     found = len(re.findall(r"(?m)^\s+(?:ex2|rcp|lg2|rsqrt|sqrt|tanh|sin|cos)\.approx", made.ptx))
     assert isinstance(how, Launch) and found >= how.vec
     ((_, code),) = sass.kernels(made.cubin, arch)

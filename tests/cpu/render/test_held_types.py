@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.measuring.compiled.compile import Variant, compile_kernel
+from codegen.measuring.compiled.compile import compile_kernel
+from codegen.measuring.compiled.variants import Variant
 from codegen.runtime.call.arguments import all_types
 
 rng = np.random.default_rng(0)

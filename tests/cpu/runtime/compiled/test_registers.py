@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 import generated
-from codegen.measuring.compiled.compile import compile_kernel, launch_of, variants
+from codegen.measuring.compiled.compile import compile_kernel
+from codegen.measuring.compiled.variants import launch_of, variants
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.compiled import kernels

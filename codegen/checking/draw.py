@@ -26,8 +26,8 @@ from codegen.plan.attention import Attention
 from codegen.plan.launches import PlannedCall
 from codegen.plan.op import attention_in, contracted_axes
 from codegen.plan.planner import overrides
+from codegen.plan.rows.launching.walking import ANY, in_parts
 from codegen.plan.rows.middle import in_stages
-from codegen.plan.rows.walking import ANY, in_parts
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.views import user_shape
 from codegen.runtime.ops.op import AnyOp

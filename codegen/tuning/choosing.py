@@ -10,7 +10,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.launches import AnyLaunch, Extents, PlannedCall, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm, KernelPlan
-from codegen.plan.rows import cost
+from codegen.plan.rows.launching import cost
 from codegen.plan.rows.reductions import Reduction
 from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
 from codegen.targets import BLOCKS_OF_SM, MOST_REGISTERS, REGISTERS_OF_SM, THREADS_OF_SM

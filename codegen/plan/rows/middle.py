@@ -21,10 +21,10 @@ from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of
 from codegen.plan.launches import PlannedCall
-from codegen.plan.rows import cost
+from codegen.plan.rows.launching import cost
+from codegen.plan.rows.launching.walking import RESIDENT, most_parts, registers
 from codegen.plan.rows.reducing import Reductions
 from codegen.plan.rows.reductions import Reduction
-from codegen.plan.rows.walking import RESIDENT, most_parts, registers
 from codegen.shared import WARP, MiddleLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.targets import REGISTERS_OF_SM

@@ -33,7 +33,7 @@ from codegen.graph.ops import REDUCTIONS, SCANS, TAKES
 from codegen.plan.access import Access, Extent
 from codegen.plan.elementwise import Elementwise, PlannedElements
 from codegen.plan.launches import PlannedCall, vector_width
-from codegen.plan.rows.walking import registers
+from codegen.plan.rows.launching.walking import registers
 from codegen.shared import WARP, Launch, ScanLaunch
 from codegen.spec.spec import Array, Spec
 from codegen.targets import MOST_REGISTERS

@@ -69,7 +69,7 @@ class Strided(Reduction):
         few = extents.rows is not None and extents.rows * width <= IN_CACHE
         if width > MOST_BYTES and vec == self.width(call) and not few:
             raise UserError(f"a row of {width} bytes in stretches is read as fast by stages")
-        found = self._along(vec, False, call)
+        found = self.launch_along(vec, False, call)
         if not found.holds_row:
             raise UserError(f"no block can hold a row of {extents.columns} elements")
         return found

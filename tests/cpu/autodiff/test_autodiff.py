@@ -16,7 +16,7 @@ from codegen.errors import SpecError
 from codegen.graph.ops import OPS, REDUCTIONS
 from codegen.language.formula.calls import functions
 from codegen.language.prelude import prelude
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from tests.making import spec_text
 from tests.turns import some
 

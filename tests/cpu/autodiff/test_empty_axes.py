@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from making import make_op
 
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from tests.turns import some
 
 CASES = {

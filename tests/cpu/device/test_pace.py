@@ -9,7 +9,7 @@ import generated
 from codegen import targets
 from codegen.checking.testing import Case, Types, check_case
 from codegen.measuring.times.bench import make_inputs, typical
-from codegen.plan.rows import walking
+from codegen.plan.rows.launching import walking
 from codegen.runtime.compiled import interpreted
 
 ROWS, COLUMNS = 50, 2048

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from codegen.plan.op import Staged
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.plan.rows.middle import in_stages
-from codegen.plan.rows.walking import in_parts
 from tests.making import make_op
 
 COLUMNS = """\

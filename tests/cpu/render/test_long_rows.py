@@ -11,7 +11,7 @@ from making import make_op, spec_text
 import generated
 from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.call.arguments import Types
 from codegen.shared import RowLaunch, WalkLaunch
 from tests.turns import some

@@ -8,7 +8,7 @@ import pytest
 from codegen.checking import draw, testing
 from codegen.checking.expected import error_bounds
 from codegen.plan.launches import Extents, PlannedCall
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
 from tests.making import make_op, spec_text

@@ -7,7 +7,7 @@ import pytest
 
 from codegen.graph.nodes import DTYPES
 from codegen.plan.launches import Extents, PlannedCall
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from tests.making import make_op

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from codegen.plan.launches import Extents, PlannedCall
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.ops.backward import backward_ops
 from tests.making import make_op, spec_text
 from tests.meshes import normal

@@ -13,7 +13,7 @@ from codegen.checking.draw import Case
 from codegen.checking.testing import check_case
 from codegen.measuring.compiled.compile import compile_call, compile_kernel
 from codegen.measuring.compiled.variants import Variant
-from codegen.plan.rows import cost
+from codegen.plan.rows.launching import cost
 from codegen.runtime.call.arguments import Types
 from codegen.shared import RowLaunch
 from tests.making import make_op, spec_text

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.runtime.call.arguments import Types
 from tests.making import make_op

@@ -88,4 +88,9 @@ def test_every_file_of_the_program_is_part_of_the_key(tmp_path, monkeypatch):
             seen.add(kept._contents())
     assert len(seen) == 7
     names = {name for name, _ in kept._files(kept.Path(kept.codegen.__file__).parent, "")}
-    assert {"/pipeline.py", "/plan/rows/walking.py", "/language/prelude.txt", "/render/rows/column.py"} <= names
+    assert {
+        "/pipeline.py",
+        "/plan/rows/launching/walking.py",
+        "/language/prelude.txt",
+        "/render/rows/column.py",
+    } <= names

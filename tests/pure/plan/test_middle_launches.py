@@ -6,7 +6,7 @@ from codegen.autodiff.backward import Derived, backward_of
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents, PlannedCall
 from codegen.plan.op import Staged
-from codegen.plan.rows import cost
+from codegen.plan.rows.launching import cost
 from codegen.plan.rows.middle import CROWDED, Middle
 from codegen.shared import MiddleLaunch
 from codegen.targets import REGISTERS_OF_SM

@@ -6,7 +6,7 @@ import pytest
 
 from codegen.pipeline import read_op
 from codegen.plan.launches import Extents, PlannedCall
-from codegen.plan.rows import cost, tiling, walking
+from codegen.plan.rows.launching import cost, tiling, walking
 from codegen.targets import registers_of_thread
 from codegen.tuning.choosing import changed
 

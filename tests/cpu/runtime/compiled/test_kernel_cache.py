@@ -24,7 +24,8 @@ from jax._src.interpreters import partial_eval
 import generated
 from codegen import cache, shared
 from codegen.checking.draw import Case
-from codegen.plan.rows import middle, walking
+from codegen.plan.rows import middle
+from codegen.plan.rows.launching import walking
 from codegen.plan.rows.middle import Middle
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.strided import Strided

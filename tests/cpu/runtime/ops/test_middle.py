@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from codegen.checking import testing
-from codegen.plan.rows.walking import in_parts
+from codegen.plan.rows.launching.walking import in_parts
 from codegen.runtime.call import arguments
 from codegen.shared import MiddleLaunch
 from tests.making import make_op, spec_text

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codegen.plan.launches import PlannedCall
-from codegen.plan.rows import cost
-from codegen.plan.rows.walking import (
+from codegen.plan.rows.launching import cost
+from codegen.plan.rows.launching.walking import (
     ANY,
     MOST_ROWS_HELD,
     RESIDENT,

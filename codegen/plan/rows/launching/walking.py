@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from codegen.plan.access import INT_MAX
 from codegen.plan.launches import PlannedCall
-from codegen.plan.rows import cost
+from codegen.plan.rows.launching import cost
 from codegen.shared import WARP, WalkLaunch
 from codegen.targets import REGISTERS_OF_SM, registers_of_thread
 

@@ -16,9 +16,8 @@ from codegen.spec.spec import Array
 
 INT_MAX = 2**31 - 1
 
-Tokens = tuple[
-    int | str, ...
-]  # one for each mode of an array's view: a group's position, "parts", or an axis that only a table has
+# One for each mode of an array's view: a group's position, "parts", or an axis that only a table has
+Tokens = tuple[int | str, ...]
 ModeOf = Callable[[Tokens], str]  # how an array is reached
 Extent = Callable[[tuple[str, ...]], int]  # some axes to the product of their sizes
 

@@ -192,9 +192,8 @@ class _Matcher:
             return (Scale(), None, self.score(weights, first, 0.0)), None, None
         tops = [n for n in found if n.op == "max"]
         _demand(all(n.op in ("max", "sum") and {*lost_axes(n)} == {*self.columns} for n in found))
-        exponential = tops or any(
-            n.args[0].op == "exp" for n in found
-        )  # relative to a row's largest score, which is kept
+        # Relative to a row's largest score, which is kept
+        exponential = tops or any(n.args[0].op == "exp" for n in found)
         plain = None if exponential else self.divided(weights, first)
         if plain is not None and all(n.args[0] is plain[0] for n in found):
             return self.summed(plain, first, others, o)

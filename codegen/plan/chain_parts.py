@@ -30,9 +30,7 @@ def part_of(
     nodes = list(topological((s.value for s in values.statements), values.is_leaf))
     read = {leaf.name for n in nodes if isinstance(leaf := values.leaves.get(id(n), n.attr), Leaf)}
     inputs = (*given, *(a for a in spec.inputs if a.name in read and a not in given))
-    types = tuple(
-        (n, (n == factor_type and tuple(d for d in own if d in NARROW)) or own) for n, own in spec.types
-    )  # fmt: skip
+    types = tuple((n, (n == factor_type and tuple(d for d in own if d in NARROW)) or own) for n, own in spec.types)
     own = replace(
         spec, op=f"{spec.op}_{which}", summary=f"The {which} of {spec.op}.", inputs=inputs, params=spec.params_of(nodes),
         outputs=tuple(outputs), save=(), aliases=(), domain=(), bench=(), types=types, grad="none",

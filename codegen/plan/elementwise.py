@@ -23,7 +23,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from codegen.errors import Diagnostic, SpecError
+from codegen.errors import Diagnostic
 from codegen.graph.nodes import Along, Leaf, Node, Statement, topological
 from codegen.graph.ops import COSTLY, TAKES
 from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of
@@ -312,9 +312,7 @@ def _power_of_two(least: int) -> int:
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Elementwise:
     """The plan for a checked spec. Raises `SpecError` if no kernel can compute it."""
     planner = PlannedElements(spec, statements)
-    problems = planner.refusals()
-    if problems:
-        raise SpecError(problems)
+    planner.check()
     return planner.elementwise()
 
 
@@ -326,30 +324,29 @@ def tile_plan(spec: Spec, statements: tuple[Statement, ...], borders: Container[
 class PlannedElements(Planner):
     """How a kernel that has every element of its outputs reaches its arrays."""
 
-    def refusals(self) -> list[Diagnostic]:
-        """The first reason why no kernel can compute the op."""
+    def refusal(self) -> Diagnostic | None:
         first = self.spec.outputs[0]
         for output in self.spec.outputs[1:]:
             if {*self.written_to[output.name]} != {*self.written_to[first.name]}:
                 message = f"{output.name!r} is {output} but {first.name!r} is {first}"
                 hint = "the outputs of an element-wise op share their axes: make it an op of its own"
-                return [self.error(message, hint, output)]
+                return self.error(message, hint, output)
         read = {n.attr.name for n in self.nodes if isinstance(n.attr, Leaf)}
         for name, at in self.puts.items():
             if at.table in read:
                 message = f"'put' writes into {at.table!r}, which the kernel of a gradient reads"
-                return [self.error(message, "", self.spec.array(name))]
+                return self.error(message, "", self.spec.array(name))
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
         for output in self.spec.outputs:
             for axis in self.written_to[output.name]:
                 if axis not in known:
                     message = f"no input without a default has the axis {axis} of {output.name!r}"
                     hint = "its size would be unknown: give an input without a default that axis"
-                    return [self.error(message, hint, output)]
+                    return self.error(message, hint, output)
         if len(self.axes) > MAX_AXES:
             message = f"{len(self.axes)} axes; a kernel has at most {MAX_AXES}"
-            return [self.error(message, "join axes that every array has together", first)]
-        return []
+            return self.error(message, "join axes that every array has together", first)
+        return None
 
     def elementwise(self, borders: Container[str] | None = None) -> Elementwise:
         apart = {n.attr for n in self.nodes if n.op in ("index", "size", *TAKES)} | self.shifted_axes
@@ -365,9 +362,7 @@ class PlannedElements(Planner):
         collapsed = simple and full and trailing
         if collapsed:
             groups = (Group("rows", ()), Group("cols", ()))
-            tokens = {
-                n: tuple(x for t in ts for x in ((0, 1) if t == 0 else (t,))) for n, ts in tokens.items()
-            }  # fmt: skip
+            tokens = {n: tuple(x for t in ts for x in ((0, 1) if t == 0 else (t,))) for n, ts in tokens.items()}
         views = tuple(View(a, tokens[a.name]) for a in self.spec.arrays)
         names = Names(self.spec, self.statements)
 

@@ -27,9 +27,8 @@ class Extents:
     turned: int | None = None  # elements along which arrays in another order lie, or a divisor of their number
     page: int | None = 16  # rows of a page of attention's k and v
     outer: int | None = field(default=None, kw_only=True)  # elements of the outermost axes that stay together
-    tables: tuple[int | None, ...] = field(
-        default=(), kw_only=True
-    )  # elements of the tables that are read at computed indices
+    # Elements of the tables that are read at computed indices
+    tables: tuple[int | None, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)

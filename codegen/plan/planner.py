@@ -9,7 +9,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import Diagnostic, Later, UserError
+from codegen.errors import Diagnostic, Later, SpecError, UserError
 from codegen.graph.names import LOCAL_NAMES
 from codegen.graph.nodes import DTYPES, ROWS, Leaf, Node, Statement, lost_axes, nodes_of
 from codegen.graph.ops import REDUCTIONS, TAKES
@@ -87,6 +87,15 @@ class Planner:
             return line.diagnostic(Placed(found[0] if len(found) == 1 else line.tree.value, UserError(message, hint)))
 
         return Later(message, hint, find)
+
+    def check(self) -> None:
+        """Raises `SpecError` if no such kernel can compute the op."""
+        if (problem := self.refusal()) is not None:
+            raise SpecError([problem])
+
+    def refusal(self) -> Diagnostic | None:
+        """The first reason why no such kernel can compute the op."""
+        return None
 
     def refuse_names(self) -> Diagnostic | None:
         """An error for two parameters that would have one name in the kernel."""

@@ -64,4 +64,4 @@ class AttentionBackwardContext(TiledContext):
             others=self.others,
             functions=self.bound([f"{op}_slope", f"{op}_tiles" if tiles else "None"]),
             bend=self.bend(plan.bend),
-        )  # fmt: skip
+        )

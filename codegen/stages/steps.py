@@ -21,8 +21,7 @@ from codegen.stages.cut import cut
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Steps:
     """The plan of one kernel for an op that selects. Raises `SpecError` or `UserError` if there is none."""
     planner = StepsPlanner(spec, statements)
-    if problem := planner.refusal():
-        raise SpecError([problem])
+    planner.check()
 
     def kernel(own: Spec) -> Op:
         selects = bool(own.read.ops & ALONE)

@@ -25,9 +25,8 @@ class Fold:
     value: str  # the tile's chain's name for the reduced value
     op: str  # its name in `reduce.combine`
     along: bool  # along a row; else over the rows of a column
-    rescaled: (
-        tuple[int, str, float, bool] | None
-    )  # the reduction that is its maximum, and how it follows that (`online`)
+    # The reduction that is its maximum, and how it follows that (`online`)
+    rescaled: tuple[int, str, float, bool] | None
 
     @property
     def dtype(self) -> str:
@@ -56,9 +55,8 @@ def folded(
     types: dict[int, set[str]] = {}  # of the outputs that use reductions of a value
     folds: list[Fold] = []
     reached = reaching(made, {s.name for s in made})
-    reduced = [
-        n for n in topological(s.value for s in made) if n.op in REDUCTIONS
-    ]  # a maximum before the reductions that follow it
+    reduced = [n for n in topological(s.value for s in made) if n.op in REDUCTIONS]
+    # A maximum before the reductions that follow it
     for node in sorted(reduced, key=lambda n: column not in lost_axes(n)):
         way = online.rescaled(node)
         if way is not None and column not in lost_axes(node):

@@ -241,7 +241,7 @@ class Tile:
         tiles = replace(hopper_tiles.SQUARE, tile_k=128 // DTYPES[factor].size)
         found = hopper_tiles.refusal(
             tiles, factor, call.dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, K=call.extents["K"], N=N
-        )  # fmt: skip
+        )
         return found or "no tiles leave room for the epilogue's reductions"
 
     def tiled(self, access: Access) -> bool:

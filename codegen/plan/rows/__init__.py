@@ -2,7 +2,8 @@
 
 In reading order:
   access      how a kernel that reduces reaches its arrays, and the order of its statistics
-  reducing    the planner: what is reduced where, and what no kernel can do
+  sides       what is reduced along a row, and what over rows
+  reducing    the planner: what no kernel can do, and the plan
   launching/  the launches of kernels that reduce
   reductions  the plan of reductions along rows, over rows, or both, and its launches
   holding     the values that a kernel holds from one sweep over a row to the next

@@ -99,9 +99,8 @@ class Reads:
     inner: tuple[Statistic, ...]  # reduced within a row, in groups of columns
     expensive: tuple[Expensive, ...]
     late: tuple[str, ...]  # the outputs that need all rows
-    apart: tuple[
-        int, ...
-    ]  # the groups of a row's position that column statistics keep: only rows at the same place are reduced together
+    # The groups of a row's position that column statistics keep: only rows at the same place are reduced together
+    apart: tuple[int, ...]
     order: tuple[str, ...]  # every axis, in the order of the jnp form's operands
     collapsed: bool  # only totals are reduced, and all arrays are one long row, or scalars
     costly: bool = False  # over rows: an expensive value is computed for each column

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import DTYPES, Leaf, Statement, lost_axes, topological
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.access import INT_MAX, Access, Tokens, tokens_of
@@ -230,7 +230,7 @@ class Middle(Reduction):
                 exact = columns == per_row * vectors * passes
                 return MiddleLaunch(
                     vec, False, STAGED_THREADS, per_row, vectors, 1, True, exact, False, only_row=True, passes=passes
-                )  # fmt: skip
+                )
         return None
 
     def _narrowed(self, how: MiddleLaunch, rows: int, call: PlannedCall) -> MiddleLaunch:
@@ -280,8 +280,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Middle:
     """The plan for a checked spec whose reductions are along some axes, before the innermost one, or over all others. Raises
     `SpecError` if no such kernel can compute it."""
     planner = _Middle(spec, statements)
-    if problems := planner.refusals():
-        raise SpecError(problems)
+    planner.check()
     return planner.plan()
 
 
@@ -304,12 +303,7 @@ class _Middle(Reductions):
             lost_axes(n) == axes or (lost_axes(n) == kept and n.dims == axes) for n in self.reduced
         )
 
-    def refusals(self) -> list[Diagnostic]:
-        """The first reason why no such kernel can compute the op."""
-        problem = self.refuse_middle()
-        return [problem] if problem else super().refusals()
-
-    def refuse_middle(self) -> Diagnostic | None:
+    def refusal(self) -> Diagnostic | None:
         last = self.spec.outputs[-1]
         if self.kept == self.axes:
             return self.error(
@@ -335,7 +329,7 @@ class _Middle(Reductions):
                 return self.error(
                     f"the elements of {array.name!r} along the innermost axis are not single ones", "", array
                 )
-        return None
+        return super().refusal()
 
     def is_apart(self, array: Array) -> bool:
         """Whether the elements of an array along the innermost axis have its parts between them."""

@@ -1,24 +1,22 @@
-"""The planner of ops that reduce: it decides what a kernel reduces where, and finds what no kernel can do."""
+"""The planner of ops that reduce: it finds what no kernel can do, and makes the plan of one kernel."""
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from codegen.errors import Diagnostic, SpecError
 from codegen.graph import online
 from codegen.graph.names import LOCAL_NAMES, REDUCING_NAMES
-from codegen.graph.nodes import ROWS, Leaf, Node, Statement, dims_text, lost_axes, most_alive, topological
+from codegen.graph.nodes import Leaf, Node, Statement, dims_text, lost_axes, most_alive, topological
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Group, ModeOf, Tokens, View, tokens_of
-from codegen.plan.planner import MAX_AXES, Names, Planner
+from codegen.plan.planner import MAX_AXES, Names
 from codegen.plan.rows.access import Expensive, Statistic
 from codegen.plan.rows.holding import demands, held_values, is_costly, roots_of_sweeps
 from codegen.plan.rows.reductions import Reduction
-from codegen.shared import WARP
+from codegen.plan.rows.sides import Sides
 from codegen.spec.spec import Array, Spec
 
 MAX_STAGES = 16
@@ -28,28 +26,22 @@ R = TypeVar("R", bound=Reduction)
 def make_plan(spec: Spec, statements: tuple[Statement, ...], only_over: bool = False) -> Reduction:
     """The plan for a checked spec with a reduction. Raises `SpecError` if no kernel can compute it."""
     planner = Reductions(spec, statements, only_over)
-    problems = planner.refusals()
-    if problems and planner.along:
+    problem = planner.refusal()
+    if problem and planner.along:
         planner = Reductions(spec, statements, only_over=True)
-    if problems and planner.refusals():
-        raise SpecError(problems)
+    if problem and planner.refusal():
+        raise SpecError([problem])
     return planner.plan()
 
 
-class Reductions(Planner):
-    """`only_over`: reductions over trailing axes, too, are of partial results of blocks, as those over rows are."""
+class Reductions(Sides):
+    """The planner of a kernel that reduces."""
 
     holds_rows = False  # whether a block has whole rows, also where it reduces over rows
 
-    def __init__(self, spec: Spec, statements: tuple[Statement, ...], only_over: bool = False):
-        super().__init__(spec, statements)
-        self.only_over = only_over
-        self.axes = self.used_axes()
-        self.reduced = [n for n in self.nodes if n.op in REDUCTIONS]
-        self.following = online.following(self.reduced)
+    # What no kernel can do
 
-    def refusals(self) -> list[Diagnostic]:
-        """The first reason why no kernel can compute the op."""
+    def refusal(self) -> Diagnostic | None:
         checks = (
             self.refuse_picks,
             self.refuse_stages,
@@ -63,135 +55,7 @@ class Reductions(Planner):
             self.refuse_repeats,
             self.refuse_outputs,
         )
-        for check in checks:
-            problem = check()
-            if problem:
-                return [problem]
-        return []
-
-    # The axes before a row
-
-    @functools.cached_property
-    def along(self) -> list[Node]:
-        """The reductions of single rows, over trailing axes. They include one over all axes if there is no `...` and a
-        value with axes needs it."""
-        if self.only_over:
-            return []
-        trailing = [n for n in self.reduced if lost_axes(n) == self.axes[-len(lost_axes(n)) :]]
-        full = [n for n in trailing if lost_axes(n) == self.axes]
-        reached = self.reached_by(full)
-        values = [n.dims for n in self.nodes if id(n) in reached]
-        values += [self.spec.array(s.name).axes for s in self.written() if id(s.value) in reached]
-        return trailing if ROWS not in self.axes and any(values) else [n for n in trailing if n not in full]
-
-    def written(self) -> list[Statement]:
-        """The statements that assign outputs."""
-        names = {o.name for o in self.spec.outputs}
-        return [s for s in self.statements if s.name in names]
-
-    def reached_by(self, found: Iterable[Node]) -> set[int]:
-        """The identities of these nodes and of all that need one of them."""
-        late = {id(n) for n in found}
-        for node in self.nodes:
-            if any(id(a) in late for a in node.args):
-                late.add(id(node))
-        return late
-
-    @functools.cached_property
-    def over(self) -> list[Node]:
-        """The reductions over rows, including those over all axes."""
-        along = set(map(id, self.along))
-        return [n for n in self.reduced if id(n) not in along]
-
-    @functools.cached_property
-    def place(self) -> int:
-        """The number of axes of a row's position: those before the longest run that is reduced along a row. If runs are groups of
-        columns, the common first axes of all reductions over rows, or the first axes up to the last that one of them reaches."""
-        found = self.places()
-        fit = [p for p in found if not self.unfit(p)]
-        return min(fit, key=lambda p: (self.scattered(p), self.folded(p), len(self.kept_apart(p)))) if fit else found[0]
-
-    def scattered(self, place: int) -> bool:
-        """Whether columns would not be neighbours in memory, since an array has parts among them."""
-        dims = [d for a in self.spec.arrays for d in a.dims if d.parts is not None and d.parts_first]
-        return any(self.axes.index(d.names[0]) > place for d in dims if d.names and d.names[0] in self.axes)
-
-    def folded(self, place: int) -> int:
-        """The axes of columns along which results are added up once all rows are."""
-        return max(
-            (len({*lost_axes(n)} & {*self.axes[place:]}) for n in self.over if lost_axes(n) != self.axes), default=0
-        )
-
-    def places(self) -> list[int]:
-        found = [len(self.axes) - max(len(lost_axes(n)) for n in self.along)] if self.along else []
-        sets = [lost_axes(n) for n in self.over if lost_axes(n) != self.axes]
-        if sets:
-            least = min(map(len, sets))
-            begin = next((i for i in range(least) if any(s[i] != self.axes[i] for s in sets)), least)
-            found += [p for p in (begin or max(map(self.first_run, sets)),) if p < len(self.axes)]
-            found.append(len(self.axes) - 1)
-        elif not found:
-            found.append(self.axes.index(self.groups(self.placed)[-1].axes[0]) or min(1, len(self.axes) - 1))
-        return found
-
-    def first_run(self, axes: tuple[str, ...]) -> int:
-        """The position after the first of these axes and the ones that follow it directly."""
-        place = self.axes.index(axes[0])
-        while place < len(self.axes) and self.axes[place] in axes:
-            place += 1
-        return place
-
-    @property
-    def placed(self) -> set[object]:
-        return {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
-
-    def unfit(self, place: int) -> tuple[Node, str, str] | None:
-        """A reduction that no kernel can do if rows are at so many axes: the node, the reason, and a hint."""
-        rows, columns = self.axes[:place], self.axes[place:]
-
-        def clash(node: Node, hint: str) -> tuple[Node, str, str]:
-            others = [lost_axes(n) for n in self.reduced if lost_axes(n) not in (lost_axes(node), self.axes)]
-            names = ", ".join(lost_axes(node)), ", ".join(others[0] if others else self.axes)
-            return node, f"no kernel reduces over {names[0]} and over {names[1]} in one op", hint
-
-        for node in self.over:
-            axes, own = lost_axes(node), node.args[0].dims
-            if axes != self.axes and not set(axes) & set(rows):
-                return clash(node, "make two ops of it")
-            lacks = [a for a in (*rows, *columns) if a not in own]
-            once = lacks == list(columns) and not node.dims  # a total of one value for each row
-            if lacks and not once:
-                what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
-                alone = "this reduction" if set(lacks) & set(rows) else f"what varies along {', '.join(lacks)}"
-                return (
-                    node,
-                    f"no kernel reduces {what}",
-                    f"make {alone} an op of its own, and take its result as an input",
-                )
-        most = WARP * self.least_vector(columns)
-        for node in self.along:
-            axes = lost_axes(node)
-            if len(axes) > len(columns):
-                return clash(node, "make two ops of it")
-            if len(axes) < len(columns) and not 0 < self.group_width(axes) <= most:
-                return clash(
-                    node, f"groups of columns have a fixed size, a power of two up to {most}: (B G={min(most, 32)})"
-                )
-        return None
-
-    def group_width(self, axes: tuple[str, ...]) -> int:
-        """The number of columns of a group; 0 if it is not fixed, or not a power of two."""
-        width = math.prod(self.spec.extents.get(a, 0) for a in axes)
-        return 0 if width & (width - 1) else width
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether all arrays are one long row, and no position in it is needed."""
-        alike = all(a.axes in ((), self.axes) and not a.parts for a in self.spec.arrays)
-        placed = any(n.op in ("index", "size", "take") for n in self.nodes)
-        return alike and not placed and all(lost_axes(n) == self.axes for n in self.over) and not self.along
-
-    # What no kernel can do
+        return next(filter(None, (check() for check in checks)), None)
 
     def refuse_axes(self) -> Diagnostic | None:
         unfit = self.unfit(self.place)
@@ -218,6 +82,13 @@ class Reductions(Planner):
                 message = f"no kernel for the size of {node.attr} yet, an axis that no value of the chain has"
                 return self.error_in_chain(node, message, "pass it as a parameter")
         return None
+
+    def reads_neighbours(self, shift: Node) -> bool:
+        """Whether a shifted array is read whole, or a half of it: at another row, or along a row where none reduces over rows."""
+        assert isinstance(shift.attr, tuple) and isinstance(shift.args[0].attr, Leaf)
+        array, rows = self.spec.array(shift.args[0].attr.name), self.axes[: self.place]
+        plain = array.parts is None or (array.dims[-1].parts is not None and array.dims[-1].parts_first)
+        return plain and (not self.over or all(axis in rows for axis, _ in shift.attr))
 
     def refuse_orders(self) -> Diagnostic | None:
         if (arrays := self.spec.disagreeing) and not self.are_last(self.axes[self.place :]):
@@ -279,23 +150,6 @@ class Reductions(Planner):
         message = f"each row would be reduced again for each element along {', '.join(again)}"
         return self.error_in_chain(self.along[0], message, "make it an op of its own") if again else None
 
-    @functools.cached_property
-    def waited(self) -> list[Node]:
-        """The reductions over rows whose results rows need, or other reductions."""
-        row_axes = set(self.axes[: self.place]) - self.kept_apart(self.place)
-        needed: set[int] = set()  # by rows, or by a reduction
-        roots = [*(s.value for s in self.statements), *(way.maximum for way in self.following.values())]
-        for node in reversed([*topological(roots, lambda n: id(n) in self.following)]):
-            if id(node) in needed or row_axes & set(node.dims):
-                needed |= {id(node), *map(id, node.args)}
-            if node.op in REDUCTIONS and id(node) not in self.following:
-                needed.add(id(node.args[0]))
-        return [over for over in self.over if id(over) in needed]
-
-    def kept_apart(self, place: int) -> set[str]:
-        """The axes of a row's position that reductions over rows keep."""
-        return {a for n in self.over for a in n.dims if a in self.axes[:place]}
-
     def refuse_stages(self) -> Diagnostic | None:
         """An error for statistics that need others that need others, and so on: each costs another sweep."""
         depth: dict[int, int] = {}
@@ -305,6 +159,8 @@ class Reductions(Planner):
                 message = f"more than {MAX_STAGES} reductions, each of the result of the one before"
                 return self.error_in_chain(node, message, "make several ops of it")
         return None
+
+    # The plan
 
     def refuse_outputs(self) -> Diagnostic | None:
         known = {a for array in self.spec.inputs if array.default is None for a in array.axes} | set(self.spec.extents)
@@ -432,9 +288,7 @@ class Reductions(Planner):
         written = [s.value for s in self.written() if along & {*self.spec.array(s.name).axes}]
         return bool(written) and not any(id(value) in late for value in written)
 
-    def expensive(
-        self, sweeps: list[list[Node]], each: bool, axes: set[str], names: Names
-    ) -> tuple[Expensive, ...]:  # fmt: skip
+    def expensive(self, sweeps: list[list[Node]], each: bool, axes: set[str], names: Names) -> tuple[Expensive, ...]:
         """Values of each column that need an expensive operation and that more than one sweep along these axes needs."""
         chain = {id(s.value): s.name for s in self.statements}
         return tuple(
@@ -445,13 +299,6 @@ class Reductions(Planner):
     def table_tokens(self, table: Tokens, axis: str, groups: tuple[Group, ...]) -> Tokens:
         del axis, groups
         return table
-
-    def reads_neighbours(self, shift: Node) -> bool:
-        """Whether a shifted array is read whole, or a half of it: at another row, or along a row where none reduces over rows."""
-        assert isinstance(shift.attr, tuple) and isinstance(shift.args[0].attr, Leaf)
-        array, rows = self.spec.array(shift.args[0].attr.name), self.axes[: self.place]
-        plain = array.parts is None or (array.dims[-1].parts is not None and array.dims[-1].parts_first)
-        return plain and (not self.over or all(axis in rows for axis, _ in shift.attr))
 
     def shift_mode(self, own: Tokens, moved: set[int], inner: int, mode_of: ModeOf) -> str:
         """Element by element along a row; as at the row's own place if a shift goes to another one."""
@@ -491,9 +338,3 @@ class Reductions(Planner):
         rows = sorted((s for s in found if s.over == "row"), key=lambda s: s.stage)
         over_rows = (s for s in found if s.over in ("column", "total"))
         return tuple(rows), tuple(over_rows), tuple(s for s in found if s.over == "group")
-
-    def side(self, reduction: Node) -> str:
-        """The axes that a reduction reduces: `Statistic.over`."""
-        if reduction in self.along:
-            return "row" if lost_axes(reduction) == self.axes[self.place :] else "group"
-        return "column" if reduction.dims else "total"

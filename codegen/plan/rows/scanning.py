@@ -259,8 +259,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Scan:
         if statement.at is not None:
             message = f"{statement.name!r} is put where an index says, and the kernel scans"
             raise SpecError([planner.error(message, "put it in an op of its own", spec.array(statement.name))])
-    if problems := planner.refusals():
-        raise SpecError(problems)
+    planner.check()
     plan = planner.elementwise()
     place = next(i for i, g in enumerate(plan.groups) if along.axis in g.axes)
     if back and not states:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import Leaf, Node, Selected, Statement, topological
 from codegen.graph.ops import NUCLEUS, PLACED, UNSORT
 from codegen.plan.access import Access, Extent, Group, Unreduced, View, tokens_of
@@ -225,9 +225,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Selection:
     ops = {n.op for n in topological(s.value for s in statements)}
     kind = _Placements if ops & {PLACED, UNSORT} else _Thresholds if NUCLEUS in ops else _Selections
     planner = kind(spec, statements)
-    problem = planner.refusal()
-    if problem is not None:
-        raise SpecError([problem])
+    planner.check()
     return planner.plan()
 
 

@@ -52,8 +52,7 @@ def is_spread(plan: object) -> bool:
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Single:
     """The plan for a checked spec that is such an op. Raises `SpecError` if no such kernel can compute it."""
     planner = Reductions(spec, statements)
-    if problems := planner.refusals():
-        raise SpecError(problems)
+    planner.check()
     found = planner.plan()
     if not is_spread(found):
         raise SpecError([spec.source.diagnostic(spec.chain.span, "no kernels share its rows", "")])

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import DTYPES, Selected, Statement, lost_axes
 from codegen.graph.ops import ALONE, PLACED, SCANS, TAKES
 from codegen.plan.access import Access, Extent, Group, View, tokens_of
@@ -202,8 +202,7 @@ class StepsPlanner(Planner):
         """The plan of a step that computes elements of rows. Raises `SpecError` if it has none."""
         columns = self.along if any({*self.along} & {*a.axes} for a in spec.arrays) else (self.into,)
         planner = _RowSteps(spec, spec.read.statements, self.rows, columns)
-        if problems := planner.refusals():
-            raise SpecError(problems)
+        planner.check()
         return planner.plan()
 
     def plan(self, steps: Sequence[Step]) -> Steps:
@@ -244,16 +243,15 @@ class _RowSteps(Reductions):
     def place(self) -> int:
         return len(self.axes) - len(self.columns)
 
-    def refusals(self) -> list[Diagnostic]:
-        """The first reason why no such step can compute the op."""
+    def refusal(self) -> Diagnostic | None:
         last, own = self.spec.outputs[-1], {*self.columns}
         alike = all(lost_axes(n) == self.columns and n in self.along for n in self.reduced)
         given = any({*self.axes[: self.place]} & {*a.axes} for a in self.spec.arrays if a.default is None)
         if not {*self.used} <= {*self.axes} or not alike or not given or not self.are_last(own):
-            return [self.error("it is no step that computes elements of rows", "", last)]
+            return self.error("it is no step that computes elements of rows", "", last)
         if any(n.op in (*TAKES, *ALONE, *SCANS, "contract", "shift") for n in self.nodes) or self.puts:
-            return [self.error("a step that computes elements does nothing else", "", last)]
-        return super().refusals()
+            return self.error("a step that computes elements does nothing else", "", last)
+        return super().refusal()
 
     def groups(self, apart: set[object], borders: object = ()) -> tuple[Group, ...]:
         found = super().groups(apart, {self.columns[0]})

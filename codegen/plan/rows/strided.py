@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import DTYPES, ROWS, Statement, lost_axes
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.launches import PlannedCall
@@ -79,8 +79,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Strided:
     """The plan for a checked spec whose reductions are along the same axes, the innermost among them. Raises `SpecError` if no such
     kernel can compute it."""
     planner = _Strided(spec, statements)
-    if problems := planner.refusals():
-        raise SpecError(problems)
+    planner.check()
     return planner.plan()
 
 
@@ -94,12 +93,7 @@ class _Strided(Reductions):
         self.kept = tuple(a for a in self.axes if a not in some)
         self.axes = (*self.kept, *(a for a in self.axes if a in some))
 
-    def refusals(self) -> list[Diagnostic]:
-        """The first reason why no such kernel can compute the op."""
-        problem = self.refuse_strided()
-        return [problem] if problem else super().refusals()
-
-    def refuse_strided(self) -> Diagnostic | None:
+    def refusal(self) -> Diagnostic | None:
         last, columns = self.spec.outputs[-1], self.axes[len(self.kept) :]
         alike = all(lost_axes(n) == columns for n in self.reduced)
         if not alike or ROWS in columns or self.axes == self.memory or self.axes[-1] != self.memory[-1]:
@@ -112,7 +106,7 @@ class _Strided(Reductions):
             packed = any(DTYPES[d].packed for d in self.spec.dtypes(array))
             if packed or array.parts or self.axes[-1] in array.axes[:-1]:
                 return self.error(f"{array.name!r} has no stretches of neighbouring elements", "", array)
-        return None
+        return super().refusal()
 
     def are_last(self, columns: Iterable[str]) -> bool:
         """Whether these axes are in one order in every array; they need not be its last ones."""

@@ -164,7 +164,7 @@ class FinishContext(RowContext):
                 ", ".join(t.name for t in tensors),
                 ", ".join([*constants, *["how.each"] * each, *(value for _, _, value in numbers)]),
             ],
-        )  # fmt: skip
+        )
 
     def needed_by(self, function: Function) -> list[Statistic]:
         """The statistics that a function takes, and the maxima that these follow."""

@@ -95,9 +95,7 @@ class MiddleContext(FinishContext):
 
     def place(self, access: Access) -> str:
         """The position of a vector's first element in an array."""
-        words = [
-            self.coordinate(t) if isinstance(t, int) else str(access.part or 0) for t in access.tokens
-        ]  # fmt: skip
+        words = [self.coordinate(t) if isinstance(t, int) else str(access.part or 0) for t in access.tokens]
         return f"({', '.join(words)}{',' if len(words) == 1 else ''})" if words else "(0,)"
 
     # Registers and loads

@@ -107,9 +107,8 @@ def meeting(how: WalkLaunch, row: int, narrowest: int, costly: bool, call: Plann
     assert columns is not None and rows is not None
     found, most, together = [], call.processors, 1 << (rows - 1).bit_length()
     widest = 1 << (-(-columns // how.vec) - 1).bit_length()
-    least = max(
-        -(-MET_PIECE // (how.vec * narrowest)), WARP // together
-    )  # threads of a piece that is not the whole row
+    # Threads of a piece that is not the whole row
+    least = max(-(-MET_PIECE // (how.vec * narrowest)), WARP // together)
     for per_row in (n for n in PIECES if n <= widest and (n >= least or n in (widest, WARP))):
         pieces = apart * -(-columns // (per_row * how.vec))
         beside = min(THREADS // per_row, max(together, WARP // per_row))

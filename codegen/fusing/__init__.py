@@ -4,8 +4,7 @@ In reading order:
   graph     a function's steps as a graph: which step computes a value, and which use it
   prepared  the steps rewritten, before chains are searched
   cost      the memory traffic of steps
-  chains    sets of steps that one op computes
-  staged    what an op of several kernels reads again
+  chains/   sets of steps that one op computes
   losses    a loss that is computed to be differentiated
   known     the library's op for a chain
   running   steps run again, one by one

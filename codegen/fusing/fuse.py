@@ -10,7 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
-from codegen.fusing.chains import Chain, Expressing, place_of_input
+from codegen.fusing.chains.expressing import Chain, Expressing, place_of_input
 from codegen.fusing.losses import call_of_loss, losses
 from codegen.fusing.program import Program, Wanted, done, evaluate, of_arrays, program_of
 from codegen.fusing.sums import call_of_sum, sums

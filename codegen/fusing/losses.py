@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from codegen.fusing.chains import Chain, Expressing
+from codegen.fusing.chains.expressing import Chain, Expressing
 from codegen.fusing.graph import REDUCING, StepGraph, elements, is_sharded
 from codegen.fusing.prepared import once
 from codegen.fusing.program import Program, evaluate, program_of

@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from codegen.fusing.chains import Chain, Expressing, chains
+from codegen.fusing.chains.expressing import Chain, Expressing
+from codegen.fusing.chains.search import chains
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph
 from codegen.fusing.loops import merged
 from codegen.fusing.prepared import prepared

@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from codegen.errors import SpecError, UserError
-from codegen.fusing.chains import LEAST, Chain, Expressing, place_of_input
+from codegen.fusing.chains.expressing import Chain, Expressing, place_of_input
+from codegen.fusing.chains.search import LEAST
 from codegen.fusing.fuse import call_of, place_of
 from codegen.fusing.graph import BODIES, FACTOR, StepGraph, elements
 from codegen.fusing.known import Call, known

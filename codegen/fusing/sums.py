@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from codegen.fusing.chains import Chain
+from codegen.fusing.chains.expressing import Chain
 from codegen.fusing.graph import StepGraph, is_sharded
 from codegen.fusing.loops import adding, body_of
 from codegen.fusing.program import Program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import codegen
-from codegen.fusing.chains import place_of_input
+from codegen.fusing.chains.expressing import place_of_input
 from codegen.fusing.fuse import EXPRESSING
 from codegen.fusing.program import evaluate, program_of
 from codegen.plan.attention import Attention

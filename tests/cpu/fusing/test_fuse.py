@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import NamedSharding
 
 import codegen
-from codegen.fusing import chains as growing
 from codegen.fusing import fuse as fusing
-from codegen.fusing.chains import Expressing
+from codegen.fusing.chains.expressing import Expressing
+from codegen.fusing.chains.search import chains
 from codegen.fusing.cost import cost
 from codegen.fusing.graph import StepGraph
 from codegen.fusing.prepared import spread
@@ -203,7 +203,7 @@ def test_the_model_of_xla_counts_kernels_and_bytes():
     """A norm is two kernels: one reads x and writes a number a row, the other reads both and writes y."""
     flat = spread(traced(norm, X, W))
     graph = StepGraph(flat)
-    (whole,) = growing.chains(graph, Expressing())
+    (whole,) = chains(graph, Expressing())
     array, row = X.size * 4, X.size // 16 * 4
     assert (whole.cost.kernels, whole.cost.now, whole.cost.fused) == (
         2,

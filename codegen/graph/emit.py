@@ -113,7 +113,8 @@ class _Emitter:
                 self.taken[id(node)] = ()
                 continue
             taken = self.taken[id(node)] = self.arguments(node)
-            if found := place_in_pair(node):
+            found = place_in_pair(node)
+            if found and (found[0] in taken or not self.is_leaf(taken[0])):  # else nothing computes the argument before
                 argument, first, place = found
                 pairs[id(argument), first][place] = node
             for argument in taken:

@@ -129,6 +129,9 @@ def test_sine_and_cosine_of_one_argument_are_made_together():
 def test_sigmoids_of_an_argument_and_its_negative_are_made_together():
     source = text("a = sigmoid(x) * sigmoid(-x)", outputs='a: "float32[..., N]"').partition("def made_backward")[0]
     assert "t0, t1 = device.both_sigmoids(x, False)" in source and "device.sigmoid(" not in source
+    # Where another function has computed the negative, nothing computes the argument before
+    shared = text("a = scan(0.5, sigmoid(-x) * sigmoid(x), axis=N) * exp(-x)", outputs='a: "float32[..., N]"')
+    assert "device.sigmoid(shared, approx)" in shared and "device.sigmoid(x, approx)" in shared
 
 
 # Chains with one float32 result, and whether `device.{0}` is approximate in its kernel for 16-bit x and y

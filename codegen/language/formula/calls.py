@@ -75,6 +75,11 @@ def _index(own: Operations, tree: ast.Call, given: Given) -> Node:
         name = called(own.site) if isinstance(own.site, ast.Call) else "index"
         count, written = ("named axes", f"{name}(x, axis=N)") if inside else ("one named axis", "index(N)")
         raise own.fail(tree, f"{name!r} takes {count}", f"as in {written}")
+    return _position(own, tree, axes)
+
+
+def _position(own: Operations, tree: ast.Call, axes: Sequence[str]) -> Node:
+    """The position along an axis, or along several as if they were one."""
     places = [own.graph.node("index", attr=axis, kind="int", dims=(axis,)) for axis in own.graph.order(axes)]
     found = places[0]
     for place in places[1:]:
@@ -99,7 +104,7 @@ def _take(own: Operations, tree: ast.Call, given: Given) -> Node:
     table, place = own.read_all([given["table"], given["i"]])
     # Only the place may have axes of a few elements, such as those of `top_k_index`: each position along them picks an element
     own_rows = {*place.dims} <= {*table.dims, *own.scope.sizes}
-    if table.op == "input" and place.kind == "int":
+    if table.op == "input" and place.kind == "int" and (len(axes) == 1 or not own_rows):
         return _taken_from_input(own, tree, given, table, place, axes, own_rows)
     if table.op not in TAKES and place.kind == "int" and {*axes} <= {*table.dims}:
         if own_rows:
@@ -151,12 +156,14 @@ def _no_table(table: Node, place: Node, axes: Sequence[str]) -> tuple[str, str]:
 
 
 def _taken_by_sum(own: Operations, tree: ast.Call, value: Node, place: Node, axes: tuple[str, ...]) -> Node:
-    """The elements of a computed value at places in its own rows: sums in which at most one term is not 0."""
-    if len(axes) != 1 or axes[0] == ROWS or axes[0] in place.dims or value.kind == "bool":
+    """The elements of a value at places in its own rows: sums in which at most one term is not 0."""
+    if ROWS in axes or {*axes} & {*place.dims} or value.kind == "bool":
         hint = "as in take(log_softmax(x, axis=N), label, axis=N), where label lacks N"
-        raise own.fail(tree, "'take' of a computed value gathers numbers along one named axis", hint)
-    own_place = within(own.graph, axes[0], place)
-    position = own.graph.node("index", attr=axes[0], kind="int", dims=axes)
+        if len(axes) == 1 and axes[0] != ROWS and axes[0] in place.dims:
+            hint = f"where the index has each position once, write unsort(value, argsort(i, axis={axes[0]}), axis={axes[0]})"
+        raise own.fail(tree, "'take' of a computed value gathers numbers along named axes", hint)
+    own_place = within(own.graph, axes, place)
+    position = _position(own, tree, axes)
     zero = own.graph.const(0 if value.kind == "int" else 0.0)
     terms = own.apply(tree, "where", [own.apply(tree, "eq", [position, own_place]), value, zero])
     dims = [d for d in terms.dims if d not in axes]

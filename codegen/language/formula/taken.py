@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 from codegen.graph.nodes import Graph, Node, lost_axes, topological
 from codegen.graph.ops import OPS, REDUCTIONS
@@ -21,7 +22,7 @@ def computed_at(graph: Graph, value: Node, axis: str, place: Node, take: Take) -
         elif node.op == "input":
             made[id(node)] = take(node)
         elif node.op == "index":
-            made[id(node)] = within(graph, axis, place)
+            made[id(node)] = within(graph, [axis], place)
         elif node.op in REDUCTIONS and not {*lost_axes(node)} & {*place.dims}:
             (argument,) = (made[id(a)] for a in node.args)
             dims = [d for d in argument.dims if d not in lost_axes(node)]
@@ -36,9 +37,10 @@ def computed_at(graph: Graph, value: Node, axis: str, place: Node, take: Take) -
     return made[id(value)]
 
 
-def within(graph: Graph, axis: str, place: Node) -> Node:
-    """The nearest position along an axis."""
-    size = graph.node("size", attr=axis, kind="int", dims=())
-    last = graph.node("sub", (size, graph.const(1)), kind="int", dims=())
+def within(graph: Graph, axes: Sequence[str], place: Node) -> Node:
+    """The nearest position along an axis, or along several as if they were one."""
+    sizes = [graph.node("size", attr=axis, kind="int", dims=()) for axis in axes]
+    end = functools.reduce(lambda a, b: graph.node("mul", (a, b), kind="int", dims=()), sizes)
+    last = graph.node("sub", (end, graph.const(1)), kind="int", dims=())
     below = graph.node("minimum", (place, last), kind="int", dims=place.dims)
     return graph.node("maximum", (below, graph.const(0)), kind="int", dims=place.dims)

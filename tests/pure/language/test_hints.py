@@ -150,6 +150,7 @@ FOLLOWED: dict[str, dict[int, str | None]] = {
         8: "  u: float32[P, N]", 9: "  j: int32[...]", 14: "  b = take(t, i, axis=P)", 18: "  f = take(t, i, axis=P)",
         19: "  g = take(u, i, axis=P)", 20: "  h = take(t, j, axis=P)", 22: "  l = take(log_softmax(x, axis=N), i, axis=N)",
         23: "  m = sum(where(index(P) == i, cumsum(t, axis=P), 0), axis=P)", 24: "  n = take(t, i, axis=P)",
+        26: "  p = unsort(2 * x, argsort(argsort(x, axis=N), axis=N), axis=N)",
     },
     "puts": {12: "  c: float32[P, N]", 15: "  a = put(cache, x, i, axis=P)", 16: "  b = put(cache, x, i, axis=P)"},
     "syntax_marks": {8: "  a = x * 2"},

@@ -58,6 +58,14 @@ def test_several_elements_of_a_row_at_selected_places(tmp_path):
     check_gradient_case(op, "interpret", case)
 
 
+def test_an_element_at_a_position_along_two_axes():
+    """As `top_k_index` along both gives positions. One outside is clamped."""
+    x, i = jnp.arange(24.0).reshape(2, 3, 4), jnp.array([[7, -3], [99, 5]], jnp.int32)
+    arrays = "x: float32[B, H, N]; i: int32[B, K=2]", "y: float32[B, K=2]"
+    op = make_jnp_op(spec_text(*arrays, "y = take(x, i, axis=(H, N)) - take(2 * x, i, axis=(H, N))", "y = x"))
+    assert op(x, i).tolist() == [[-7, 0], [-23, -17]]
+
+
 @pytest.mark.parametrize("chain", ["take(x > 0, i, axis=N)", "take(x * 2, i, axis=...)"])
 def test_what_a_computed_row_does_not_give(chain):
     with pytest.raises(Exception, match="'take'"):

@@ -46,9 +46,7 @@ def make_jnp_op(text: str):
     spec, plan = made.spec, made.plan
     leaves = {access_key(plan, a): a.name for a in plan.loads} | {("param", p.name): p.name for p in spec.params}
     types = {d: f"jnp.{d}" for d in DTYPES} | {t: t for t, _ in spec.types}
-    dialect = emit.Dialect(
-        "jnp", leaves, "compute", "jnp.int32", types, like=plan.loads[0].name, order=plan.order
-    )  # fmt: skip
+    dialect = emit.Dialect("jnp", leaves, "compute", "jnp.int32", types, order=plan.order)
     stores = {(a.array.name, a.part): a.name for a in plan.stores if a.array}
     targets = {(s.name, s.part): stores.get((s.name, s.part), s.name) for s in made.statements}
     body = emit.emit(made.statements, targets, dialect)

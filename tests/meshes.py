@@ -21,7 +21,7 @@ from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from codegen.runtime.sharding import shards
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values
+from codegen.runtime.xla.evaluate import Within, evaluate, evaluate_outputs, leaf_values
 
 P = PartitionSpec
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
@@ -124,7 +124,7 @@ def tiles_stand_in(op, key, operands, firsts):
     outputs = evaluate_outputs(chain, stores, arrays, params, axes, key.types, known, "float32")
     made = {s.name: s.value for s in tile.statements}
     leaves = leaf_values(chain, {leaf_key(n) for n in topological(made.values())}, arrays, params, axes, "float32")
-    folded = evaluate([made[f.value] for f in tile.folds], leaves, known, "float32", "int32", dict(key.types.variables))
+    folded = evaluate([made[f.value] for f in tile.folds], leaves, known, "float32", Within(chain, axes, key.types))
     extents = [int(np.prod(axes.shape(names))) for names in (tile.batch, tile.rows, (tile.column,))]
     parts = []
     for fold, value in zip(tile.folds, folded, strict=True):

@@ -48,7 +48,7 @@ class Dialect:
     approx: str = "False"
     exact: bool = False
     fast: bool = False
-    like: str = ""  # a vector of the compute type, for constants that need one
+    like: str = ""  # cute: a vector of the compute type, for constants that need one
     order: tuple[str, ...] = ()  # jnp: the axes of every operand that is not a scalar
     columns: tuple[str, ...] = ()  # the axes along a vector, where other axes make a row
     unusual: frozenset[str] = frozenset()  # cute: names of types that are rounded to by functions of their own
@@ -188,7 +188,7 @@ class _Emitter:
             text = self.text[id(value)]
             if text != name:
                 if value.is_const:
-                    text = self.constant_output(value)
+                    text = self.constant_vector(value)
                 self.out.append(f"{name} = {text}")
                 if value.is_const or self.is_leaf(value):
                     self.aliases.add(name)
@@ -379,18 +379,13 @@ class _Emitter:
         text = self.text[id(node)]
         return text if binding == ATOM else parenthesised(text, self.binding[id(node)], binding, place)
 
-    def constant_output(self, node: Node) -> str:
-        """The text of a constant output, which jnp broadcasts to its shape later."""
-        if self.dialect.name == "jnp":
-            return self.typed_constant(node, node.kind)
-        return self.constant_vector(node)
-
     def typed_constant(self, node: Node, kind: str) -> str:
         return f"jnp.asarray({constant(node)}, {self.typed(kind)})"
 
     def constant_vector(self, node: Node) -> str:
+        """The text of a constant where a number does not do: in jnp a scalar, which broadcasts."""
         if self.dialect.name == "jnp":
-            return f"jnp.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
+            return self.typed_constant(node, node.kind)
         return f"cute.full_like({self.dialect.like}, {constant(node)}, {self.typed(node.kind)})"
 
     def typed(self, kind: str) -> str:

@@ -287,7 +287,7 @@ class Context:
         floating = "compute" if self.wide else "jnp.float32"
         integer = "jnp.int64" if self.integer == "Int64" else "jnp.int32"
         dialect = emit.Dialect(
-            "jnp", self.leaves(), floating, integer, types, like=self.like(), order=self.plan.order, rounding=self.rounding,
+            "jnp", self.leaves(), floating, integer, types, order=self.plan.order, rounding=self.rounding,
             tables={a.name: a.array.axes for a in self.plan.loads if a.mode == "table" and a.array is not None},
         )  # fmt: skip
         lines = emit.emit(self.statements, self.target_names(), dialect)

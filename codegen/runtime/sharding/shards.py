@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import ROWS, Node, topological
+from codegen.graph.nodes import ROWS, Node, lost_axes, topological
 from codegen.graph.online import TIES
-from codegen.plan.access import Access, access_key
+from codegen.graph.ops import REDUCTIONS
+from codegen.plan.access import Access, Plan, access_key
 from codegen.plan.op import Op as PlannedOp
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
@@ -27,7 +28,7 @@ from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import evaluate, evaluate_outputs, leaf_values, wide
+from codegen.runtime.xla.evaluate import Within, evaluate, evaluate_outputs, leaf_values, wide
 from codegen.spec.spec import Array
 
 Shards = Mapping[str, tuple[str, ...]]  # from a factor (`partition.factors`) to the mesh axes that shard it
@@ -109,12 +110,11 @@ def known_in_jnp(
     nodes = list(topological(roots))
     known = asked(op, nodes, arrays, axes, compute, split)
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
-    leaves = leaf_values(op, needed, arrays, params, axes, compute)
-    statistics = {id(s.node): s for s in (*plan.rows, *plan.inner, *plan.columns)}
+    leaves, within = leaf_values(op, needed, arrays, params, axes, compute), Within(op, axes, types)
     for node in nodes:  # each after its arguments
-        if (statistic := statistics.get(id(node))) is not None:
-            (value,) = evaluate([statistic.operand], leaves, known, compute, spec.integer, dict(types.variables))
-            known[id(node)] = _whole(plan, statistic, _folded_apart(plan, statistic, value, axes), axes, split)  # type: ignore[arg-type]
+        if node.op in REDUCTIONS:
+            (value,) = evaluate([node.args[0]], leaves, known, compute, within)
+            known[id(node)] = _whole(plan, node, _folded_apart(plan, node, value, axes), axes, split)
     return known
 
 
@@ -154,14 +154,14 @@ def _picked(
     return known
 
 
-def _folded_apart(plan: Reduction, statistic: Statistic, value: jax.Array, axes: arguments.Axes) -> jax.Array:
-    """The elements that a statistic reduces, as partial results: (parts, remaining axes)."""
-    lost = statistic.axes
-    value = jnp.broadcast_to(value, by_position.with_every_axis(plan.order, (*statistic.node.dims, *lost), axes))
+def _folded_apart(plan: Plan, reduction: Node, value: jax.Array, axes: arguments.Axes) -> jax.Array:
+    """The elements that a reduction takes, as partial results: (parts, remaining axes)."""
+    lost = lost_axes(reduction)
+    value = jnp.broadcast_to(value, by_position.with_every_axis(plan.order, (*reduction.dims, *lost), axes))
     owners = [axis for axis in plan.order for _ in axes.shape((axis,))]
     places = [place for place, axis in enumerate(owners) if axis in lost]
     value = jnp.moveaxis(value, places, range(len(places)))
-    value = value.astype(jnp.int32) if statistic.kind == "bool" else value
+    value = value.astype(jnp.int32) if reduction.kind == "bool" else value
     count = len(places)
     return value.reshape(math.prod(value.shape[:count]), math.prod(value.shape[count:]))
 
@@ -182,7 +182,7 @@ def finished(
                 for s, own in zip(plan.columns, results[len(outputs) :], strict=False)
             }
             for statistic in plan.columns:  # each after the maximum that it follows
-                known[id(statistic.node)] = _whole(plan, statistic, _below(statistic, parts, known), axes, split)
+                known[id(statistic.node)] = _whole(plan, statistic.node, _below(statistic, parts, known), axes, split)
             late = [a for a in spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
             stores = [a for a in plan.stores if a.array in late]
             params = op.parameters(key, operands)
@@ -228,13 +228,13 @@ def rescaled(sums: jax.Array, maxima: jax.Array, largest: jax.Array, power: str,
     return jnp.where(nothing, 0, sums * jnp.where(maxima == largest, 1, factor))
 
 
-def _whole(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:
-    """A statistic, from its partial results on all shards, with every axis."""
-    shape = by_position.with_every_axis(plan.order, statistic.node.dims, axes)
-    whole = fold(statistic.op, parts, split.across(statistic.axes)).reshape(shape)
-    if statistic.op == "mean":
-        whole = mean(whole, split.axes, statistic.axes)
-    return whole.astype(bool) if statistic.kind == "bool" else whole
+def _whole(plan: Plan, reduction: Node, parts: jax.Array, axes: arguments.Axes, split: Split) -> jax.Array:
+    """The result of a reduction, from its partial results on all shards, with every axis."""
+    shape, lost = by_position.with_every_axis(plan.order, reduction.dims, axes), lost_axes(reduction)
+    whole = fold(reduction.op, parts, split.across(lost)).reshape(shape)
+    if reduction.op == "mean":
+        whole = mean(whole, split.axes, lost)
+    return whole.astype(bool) if reduction.kind == "bool" else whole
 
 
 def _of_axes(plan: Reduction, statistic: Statistic, parts: jax.Array, axes: arguments.Axes) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Evaluates a chain's nodes in jnp, one by one: for the steps after a reduction over several devices."""
+"""Evaluates a chain's nodes in jnp, one by one: on one shard of arrays, and for the steps after a reduction over several devices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import Node, lost_axes, topological
-from codegen.graph.ops import OPS, REDUCTIONS
+from codegen.graph.nodes import Node, Selected, along_of, lost_axes, topological
+from codegen.graph.ops import NUCLEUS, OPS, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.formula.products import type_of
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op
 from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.cast import cast
-from codegen.runtime.xla import by_position, random, scales, scatter, slopes
+from codegen.runtime.xla import by_position, random, scales, scatter, selections, slopes
 from codegen.runtime.xla.products import sum_of_products
+from codegen.runtime.xla.scans import scanned
 from codegen.spec.spec import Array, Spec
 
 _NAMES = {"jax": jax, "jnp": jnp, "runtime": SimpleNamespace(**vars(slopes) | vars(scales) | vars(random))}
@@ -98,8 +99,7 @@ def evaluate_outputs(
     roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
     needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
     leaves = leaf_values(op, needed, arrays, params, axes, compute)
-    within = Within(op, axes, types) if plan.kind == "attention" else None
-    made = evaluate(roots, leaves, known, compute, op.spec.integer, dict(types.variables), within)
+    made = evaluate(roots, leaves, known, compute, Within(op, axes, types))
     return scatter.stored(plan, stores, made, arrays, axes, types)
 
 
@@ -162,6 +162,20 @@ class Within:
         function = getattr(jnp, REDUCTIONS[node.op][2].removeprefix("jnp."))
         return function(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)
 
+    def scan(self, node: Node, *operands: jax.Array) -> jax.Array:
+        along = along_of(node)
+        (axis,) = self.of((along.axis,))
+        return scanned(node.op, axis, along.reverse, along.before, *operands)
+
+    def selection(self, node: Node, how: Selected, *operands: jax.Array) -> jax.Array:
+        """A selection along axes that then have size 1, or a sort."""
+        axes, function = self.of(how.axes), getattr(selections, node.op.removeprefix("_"))
+        axis = axes[0] if len(axes) == 1 else axes
+        if how.sorts or node.op == NUCLEUS:
+            return function(*operands, axis=axis)
+        count = (how.count,) if node.op in SELECTIONS else ()
+        return function(*operands, *count, axis=axis, into=self.of((how.into,))[0])
+
     def product(self, node: Node, left: jax.Array, right: jax.Array) -> jax.Array:
         """The product of two factors in their own types, summed in the compute type."""
         arrays = {a.name: a for a in self.op.spec.arrays}
@@ -193,13 +207,12 @@ def evaluate(
     leaves: Mapping[tuple[Any, ...], Any],
     given: Mapping[int, jax.Array],
     compute: str,
-    integer: str,
-    types: Mapping[str, str],
-    within: Within | None = None,
+    within: Within,
 ) -> list[jax.Array]:
     """The values of `roots`. `leaves` holds the values that they read, by `leaf_key`, and `given` the known nodes, by identity.
-    Floats are computed in `compute`, integers in `integer`. `types` binds type variables for `cast`. Reductions and products
-    are computed `within` the arrays of an op."""
+    Floats are computed in `compute`. Reductions and products are computed here in attention only; elsewhere they are known."""
+    integer, types = within.op.spec.integer, dict(within.types.variables)
+    attention = within.op.plan.kind == "attention"
     typed = {"float": compute, "int": integer, "bool": "bool"}
     values: dict[int, Any] = dict(given)
 
@@ -217,9 +230,13 @@ def evaluate(
             return args[0].astype(compute)
         if node.op == "cast":
             return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(typed[node.kind])
-        if node.op in REDUCTIONS and within is not None:
+        if node.op in SCANS:
+            return within.scan(node, *args)
+        if isinstance(node.attr, Selected):
+            return within.selection(node, node.attr, *args).astype(typed[node.kind])
+        if node.op in REDUCTIONS and attention:
             return within.reduced(node, args[0])
-        if node.op == "contract" and within is not None:
+        if node.op == "contract" and attention:
             return within.product(node, *args)
         return _FUNCTIONS[node.op](*args, floating=compute, integer=integer)
 

@@ -120,3 +120,20 @@ def test_sums_of_scans_along_an_axis_that_is_sharded(tmp_path):
     got, shards = on_shards(op, (x,), [P("b", None, "a")])
     assert op.plan.across and shards == {"B": ("b",), "N": ("a",)}
     assert_close(got, op.reference(x))
+
+
+@pytest.mark.parametrize(
+    ("chain", "output", "reference"),
+    [
+        ("cumsum(x, axis=N) * index(B)", "B, S, N", "jnp.cumsum(x, 2) * jnp.arange(8.0)[:, None, None]"),
+        ("sum(top_k(x, K=2, axis=N), axis=K) / size(B)", "B, S", "jnp.sum(jnp.sort(x, 2)[..., -2:], 2) / 8"),
+    ],
+    ids=["scanned", "selected"],
+)
+def test_what_is_scanned_or_selected_where_a_shard_is_computed_in_jnp(chain, output, reference, tmp_path):
+    """The chain has the positions or the size of an axis that is sharded. That of the scan or selection is not."""
+    text = spec_text("x: float32[B, S, N]", f"y: float32[{output}]", f"y = {chain}", f"y = {reference}")
+    op, x = make_op(tmp_path, text), normal(8, 2, 16)
+    got, shards = on_shards(op, (x,), [P("a", "b")])
+    assert shards == {"B": ("a",), "S": ("b",)}
+    assert_close(got, op.reference(x))

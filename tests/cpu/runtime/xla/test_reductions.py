@@ -86,6 +86,12 @@ def test_blocks_of_a_split_axis():
     agree(tuple(op(x, implementation="xla")), (x.reshape(3, 3, 4) / scale[..., None]).reshape(3, 12), scale)
 
 
+def test_a_rounded_constant_is_a_scalar():
+    """It does not give a row's result the row's columns."""
+    op, x = made("x: float32[..., N]", "y: float32[...]", "y = sum(x, axis=N) * cast(0.1, bfloat16)"), normal(3, 4)
+    agree(op(x, implementation="xla"), x.sum(-1) * 0.100097656)
+
+
 def test_positions_parts_and_defaults():
     op = made("x: float32[..., N]; i: int32[...]", "y: float32[...]", "y = sum(where(index(N) == i, x, 0), axis=N)")
     x = normal(2, 3, 5)

@@ -30,7 +30,7 @@ def unexpected(op: Op, variant: Variant, arch: str, compiled: Compiled) -> list[
         name = access.array.name
         widths = found[name].stores if access in op.plan.stores else found[name].loads
         if not planned.has(access, widths):
-            whole = planned.whole(name)
+            whole = planned.whole(access)
             problems.append(f"{access.mode} {name} is accessed {widths} bytes at a time; a whole vector has {whole}")
     if compiled.spills and not has_reason_to_spill(op, variant, arch, compiled):
         problems.append(f"{compiled.spills} bytes of spills, {compiled.stack} of a stack")
@@ -67,7 +67,9 @@ class Planned:
         self.sizes = {a.name: DTYPES[variant.types.dtype(a)].bits / 8 for a in op.spec.arrays}
         columns = {id(s.node) for s in op.plan.columns}
         self.folded = {s.name for s in op.statements if any(id(n) in columns for n in topological([s.value]))}
-        self.most = 32 if int(arch[3:].rstrip("a")) >= 100 else 16  # the width of one instruction on the architecture
+        # The width of one instruction on the architecture; loads with a condition of their own, as of a middle axis, have 16 bytes
+        self.most_stored = 32 if int(arch[3:].rstrip("a")) >= 100 else 16
+        self.most_loaded = 16 if op.plan.kind == "middle" else self.most_stored
         how = launch_of(op, variant, arch)
         self.by_runs, self.vectors = getattr(how, "by_runs", False), getattr(how, "vec", 1) > 1
         own = {a.name for a, _ in op.plan.full if op.plan.kind != "row" or variant.ragged or op.plan.order[0] in a.axes}
@@ -84,10 +86,19 @@ class Planned:
         # Rows in shared memory are whole vectors there; the places of a middle axis and the lanes that scan say how many are neighbours
         if (self.by_runs and self.vectors) or op.plan.kind in ("middle", "selection") or getattr(how, "apart", False):
             self.vec = how.vec
+        # A kernel that computes the rows' statistics before has vectors of its own
+        first = None if getattr(how, "whole", True) else op.plan.first
+        self.before = {} if first is None else {a.array: how.first.vec for a in first.loads}
 
-    def whole(self, name: str) -> float:
-        """The bytes of an array's whole vector."""
-        return min(self.most, self.sizes[name] * self.together.get(name, 1) * self.vec)
+    def whole(self, access: Access, vec: int | None = None) -> float:
+        """The bytes of an array's whole vector, in one instruction."""
+        name, most = access.array.name, self.most_loaded if access in self.plan.loads else self.most_stored
+        return min(most, self.sizes[name] * self.together.get(name, 1) * (vec or self.vec))
+
+    def wholes(self, access: Access) -> tuple[float, ...]:
+        """The same in each kernel that reads the array, the widest first."""
+        before = self.before.get(access.array) if access in self.plan.loads else None
+        return tuple(sorted({self.whole(access), self.whole(access, before)}, reverse=True))
 
     def has(self, access: Access, widths: tuple[int, ...]) -> bool:
         """Whether an array is accessed as planned, with these widths, the most frequent first."""
@@ -96,9 +107,9 @@ class Planned:
         if self.by_runs and access.mode == "flat" and name not in self.folded:
             # rows of their own in whole vectors and the ends of runs; what rows share in single columns, or, where vectors begin
             # with the row, in whole vectors and the row's end
-            shared = self.vectors and widths == tuple(dict.fromkeys((self.whole(name), size)))
+            shared = self.vectors and widths == tuple(dict.fromkeys((*self.wholes(access), size)))
             return widths[:1] == (16,) if plan.of_row(access) else widths == (size,) or shared
-        if plan.columns and loads and not plan.of_row(access) and widths in ((size,), (self.whole(name), size)):
+        if plan.columns and loads and not plan.of_row(access) and widths in ((size,), (self.whole(access), size)):
             return True  # read by the finishing kernel, one column a thread, and perhaps by the first one in vectors
         if name in self.folded:
             # written by the finishing kernel, one column a thread; parts that are neighbours may be stored together
@@ -109,22 +120,22 @@ class Planned:
             # a row in whole vectors, and elements that are read again; what is selected one element a thread, and a row of it
             # where it has another order
             row = set(plan.groups[-1].axes) <= set(access.array.axes)
-            return (row and widths[:1] == (self.whole(name),)) or (
+            return (row and widths[:1] == (self.whole(access),)) or (
                 widths == (size,) and not (row and loads and self.reads_rows)
             )
         modes = {a.mode for a in plan.loads if a.array == access.array}
         if plan.kind != "elementwise" and len(modes) > 1 and loads:
             # along the row in vectors, or one element at its own place
-            return widths == tuple(dict.fromkeys((self.whole(name), size)))
+            return widths == tuple(dict.fromkeys((self.whole(access), size)))
         if self.ragged:
             return self.has_where_ragged(access, widths)
         if access.mode in ("flat", "tile", "turned"):
-            return widths == (self.whole(name),)
+            return widths == self.wholes(access)
         return access.array.parts is not None or widths == (size,)
 
     def has_where_ragged(self, access: Access, widths: tuple[int, ...]) -> bool:
         plan, name = self.plan, access.array.name
-        size, whole = self.sizes[name], self.whole(name)
+        size, whole = self.sizes[name], self.whole(access)
         rows = plan.kind != "elementwise"
         if access.mode == "flat" and rows and access.tokens[-1:] == ("parts",) and plan.columns:
             return widths[-1:] == (size,)  # interleaved parts with rows at any offset, element by element

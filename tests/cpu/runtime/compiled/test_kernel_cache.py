@@ -282,8 +282,8 @@ def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
     assert key(attention) != key(replace(attention, converted=("k", "v")))
     records = tuple(kernels._records(walk))
     assert records == (shared.Walk, shared.RowLaunch)
-    assert shared.__file__ in kernels._sources(faulty_kernels.double, records)[0]
-    assert shared.__file__ not in kernels._sources(faulty_kernels.double)[0]
+    assert shared.rows.__file__ in kernels._sources(faulty_kernels.double, records)[0]
+    assert shared.rows.__file__ not in kernels._sources(faulty_kernels.double)[0]
     assert key(replace(row, vec=object())) is None  # nothing distinguishes it from others
 
 

@@ -2,17 +2,12 @@
 formulas give.
 
 In reading order:
-  draw          random calls
-  testing       the tests that a build writes: values, gradients
-  expected      the reference's result of a call, and its allowed error
-  errorbound    running error analysis of a chain, element by element
-  bounds        its records and constants
-  intervals     how far a function moves within an interval
-  productbound  errors of matrix products
-  scanbound     errors of scans
-  twins         the operations in NumPy
-  rounding      random rounding errors, for gradients
-  gradients     gradients compared with those of the reference
-  agreement     the comparison, and its report
-  verify        `codegen verify`
+  draw       random calls
+  testing    the tests that a build writes: values, gradients
+  expected   the reference's result of a call, and its allowed error
+  bounds/    running error analysis of a chain, element by element
+  rounding   random rounding errors, for gradients
+  gradients  gradients compared with those of the reference
+  agreement  the comparison, and its report
+  verify     `codegen verify`
 """

@@ -10,9 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from codegen.checking.bounds import Bound
+from codegen.checking.bounds.records import Bound
+from codegen.checking.bounds.twins import stored, ulp
 from codegen.checking.draw import Case
-from codegen.checking.twins import stored, ulp
 from codegen.graph.nodes import DTYPES
 
 TIGHT = 4.0  # ulps: in a chain with a wider bound, the chain itself magnifies rounding

@@ -18,7 +18,7 @@ import numpy as np
 
 from codegen import extras
 from codegen.autodiff.backward import Derived
-from codegen.checking.twins import stored
+from codegen.checking.bounds.twins import stored
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES, ROWS, least_sizes
 from codegen.plan.access import Plan

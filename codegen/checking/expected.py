@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.checking.agreement import BrokenReference, EmptyCall
-from codegen.checking.bounds import Bound, Terms, depth
+from codegen.checking.bounds.analysis import Analysis, dimensions_of
+from codegen.checking.bounds.records import Arithmetic, Bound, Terms, depth
 from codegen.checking.draw import Case
-from codegen.checking.errorbound import Analysis
 from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.graph.precision import deciding_types, is_narrow
 from codegen.plan.access import Access, access_key
@@ -177,9 +177,11 @@ def error_bounds(op: AnyOp, case: Case, args: list[Any], by_xla: bool = False) -
     )
     wide = any(case.types.dtype(a) == "float64" for a in spec.inputs if a.name not in case.absent)
     narrow = approximate_nodes(op, case.types, factors)
-    analysis = Analysis("float64" if wide else "float32", spec.math == "fast", narrow, dict(case.types.variables),
-                        plan.order, len(case.axes.rows), {a.name: case.types.dtype(a) for a in spec.inputs},
-                        functools.partial(lost_terms, spec.math, on_gpu()), spec.integer, by_xla)  # fmt: skip
+    how = Arithmetic("float64" if wide else "float32", spec.math == "fast", spec.integer, by_xla)
+    dtypes = {a.name: case.types.dtype(a) for a in spec.inputs}
+    lost = functools.partial(lost_terms, spec.math, on_gpu())
+    dimensions = dimensions_of(plan.order, len(case.axes.rows))
+    analysis = Analysis(how, dimensions, narrow, dict(case.types.variables), dtypes, lost)
     leaves |= {("param", name): np.asarray(value) for name, value in case.params}
     for access in plan.loads:
         if access.array is None or op.spec.kind(access.array) != "float":
@@ -229,7 +231,7 @@ def _of_output(
                 base = table if pick == "value" else np.zeros(table.shape)
                 if pick == "error" and op.spec.kind(array) == "float":
                     size = np.abs(np.nan_to_num(table.astype("float64")))
-                    base = np.where(size < analysis.tiny, size, 0)
+                    base = np.where(size < analysis.how.tiny, size, 0)
                 there = {**arrays, put.into: base.astype(parts[None].dtype)}
                 # A comparison of any may be uncertain
                 how = "max" if put.how != "set" and pick != "value" else put.how
@@ -259,11 +261,13 @@ def _of_sums(
         none = np.zeros(table.shape)
         most = summed(np.ones(x.shape), none).max(initial=0)
         bound = (
-            summed(error, none) + depth(most + 1) * analysis.unit * summed(largest, own) + (most + 1) * analysis.tiny
+            summed(error, none)
+            + depth(most + 1) * analysis.how.unit * summed(largest, own)
+            + (most + 1) * analysis.how.tiny
         )
         positive = summed(np.where(x > 0, largest, 0), np.where(table > 0, own, 0))
         negative = summed(np.where(x < 0, largest, 0), np.where(table < 0, own, 0))
-        beyond = np.maximum(positive, negative) > analysis.top
+        beyond = np.maximum(positive, negative) > analysis.how.top
         spilled = summed(overflow.astype("float64"), none, "max") > 0
         doubt = summed(np.broadcast_to(added.doubt, x.shape).astype("float64"), none, "max") > 0
         return Bound(summed(x, table), np.where(beyond, np.inf, bound), spilled | beyond, doubt)

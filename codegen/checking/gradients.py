@@ -15,11 +15,11 @@ import numpy as np
 from codegen.autodiff.backward import Derived
 from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, same
-from codegen.checking.bounds import FAST
+from codegen.checking.bounds.records import FAST
+from codegen.checking.bounds.twins import stored
 from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import demand_shapes, of_reference, shapes_of_outputs
 from codegen.checking.rounding import UNIT, rounded_apart
-from codegen.checking.twins import stored
 from codegen.graph.nodes import DTYPES, nodes_of
 from codegen.plan.op import attention_in, products_in
 from codegen.runtime.compiled.platform import on_gpu

@@ -1,7 +1,7 @@
 """Property tests of a generated op: every implementation against the spec's reference.
 
 The expected value is the reference in float64, rounded as the op stores its results. The allowed interval around it is the
-error bound of the chain in float32 arithmetic (`errorbound.py`), rounded to the output's type.
+error bound of the chain in float32 arithmetic (`bounds`), rounded to the output's type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from codegen import extras
 from codegen.checking import draw
 from codegen.checking.agreement import BrokenReference, Disagreement, EmptyCall, Report, Result, compare
-from codegen.checking.bounds import BY_EXP
+from codegen.checking.bounds.records import BY_EXP
 from codegen.checking.draw import Case, walking_far
 from codegen.checking.expected import cpu_options, error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from codegen.checking.agreement import Disagreement, Report
-from codegen.checking.errorbound import Analysis
+from codegen.checking.bounds.analysis import Analysis, dimensions_of
+from codegen.checking.bounds.records import Arithmetic
 from codegen.checking.testing import Case, Types, check_case, check_op
 from codegen.checking.verify import as_row, verify
 from codegen.graph.nodes import Leaf
@@ -34,7 +35,7 @@ def test_a_value_is_its_own_extreme_where_no_other_may_be(row, extreme, op):
     chain = f"z = x * 3 + 1; y = z {relation} {extreme}(z, axis=N); t = {extreme}(z, axis=N) == z"
     made = read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: bool[..., N]; t: bool[..., N]", chain))
     x = np.array([row]) * (1 if extreme == "max" else -1)
-    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    analysis = Analysis(Arithmetic(), dimensions_of(made.plan.order, 1))
     bounds = analysis.statements(made.statements, {("input", Leaf("x")): x})
     for bound in (bounds["y", None], bounds["t", None]):
         assert bound.error.any() == (RIVALS[row] == "open")
@@ -51,7 +52,7 @@ def test_an_equality_is_uncertain_within_the_errors(op):
     """In float32, tanh(-10) is -1, and in float64 it is not. The number itself need not be an end of the interval."""
     made = read_op("specs/made.yaml", spec_text("x: float32[N]", "y: bool[N]", f"y = tanh(x) {op} -1"))
     x = np.array([-30.0, -10.0, -3.0, np.nan])
-    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    analysis = Analysis(Arithmetic(), dimensions_of(made.plan.order, 1))
     bound = analysis.statements(made.statements, {("input", Leaf("x")): x})["y", None]
     np.testing.assert_array_equal(bound.error, [1, 1, 0, 0])
 
@@ -62,7 +63,7 @@ def test_integers_wrap_in_the_bounds_too():
         "specs/made.yaml",
         spec_text("x: int32[N]", "y: int32[N]; z: float32[N]", "y = x + x; z = tanh(cast(x + x, uint16))"),
     )
-    analysis = Analysis("float32", False, (), {}, made.plan.order, 1)
+    analysis = Analysis(Arithmetic(), dimensions_of(made.plan.order, 1))
     bounds = analysis.statements(made.statements, {("input", Leaf("x")): np.array([1 - 2**31, 3])})
     np.testing.assert_array_equal(bounds["y", None].value, [2, 6])
     np.testing.assert_allclose(bounds["z", None].value, np.tanh([2.0, 6.0]))

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
+from codegen.checking.bounds.intervals import distance, reach
+from codegen.checking.bounds.twins import FUNCTIONS
 from codegen.checking.expected import error_bounds
-from codegen.checking.intervals import distance, reach
 from codegen.checking.testing import Case, Types, check_case
-from codegen.checking.twins import FUNCTIONS
 from tests.making import make_jnp_op, make_op, spec_text
 
 ONE = [

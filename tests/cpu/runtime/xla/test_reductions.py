@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.checking import draw, testing
-from codegen.checking.bounds import depth
-from codegen.checking.errorbound import Analysis
+from codegen.checking.bounds.analysis import Analysis, dimensions_of
+from codegen.checking.bounds.records import Arithmetic, depth
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
 from tests.making import make_jnp_op, make_op, spec_text
@@ -171,7 +171,7 @@ def bound_of(reduction: str, x: np.ndarray, error: float = 0.0):
     chain = f"y = {reduction}(x, axis=N)"
     op = read_op("specs/made.yaml", spec_text(f"x: {kind}[..., N]", f"y: {kind}[...]", chain))
     (statement,) = op.statements
-    analysis = Analysis("float32", False, (), {}, op.plan.order, x.ndim - 1)
+    analysis = Analysis(Arithmetic(), dimensions_of(op.plan.order, x.ndim - 1))
     leaf = statement.value.args[0]
     bound = analysis.statements(op.statements, {("input", leaf.attr): x})[("y", None)]
     if error:
@@ -264,7 +264,7 @@ def test_a_bool_is_uncertain_only_where_it_can_change():
     chain = "y = any(x > 1, axis=N); z = all(x > 1, axis=N)"
     op = read_op("specs/made.yaml", spec_text("x: float32[..., N]", "y: bool[...]; z: bool[...]", chain))
     x = np.array([[1.0, 0.0], [1.0, 2.0], [2.0, 2.0], [0.0, 0.0]])
-    analysis = Analysis("float32", False, (), {}, op.plan.order, 1)
+    analysis = Analysis(Arithmetic(), dimensions_of(op.plan.order, 1))
     bound = type(bound_of("sum", x))
     arg = bound(x > 1, (x == 1).astype(float), np.zeros(x.shape, bool))
     found = [analysis.node(s.value, [arg], {}) for s in op.statements]
@@ -274,7 +274,7 @@ def test_a_bool_is_uncertain_only_where_it_can_change():
 
 def test_a_product_of_uncertain_values_is_off_by_both_at_once():
     op = read_op("specs/made.yaml", spec_text("x: float32[N]; y: float32[N]", "z: float32[N]", "z = x * y"))
-    analysis = Analysis("float32", False, (), {}, op.plan.order, 0)
+    analysis = Analysis(Arithmetic(), dimensions_of(op.plan.order, 0))
     no = np.zeros(2, bool)
     args = [type(bound_of("sum", np.ones((1, 1))))(np.array([1.0, -3.0]), np.array([10.0, 0.0]), no) for _ in range(2)]
     (statement,) = op.statements

@@ -1,8 +1,9 @@
-"""The records that running error analysis (`errorbound.py`) keeps of a value, a matrix product and a comparison; the errors that it
-allows."""
+"""The records that running error analysis (`analysis.py`) keeps of a value, a matrix product and a comparison; how a chain's numbers are
+computed, and the errors that this allows."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -44,6 +45,46 @@ def depth(count: int) -> float:
 
 def nowhere() -> np.ndarray:
     return np.zeros((), bool)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a chain's numbers are computed: floats in `compute`, "float32" or "float64", integers in `integer`; whether all functions may
+    be the hardware's approximations (`fast`); whether XLA computes the chain."""
+
+    compute: str = "float32"
+    fast: bool = False
+    integer: str = "int32"
+    by_xla: bool = False
+
+    @functools.cached_property
+    def unit(self) -> float:
+        """The unit roundoff: half the distance between 1 and the next number."""
+        return float(np.finfo(self.compute).eps) / 2
+
+    @functools.cached_property
+    def tiny(self) -> float:
+        """The smallest normal number."""
+        return float(np.finfo(self.compute).smallest_normal)
+
+    @functools.cached_property
+    def top(self) -> float:
+        """The largest number."""
+        return float(np.finfo(self.compute).max)
+
+    @property
+    def function(self) -> float:
+        """The relative error of a function that no standard rounds correctly."""
+        return (FAST if self.fast else FUNCTION) * self._scale
+
+    @property
+    def approximate(self) -> float:
+        """The relative error of a function where approximations are allowed."""
+        return (FAST if self.fast else NARROW) * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return self.unit / (float(np.finfo(np.float32).eps) / 2)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Bounds the error of a scan: part of the running error analysis in `errorbound.py`.
+"""Bounds the error of a scan: part of running error analysis (`analysis.py`).
 
 A state h_t = a_t h_(t-1) + b_t may be computed in any association. M_t = |a_t| M_(t-1) + |b_t| bounds every partial result that
 ends at t. An operand's error reaches a state as it does in the recurrence. Each of the at most t + 8 combinations on its way rounds
@@ -13,29 +13,20 @@ the largest term, and each of the at most t + 8 combinations adds that of an exp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
+from codegen.checking.bounds.records import Arithmetic
 from codegen.graph.nodes import Node, along_of
 
 EXTRA = 8  # more combinations, between threads and between tiles
-
-
-class Units(Protocol):
-    """The compute type: half an ulp of 1, the relative error of a function, the smallest normal number, the largest number."""
-
-    unit: float
-    function: float
-    tiny: float
-    top: float
 
 
 Values = tuple[np.ndarray, np.ndarray]  # and their errors
 
 
 def scanned(
-    node: Node, args: Sequence[Values], dimension: int, units: Units
+    node: Node, args: Sequence[Values], dimension: int, how: Arithmetic
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The states, their errors, and where float32 overflows on the way. `dimension` is the scanned one."""
     along = along_of(node)
@@ -50,7 +41,7 @@ def scanned(
     one, zero = np.ones(()), np.zeros(())
     operands = [(ordered(value), ordered(error)) for value, error in args[:2]]
     if node.op in ("cummax", "cumlogsumexp"):
-        found = _maxima(*operands[0]) if node.op == "cummax" else _exponentials(*operands[0], units)
+        found = _maxima(*operands[0]) if node.op == "cummax" else _exponentials(*operands[0], how)
         start: Values = (-np.inf * one, zero)
     else:
         none = (ordered(zero), ordered(zero))
@@ -61,7 +52,7 @@ def scanned(
             a, b, start = (ordered(one), ordered(zero)), operands[0], (zero, zero)
         else:
             a, b, start = operands[0], none, (one, zero)
-        found = _linear(a, b, start, units)
+        found = _linear(a, b, start, how)
     states, errors, beyond = found
     if along.before:
         first = (start[0], start[1], np.zeros((), bool))
@@ -75,7 +66,7 @@ def scanned(
     return back(states), np.where(back(beyond), np.inf, back(errors)), back(beyond)
 
 
-def _linear(a: Values, b: Values, start: Values, units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _linear(a: Values, b: Values, start: Values, how: Arithmetic) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     shape = np.broadcast_shapes(a[0].shape, b[0].shape)
     h, error = (np.broadcast_to(x, shape[1:]).astype(np.float64) for x in start)
     size, product, largest, below = np.abs(h), np.ones(shape[1:]), np.abs(h), np.ones(shape[1:])
@@ -89,9 +80,9 @@ def _linear(a: Values, b: Values, start: Values, units: Units) -> tuple[np.ndarr
         below = np.minimum(below, 1) * np.where(np.abs(a[0][t]) == 0, 1, np.abs(a[0][t]))
         h = a[0][t] * h + b[0][t]
         largest = np.maximum(largest, size)
-        lost = lost | ~np.isfinite(size) | (size > units.top) | (product > units.top)
-        flushed = np.where(below < units.tiny, largest * np.maximum(product, 1), 0) + np.maximum(product, 1)
-        own = (2 * (t + 1) + EXTRA) * units.unit * size + (t + 1) * units.tiny * flushed
+        lost = lost | ~np.isfinite(size) | (size > how.top) | (product > how.top)
+        flushed = np.where(below < how.tiny, largest * np.maximum(product, 1), 0) + np.maximum(product, 1)
+        own = (2 * (t + 1) + EXTRA) * how.unit * size + (t + 1) * how.tiny * flushed
         states[t], errors[t], beyond[t] = h, error + own, lost
     return states, errors, beyond
 
@@ -104,12 +95,12 @@ def _maxima(x: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return states, np.where(same | np.isnan(states), 0, reach), np.zeros(x.shape, bool)
 
 
-def _exponentials(x: np.ndarray, error: np.ndarray, units: Units) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _exponentials(x: np.ndarray, error: np.ndarray, how: Arithmetic) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     states = np.logaddexp.accumulate(x, 0) if x.size else x
     steps = np.arange(1, x.shape[0] + 1).reshape(-1, *(1,) * (x.ndim - 1)) + EXTRA
     size = np.where(np.isfinite(states), np.abs(states), 0)
     # the exponents are differences of values as large as the largest: each is rounded once
     spread = np.maximum.accumulate(np.where(np.isfinite(x), np.abs(x), 0), 0)
-    own = steps * (2 * units.function + units.unit * 2 * spread) + size * 4 * units.unit
+    own = steps * (2 * how.function + how.unit * 2 * spread) + size * 4 * how.unit
     reach = np.maximum.accumulate(error, 0) if x.size else error
-    return states, np.where(np.isfinite(states), reach + own + units.tiny, 0), np.zeros(x.shape, bool)
+    return states, np.where(np.isfinite(states), reach + own + how.tiny, 0), np.zeros(x.shape, bool)

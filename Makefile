@@ -25,7 +25,7 @@ endif
 .PHONY: help setup build demo test check static compat wheel lint types collected current instructions bench docs docs-serve clean anew
 
 help:
-	@echo 'make demo    bias + ReLU from twelve lines of YAML to a result'
+	@echo 'make demo    bias + ReLU from a few lines of YAML to a result'
 	@echo 'make test    every check: lint, types, generated files, tests'
 	@echo 'make check   what takes less than a minute of it: lint, types, generated files, and quick tests without JAX'
 	@echo 'make compat  the tests with the newest libraries, in an environment of its own'
@@ -48,9 +48,12 @@ $(STAMP): pyproject.toml $(ANEW)
 	@$(call install,--editable '.[$(EXTRAS)]')
 	@touch $@
 
+# The path of the checkout may have spaces, which functions of make would split
+in_examples = codegen="$$(realpath $(BIN)/codegen)" && cd examples && "$$codegen"
+
 build: $(STAMP)
 	@$(BIN)/codegen build
-	@cd examples && $(abspath $(BIN))/codegen build
+	@$(in_examples) build
 
 demo: build
 	@$(BIN)/python examples/demo.py
@@ -83,7 +86,7 @@ collected: $(STAMP)
 # Whether the generated files are those of the specs
 current: $(STAMP)
 	$(BIN)/codegen check
-	cd examples && $(abspath $(BIN))/codegen check
+	$(in_examples) check
 
 # With the newest Python here, and the newest libraries that pyproject.toml allows: the tests that need no GPU.
 NEWEST ?= $(shell for v in 3.13 3.12 3.11; do for p in python$$v $(HOME)/.pyenv/versions/$$v.*/bin/python; do \

@@ -26,11 +26,11 @@ _WORD = 60  # characters of a user's word that a message repeats
 
 @dataclass(frozen=True)
 class Span:
-    """A place in a text: 1-based line and column, and how many characters to underline."""
+    """A place in a text: 1-based line and column, and how many characters to underline. Line 0 is the whole file or folder."""
 
     path: str
-    line: int
-    column: int
+    line: int = 0
+    column: int = 0
     length: int = 1
 
 
@@ -61,7 +61,8 @@ class Diagnostic:
 
     def __str__(self) -> str:
         span = self.span
-        lines = [f"{printable(span.path)}:{span.line}:{span.column}: {self.severity}: {printable(self.message)}"]
+        place = f":{span.line}:{span.column}" if span.line else ""
+        lines = [f"{printable(span.path)}{place}: {self.severity}: {printable(self.message)}"]
         if self.source.strip():
             start = span.column - 1
             lead = min(start, len(self.source) - len(self.source.lstrip()))

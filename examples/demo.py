@@ -1,4 +1,4 @@
-"""From twelve lines of YAML to results: bias + ReLU, then SwiGLU rounded to float8, then an error.
+"""From a few lines of YAML to results: bias + ReLU, then SwiGLU rounded to float8, then an error.
 
 Run it with `make demo`. The kernels run on an NVIDIA GPU where there is one; elsewhere they are compiled all the same,
 and what the compiler made is interpreted on the CPU.

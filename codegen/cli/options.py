@@ -61,7 +61,14 @@ class UsageError(Exception):
 
 def print_error(error: Exception) -> None:
     """Print a user's error, or an OSError of a folder, to stderr."""
-    print(error if isinstance(error, SpecError) else f"error: {printable(str(error), keep=chr(10))}", file=sys.stderr)
+    if isinstance(error, SpecError):
+        print(error, file=sys.stderr)
+        return
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:  # Python's own text begins with the error's number
+        paths = " -> ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+        text = f"{paths}: {error.strerror}" if paths else error.strerror
+    print(f"error: {printable(text, keep=chr(10))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,8 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _error(path, "", "", f"cannot read the file: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8 text"
+        raise SpecError([Diagnostic(Span(_shown(path)), f"cannot read the file: {reason}")]) from None
 
 
 def _section(path: Path, text: str) -> Any:

@@ -39,12 +39,12 @@ def find_specs(folder: Path) -> list[Path]:
     """The spec files of a folder, by name. Raises `SpecError` if there are none."""
     if folder.is_file():
         hint = f"--specs takes the folder of specs: --specs {named(folder.parent)}"
-        raise SpecError([Diagnostic(Span(str(folder), 1, 1), "this is a file", hint)])
+        raise SpecError([Diagnostic(Span(str(folder)), "this is a file", hint)])
     found = sorted(path for path in folder.glob("*.yaml") if path.is_file() or not path.exists())
     if not found:
         message = "no spec (*.yaml) in this folder" if folder.is_dir() else "no such folder"
         hint = "name it NAME.yaml, not .yml" if any(folder.glob("*.yml")) else "`codegen new OP` writes a first one"
-        raise SpecError([Diagnostic(Span(str(folder), 1, 1), message, hint)])
+        raise SpecError([Diagnostic(Span(str(folder)), message, hint)])
     return found
 
 

@@ -49,9 +49,8 @@ def read_spec(
         try:
             data = path.read_bytes()
         except OSError as error:
-            span = Span(str(path), 1, 1)
             message = f"cannot read the file: {error.strerror or error}"
-            raise SpecError([Diagnostic(span, message)]) from None
+            raise SpecError([Diagnostic(Span(str(path)), message)]) from None
     from codegen.spec.text import parse_yaml  # needs PyYAML
 
     tree, repeated = parse_yaml(str(path), data)

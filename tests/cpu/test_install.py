@@ -91,8 +91,8 @@ def test_the_way_of_a_user(wheel, tmp_path):
     run("codegen", "new", "scaled")
     spec = home / "specs/scaled.yaml"
     spec.write_text(spec.read_text().replace("[float32, float16, bfloat16]", "[float32]") + "grad: none\n")
-    assert "1 ops: 3 of 3 files changed" in run("cutefuse", "build")
-    assert "1 ops are up to date" in run("codegen", "check")
+    assert "1 op: 3 of 3 files changed" in run("cutefuse", "build")
+    assert "1 op is up to date" in run("codegen", "check")
     (home / "use.py").write_text(USE)
     version, place = run("python", "use.py").split()
     assert version == __version__
@@ -125,7 +125,7 @@ def test_an_editable_install(tmp_path):
     found = installing.run(bin / "python", "-c", LIBRARY, cwd=home).split()
     assert found == [__version__, str(len(generated.__all__)), "None", str(len(generated.__all__))]
     installing.run(bin / "codegen", "new", "mine", cwd=home)
-    assert "1 ops: 3 of 3 files changed" in installing.run(bin / "cutefuse", "build", cwd=home)
+    assert "1 op: 3 of 3 files changed" in installing.run(bin / "cutefuse", "build", cwd=home)
 
 
 def test_in_a_checkout_cutefuse_is_generated():

@@ -51,7 +51,7 @@ PARSES_DEEP = sys.version_info >= (3, 13)  # Python parses what the formula's re
 
 # Errors that need a file too long to be read as a golden, or none
 LONG = {
-    "no_file": (None, "specs/no_file.yaml:1:1: error: cannot read the file: No such file or directory"),
+    "no_file": (None, "specs/no_file.yaml: error: cannot read the file: No such file or directory"),
     "too_large": (
         "#" * 70_000,
         "specs/too_large.yaml:1:1: error: the file has 70000 bytes; a spec has at most 65536\n  split it into several ops",

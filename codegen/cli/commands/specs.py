@@ -184,9 +184,7 @@ def _build(files: list[Path] | None, project: Project) -> None:
         changed = outputs.write(found, held, remove=not files)
     keep_schema(project.specs, only_where_there=True)
     total, removed = sum(len(contents) for contents in folders.values()), sum(not path.exists() for path in changed)
-    print(
-        f"{len(ops)} ops: {len(changed) - removed} of {total} files changed{f', {removed} removed' if removed else ''}"
-    )
+    print(f"{_counted(ops)}: {len(changed) - removed} of {total} files changed{f', {removed} removed' * bool(removed)}")
     for path in changed[:20]:
         print(f"  {named(path)}")
 
@@ -214,7 +212,7 @@ def check(specs: Specs = None, package: Package = None, tests: Tests = None, out
         total = sum(map(len, folders.values()))
         print(f"{len(differences)} of {total} files differ. Run: {_build_command(project)}")
         sys.exit(1)
-    print(f"{len(ops)} ops are up to date")
+    print(f"{_counted(ops)} {'is' if len(ops) == 1 else 'are'} up to date")
 
 
 def list_ops(
@@ -289,6 +287,10 @@ def schema() -> None:
     from codegen.cli.schema import schema_text
 
     print(schema_text(), end="")
+
+
+def _counted(ops: list[Rendered]) -> str:
+    return f"{len(ops)} op{'s' * (len(ops) != 1)}"
 
 
 def _print_notices(ops: Iterable[Rendered]) -> None:

@@ -98,8 +98,8 @@ def write(found: Mapping[Path, Sequence[Difference]], held: Locked, remove: bool
 
 def put(path: Path, data: bytes) -> None:
     """Write one file completely or not at all. A link is followed; a device or a pipe is written to directly. Raises OSError."""
-    path = path.resolve()
     with naming(path):
+        path = path.resolve()
         if path.exists() and not path.is_file():
             path.write_bytes(data)
             return

@@ -152,21 +152,21 @@ def test_a_mistake_leaves_an_earlier_build_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["build", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n  `codegen new OP` writes a first one\n"),
-        (["build", "--specs", "empty"], "empty:1:1: error: no spec (*.yaml) in this folder\n  `codegen new OP` writes"),
-        (["build", "--specs", "yml"], "yml:1:1: error: no spec (*.yaml) in this folder\n  name it NAME.yaml, not .yml\n"),
-        (["build", "specs/none.yaml"], "specs/none.yaml:1:1: error: cannot read the file: No such file or directory\n"),
+        (["build", "--specs", "nowhere"], "nowhere: error: no such folder\n  `codegen new OP` writes a first one\n"),
+        (["build", "--specs", "empty"], "empty: error: no spec (*.yaml) in this folder\n  `codegen new OP` writes"),
+        (["build", "--specs", "yml"], "yml: error: no spec (*.yaml) in this folder\n  name it NAME.yaml, not .yml\n"),
+        (["build", "specs/none.yaml"], "specs/none.yaml: error: cannot read the file: No such file or directory\n"),
         (["build", "specs/a.yaml", "other/a.yaml"], "error: two specs have the same name: other/a.yaml, specs/a.yaml\n"),
         (["build", "--out", "not-a-name"], "error: --package not-a-name: 'not-a-name' is not a valid package name\n"),
         (["build", "--out", "x; import os"], "error: --package x; import os: 'x; import os' is not a valid package name\n"),
         (["build", "--out", "class"], "error: --package class: 'class' is not a valid package name\n"),
         (["build", "--out", "."], "error: --package .: '' is not a valid package name\n"),
         (["build", "--out", "a", "--tests", "b/../a"], "error: --package and --tests are both b/../a; they must be two folders\n"),
-        (["build", "--out", "file"], "error: [Errno 17] File exists: 'file'\n"),
-        (["build", "--out", "file/sub"], "error: [Errno 20] Not a directory: 'file/sub'\n"),
-        (["check", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
-        (["list", "--specs", "nowhere"], "nowhere:1:1: error: no such folder\n"),
-        (["list", "--specs", "specs/a.yaml"], "specs/a.yaml:1:1: error: this is a file\n  --specs takes the folder of specs"),
+        (["build", "--out", "file"], "error: file: File exists\n"),
+        (["build", "--out", "file/sub"], "error: file/sub: Not a directory\n"),
+        (["check", "--specs", "nowhere"], "nowhere: error: no such folder\n"),
+        (["list", "--specs", "nowhere"], "nowhere: error: no such folder\n"),
+        (["list", "--specs", "specs/a.yaml"], "specs/a.yaml: error: this is a file\n  --specs takes the folder of specs"),
         (["new", "Bad-Name"], "error: 'Bad-Name' is not a valid name for an op\n  names are lower-case letters, digits and"),
         (["new", "../evil"], "error: '../evil' is not a valid name for an op\n"),
         (["new", "lambda"], "error: 'lambda' cannot name an op: Python or the generated file uses it\n"),
@@ -373,7 +373,7 @@ def test_naming_a_spec_builds_it_alone(built, tmp_path):
     (tmp_path / "specs/b.yaml").write_text("an error")
     result = built("build", "specs/c.yaml", "./specs/c.yaml", str(tmp_path / "specs/c.yaml"))
     assert result.status == 0, result.err
-    assert "1 ops: 3 of 3 files changed" in result.out
+    assert "1 op: 3 of 3 files changed" in result.out
     assert "y = 1.0 * x" in (tmp_path / "generated/a.py").read_text()
     assert "y = 3.0 * x" in (tmp_path / "generated/c.py").read_text()
     init = (tmp_path / "generated/__init__.py").read_text()

@@ -63,10 +63,7 @@ def test_the_list_of_commands_is_whole_sentences(run):
 def test_an_error_names_the_file_that_was_asked_for(run, tmp_path):
     write_specs(tmp_path / "specs", short=1.0)
     result = run("explain", "short", "--svg", "missing/graph.svg")
-    assert (result.status, result.err) == (
-        2,
-        f"error: [Errno 2] No such file or directory: '{tmp_path}/missing/graph.svg'\n",
-    )
+    assert (result.status, result.err) == (2, "error: missing/graph.svg: No such file or directory\n")
 
 
 def test_the_version(run):

@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_written_changes_nothing(project):
         if not child:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
             result = project.run("build")
-            os._exit(result.status if result.err.count("\n") == 1 and "File too large: '" in result.err else 99)
+            os._exit(result.status if result.err.count("\n") == 1 and ": File too large" in result.err else 99)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
         assert project.generated() == project.old
         project.check_next_command()
@@ -268,7 +268,7 @@ def test_a_full_disk_changes_nothing(run, tmp_path, monkeypatch):
             result = run(*words)
             if result.status == 0:
                 break
-            assert "No space left on device: '" in result.err
+            assert ": No space left on device" in result.err
             (disk / "filler").unlink()
             assert contents(disk) == before
             assert left_by_builds(disk) == []
@@ -287,7 +287,7 @@ def test_a_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fail)
         result = run("build")
-    assert result == (2, "", "error: [Errno 13] Permission denied: 'generated'\n")
+    assert result == (2, "", "error: generated: Permission denied\n")
     assert not (tmp_path / "generated").exists()
 
 

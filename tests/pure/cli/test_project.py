@@ -190,7 +190,7 @@ def test_watching_builds_what_is_saved_until_ctrl_c(tmp_path):
     signal.signal(signal.SIGINT, restored)
     try:
         assert watching.stdout.readline() == "watching specs (Ctrl-C ends)\n"
-        assert watching.stdout.readline() == "1 ops: 3 of 3 files changed\n"
+        assert watching.stdout.readline() == "1 op: 3 of 3 files changed\n"
         for _ in range(3):
             watching.stdout.readline()
         (tmp_path / "specs/b.yaml").write_text("op: b\n")

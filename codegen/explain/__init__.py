@@ -4,6 +4,7 @@ In reading order:
   report      the whole report as data: graph, bytes, accesses, launches
   launching   one call's launch
   backward    the backward and the stages of an op
+  phrases     what the words of all plans share
   words       a plan in words
   selections  the words of selections
   masks       the tiles that a mask leaves of attention

@@ -1,41 +1,11 @@
-"""Words for accesses, and for plans that select, sort, or write at selected positions."""
+"""Plans that select, sort, or write at selected positions, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from codegen.graph.nodes import ROWS, part_text
-from codegen.plan.access import Access, Plan
+from codegen.explain.phrases import along, coordinate_words, value_name
+from codegen.plan.access import Access
 from codegen.plan.rows.selecting import Selection
 from codegen.plan.rows.steps import Steps
-
-
-def axis_word(name: str) -> str:
-    return "rows (...)" if name == ROWS else name
-
-
-def value_name(plan: Plan, access: Access) -> str:
-    """The value that an access reads or writes, as in the chain."""
-    if access.counted:
-        return f"{access.mode}({access.counted})"
-    if access.array is None:
-        assert access.group is not None
-        return f"{access.mode}({plan.groups[access.group].axes[0]})"
-    name = part_text(access.array.name, access.part)
-    if access.back:
-        return f"{name} at {', '.join(f'{a} - {n}' if n > 0 else f'{a} + {-n}' for a, n in access.back)}"
-    if access.index_of:
-        index, axis = access.index_of
-        return f"take({name}, {index}, axis={axis})"
-    return name
-
-
-def coordinate_words(access: Access) -> tuple[str, str]:
-    return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
-
-
-def along(axes: Iterable[str]) -> str:
-    return " x ".join(axis_word(axis) for axis in axes)
 
 
 class SelectionWords:
@@ -51,7 +21,6 @@ class SelectionWords:
         return f"{rows or 'one row'}, from whose elements along {axis} those along {into} are selected"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         name = value_name(self.plan, access)
         if access in self.plan.loads:
             return name, "whole vectors, in the order of memory", "whole vectors, each made from two aligned ones"
@@ -76,7 +45,6 @@ class StepsWords(SelectionWords):
         return f"{rows}, from whose elements along {axis} those along {into} are selected"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         return value_name(self.plan, access), "by one of the steps", "the same"
 
     def ragged(self) -> str:
@@ -92,7 +60,6 @@ class SortWords(SelectionWords):
         return f"{rows or 'one row'}, whose elements along {axis} are sorted"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         if access in self.plan.loads:
             return super().access(access)
         return value_name(self.plan, access), "one by one: neighbouring elements by neighbouring threads", "the same"
@@ -111,7 +78,6 @@ class ThresholdWords(SelectionWords):
         return f"{rows or 'one row'}, of whose elements along {axis} one is found"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         if access is self.plan.loads[0]:
             return super().access(access)
         return value_name(self.plan, access), "one element a row", "the same"
@@ -127,7 +93,6 @@ class PlacementWords(SelectionWords):
         return f"{rows or 'one row'}, in which the values along {into} are written to positions along {axis}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         if access.array is None:
             return value_name(self.plan, access), *coordinate_words(access)
         name = value_name(self.plan, access)
@@ -148,7 +113,6 @@ class PermutationWords(PlacementWords):
         return f"{rows or 'one row'}, whose values along {axis} are written to other positions"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         found = super().access(access)
         return (
             found

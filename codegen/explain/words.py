@@ -1,11 +1,11 @@
-"""A kernel's plan in words, for `explain`: one class for each kind of plan, with the same methods."""
+"""A kernel's plan in words, for `explain`: one class for each kind of plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from codegen.errors import UserError
+from codegen.explain.phrases import Words, along, axis_word, coordinate_words, listed, value_name
 from codegen.explain.selections import (
     PermutationWords,
     PlacementWords,
@@ -13,9 +13,6 @@ from codegen.explain.selections import (
     SortWords,
     StepsWords,
     ThresholdWords,
-    axis_word,
-    coordinate_words,
-    value_name,
 )
 from codegen.graph.nodes import lost_axes
 from codegen.plan.access import Access
@@ -29,9 +26,7 @@ from codegen.plan.rows.selecting import Permutation, Placement, Selection, Sort,
 from codegen.plan.rows.steps import Steps
 
 
-def words(
-    plan: AnyPlan,
-) -> ElementwiseWords | ReductionWords | SelectionWords | AttentionWords | GemmWords | StagedWords:
+def words(plan: AnyPlan) -> Words:
     """The words of a plan."""
     if isinstance(plan, Staged):
         return StagedWords(plan)
@@ -81,12 +76,6 @@ def loaded_words(how: Loaded) -> str:
     return f"({', '.join(words)}) " if words else ""
 
 
-def listed(words: Iterable[str]) -> str:
-    """a, b and c"""
-    words = list(words)
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
 def whole_of_rows(plan: AnyPlan) -> tuple[str, ...]:
     """The axes along which a block has all elements of some rows."""
     if isinstance(plan, Steps):
@@ -121,7 +110,7 @@ class ElementwiseWords:
             return "every array has the same axes in the same order, or none: the kernel sees one long vector"
         if not plan.groups:
             return "every array is a scalar: one element"
-        groups = [" x ".join(axis_word(a) for a in g.axes) for g in plan.groups]
+        groups = [along(g.axes) for g in plan.groups]
         if not plan.coordinates:
             return f"{' and '.join(groups)}; no access needs a coordinate"
         used = listed(groups[i] for i in plan.coordinates)
@@ -130,7 +119,6 @@ class ElementwiseWords:
         )
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         name, array = value_name(self.plan, access), access.array
         if array is None:
             return name, *coordinate_words(access)
@@ -170,7 +158,7 @@ class ElementwiseWords:
         found = [(self.access(a), a.mode) for a in (*plan.loads, *plan.stores)]
         slow = list(dict.fromkeys(name for (name, _, ragged), _ in found if ragged == "element by element"))
         fast = list(dict.fromkeys(name for (name, _, _), mode in found if mode == "flat"))
-        inner = " x ".join(axis_word(a) for a in plan.groups[-1].axes)
+        inner = along(plan.groups[-1].axes)
         text = f"where {inner} is not a multiple of a thread's elements, so that a vector may cross the end of a row, "
         text += f"{listed(fast)} keep{'s' * (len(fast) == 1)} wide accesses" if fast else "no array keeps wide accesses"
         return text + (f"; {listed(slow)} go{'es' * (len(slow) == 1)} element by element" if slow else "")
@@ -186,10 +174,7 @@ class ReductionWords:
         for word, found in (("along", plan.rows), ("within a row along", plan.inner), ("over", plan.columns)):
             for s in found:
                 sets.setdefault((word, lost_axes(s.node)), []).append(s.op)
-        both = [
-            f"{listed(dict.fromkeys(ops))} {word} {' x '.join(axis_word(a) for a in axes)}"
-            for (word, axes), ops in sets.items()
-        ]
+        both = [f"{listed(dict.fromkeys(ops))} {word} {along(axes)}" for (word, axes), ops in sets.items()]
         how = ["the threads that share a row reduce it together"] if plan.rows else []
         if plan.columns:
             second = "a second kernel" if plan.kernels == 2 else "further kernels"
@@ -205,13 +190,11 @@ class ReductionWords:
     def groups(self) -> str:
         plan = self.plan
         kept, columns = (
-            listed(" x ".join(axis_word(a) for a in g.axes) for g in groups) or "nothing"
-            for groups in (plan.row_groups, plan.column_groups)
+            listed(along(g.axes) for g in groups) or "nothing" for groups in (plan.row_groups, plan.column_groups)
         )
         return f"row index: {kept}; column index: {columns}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         plan, name = self.plan, value_name(self.plan, access)
         if access.array is None:
             return name, *coordinate_words(access)
@@ -232,7 +215,7 @@ class ReductionWords:
     def ragged(self) -> str:
         if not self.plan.column_groups:
             return "nothing is read in vectors: all sizes are equally fast"
-        columns = " or ".join(" x ".join(axis_word(a) for a in g.axes) for g in self.plan.column_groups)
+        columns = " or ".join(along(g.axes) for g in self.plan.column_groups)
         text = (
             f"where {columns} is not a multiple of the vector width, accesses stay wide; elements of a vector outside the "
             "row are neither read nor written, and do not count in a reduction"
@@ -285,10 +268,9 @@ class AttentionWords:
         return f"{plan.kind}: the gradients of its products: {how}"
 
     def groups(self) -> str:
-        return f"a batch of {' x '.join(map(axis_word, self.plan.batch)) or 'one'}, each with rows along {self.plan.row} and columns along {self.columns}"
+        return f"a batch of {along(self.plan.batch) or 'one'}, each with rows along {self.plan.row} and columns along {self.columns}"
 
     def access(self, access: Access) -> tuple[str, str, str]:
-        """The value's name; how it is accessed; how in a ragged call."""
         name = value_name(self.plan, access)
         if access.array is None:
             return name, *coordinate_words(access)
@@ -362,7 +344,7 @@ class StagedWords:
             (whole, "one kernel") if not isinstance(whole.plan, Staged) else (whole.plan.stages[0], "two kernels")
         )
         axes = whole_of_rows(first.plan)
-        return f"{found}; or {many}, where a block has room for all elements along {' x '.join(map(axis_word, axes))} of some rows"
+        return f"{found}; or {many}, where a block has room for all elements along {along(axes)} of some rows"
 
     def groups(self) -> str:
         return "each stage has its own"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from codegen.errors import Diagnostic, SpecError, UserError
+from codegen.errors import SpecError, UserError
 from codegen.graph.contraction import marks, meetings, pin_types
 from codegen.graph.names import fresh
 from codegen.graph.nodes import DTYPES, Leaf, Node, Selected, Statement, lost_axes, nodes_of, topological
@@ -77,6 +77,9 @@ def _written_before(spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]]
 
 
 class Cutting:
+    """The search for the stages of an op: `results` are the arrays of values that stages write, by the identity of these; `known` are those
+    that a stage writes already; `left` are the outputs that none does; and `made` are the stages."""
+
     def __init__(self, spec: Spec, kernel: Kernel, more: Sequence[tuple[Node, str]] = ()):
         self.spec, self.kernel = spec, kernel
         self.words = {id(n): word for n, word in more}
@@ -296,6 +299,15 @@ class Cutting:
             raise found
         return found
 
+    def require(self, items: Sequence[Item]) -> None:
+        """Raises the reason why no kernel computes some items."""
+        try:
+            self.made_of(items)
+        except SpecError as error:
+            raise SpecError([in_chain(self.spec, d) for d in error.diagnostics]) from None
+        except UserError as error:
+            raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
+
     def refuse_unknown_sizes(self, nodes: Sequence[Node], outputs: Sequence[Array]) -> None:
         """Raises `UserError` for a reduction over an axis that no array of a kernel has, and that no selection makes."""
         known = [self.known[id(n)].name for n in nodes if self.is_known(n)]
@@ -332,22 +344,14 @@ class Cutting:
             made = restricted(spec, title, values, arrays, more)
         op = self.kernel(made)
         plan = op.plan
-        if (
-            isinstance(plan, Reduction)
-            and plan.columns
-            and not plan.collapsed
-            and not plan.walked_groups
-            and len(arrays) > 1
-        ):
+        idle = isinstance(plan, Reduction) and plan.columns and not (plan.collapsed or plan.walked_groups)
+        if idle and len(arrays) > 1:
             raise UserError("no thread would reduce anything: partial results would be as large as the arrays")
         return op
 
     def marked(self, items: Sequence[Item], again: Mapping[int, frozenset[str]]) -> dict[int, tuple[str, ...]]:
         """The types that decide the values which other kernels compute too, by identity. `again` are those that decide in this kernel."""
         return {i: types for i, types in marks(self.pinned, self.asked, again).items() if i not in self.decided}
-
-    def placed(self, error: Diagnostic) -> Diagnostic:
-        return in_chain(self.spec, error)
 
     def assigned(self, items: Iterable[Item]) -> list[Statement]:
         """The statements that assign the items' arrays."""
@@ -366,12 +370,7 @@ class Cutting:
         first = next(
             (n for n in topological(values, self.is_known) if id(n) in self.results and not self.is_known(n)), None
         )
-        try:
-            self.made_of([waiting[0] if first is None else first])
-        except SpecError as error:
-            raise SpecError([self.placed(d) for d in error.diagnostics]) from None
-        except UserError as error:
-            raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
+        self.require([waiting[0] if first is None else first])
         raise AssertionError(f"{self.spec.op} was cut nowhere")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Node, as_multiplied, nodes_of, topological
 from codegen.graph.ops import IN_STAGES
 from codegen.plan.attention import AttentionPlan
@@ -261,15 +260,6 @@ class _Around(Cutting):
 
     def unwritten(self, items: Iterable[Item]) -> list[Item]:
         return [item for item in items if not (isinstance(item, Node) and self.is_known(item))]
-
-    def require(self, items: Sequence[Item]) -> None:
-        """Raises the reason why no kernel computes some items."""
-        try:
-            self.made_of(items)
-        except SpecError as error:
-            raise SpecError([self.placed(d) for d in error.diagnostics]) from None
-        except UserError as error:
-            raise SpecError([self.spec.source.diagnostic(self.spec.chain.span, error.message, error.hint)]) from None
 
 
 def whole(op: Op) -> bool:

@@ -37,6 +37,7 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...], only_over: bool = F
 class Reductions(Sides):
     """The planner of a kernel that reduces."""
 
+    makes: type[Reduction] = Reduction
     holds_rows = False  # whether a block has whole rows, also where it reduces over rows
 
     # What no kernel can do
@@ -213,7 +214,7 @@ class Reductions(Sides):
             tail = own[:-1] if own[-1] == "parts" else own
             return "flat" if tail[-(len(groups) - leading) :] == tuple(range(leading, len(groups))) else "gather"
 
-        whole = self.planned(Reduction, groups, leading, tokens, mode)
+        whole = self.planned(self.makes, groups, leading, tokens, mode)
         return replace(whole, first=self.first(whole)) if whole.rows and whole.columns else whole
 
     def planned(

@@ -6,7 +6,7 @@ It is the plan of a row kernel. One block, or a cluster, holds a row in register
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from codegen.errors import SpecError, UserError
 from codegen.graph.nodes import Statement
@@ -51,9 +51,14 @@ def is_spread(plan: object) -> bool:
 
 def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Single:
     """The plan for a checked spec that is such an op. Raises `SpecError` if no such kernel can compute it."""
-    planner = Reductions(spec, statements)
+    planner = _Single(spec, statements)
     planner.check()
     found = planner.plan()
     if not is_spread(found):
         raise SpecError([spec.source.diagnostic(spec.chain.span, "no kernels share its rows", "")])
-    return Single(**{field.name: getattr(found, field.name) for field in fields(Reduction)})
+    assert isinstance(found, Single)
+    return found
+
+
+class _Single(Reductions):
+    makes = Single

@@ -230,6 +230,7 @@ class StepsPlanner(Planner):
 class _RowSteps(Reductions):
     """The planner of a step that computes elements of rows, whose position is in these groups."""
 
+    makes = RowStep
     collapsed = False
 
     def __init__(
@@ -259,5 +260,5 @@ class _RowSteps(Reductions):
 
     def plan(self) -> RowStep:
         found = super().plan()
-        own = {field.name: getattr(found, field.name) for field in fields(Reduction)}
-        return RowStep(**{**own, "kind": "row"})
+        assert isinstance(found, RowStep)
+        return replace(found, kind="row")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from codegen.errors import Diagnostic, UserError
 from codegen.graph.nodes import DTYPES, ROWS, Statement, lost_axes
@@ -86,6 +86,8 @@ def make_plan(spec: Spec, statements: tuple[Statement, ...]) -> Strided:
 class _Strided(Reductions):
     """The planner of a kernel that reduces along rows, for which the axes along a row are the last ones."""
 
+    makes = Strided
+
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
         self.memory = self.axes
@@ -115,5 +117,5 @@ class _Strided(Reductions):
 
     def plan(self) -> Strided:
         found = super().plan()
-        own = {field.name: getattr(found, field.name) for field in fields(Reduction)}
-        return replace(Strided(**own), order=self.in_order(self.axes))
+        assert isinstance(found, Strided)
+        return replace(found, order=self.in_order(self.axes))

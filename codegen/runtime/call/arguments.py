@@ -299,7 +299,11 @@ def _refuse_wide(spec: Spec, param: Param, value: float) -> None:
 
 
 def dynamic_value(spec: Spec, param: Param, value: Any, dtype: str) -> Any:
-    """A dynamic param's value as a scalar array of `dtype`."""
+    """A dynamic param's value as a scalar array of `dtype`, its default for None. `jax.transfer_guard` is for what callers pass: it does
+    not refuse a default."""
+    if value is None:
+        with jax.transfer_guard_host_to_device("allow"):
+            return dynamic_value(spec, param, param.default, dtype)
     value = _whole(spec, param, value)
     if isinstance(value, int | np.integer) and not isinstance(value, bool):
         _refuse_wide(spec, param, int(value))

@@ -31,9 +31,18 @@ DEFAULT_ARCH = "sm_90a"
 # Parts of jax.jit's cache keys
 _mode = jax.make_user_context(False)
 _arch = jax.make_user_context(None)
-# Kernels run in a separate thread: XLA's threads flush denormals to zero, and so would NumPy in them.
-_thread = ThreadPoolExecutor(1, "interpret")
-_thread.submit(int).result()  # started here: a thread inherits the flush mode from the thread that starts it
+_thread: ThreadPoolExecutor  # in which kernels run: XLA's threads flush denormals to zero, and so would NumPy in them
+
+
+def _start() -> None:
+    """Starts the thread. It inherits the flush mode from the thread that starts it, so a kernel's first run is too late."""
+    global _thread
+    _thread = ThreadPoolExecutor(1, "interpret")
+    _thread.submit(int).result()
+
+
+_start()
+os.register_at_fork(after_in_child=_start)  # a forked process has only the thread that forked
 
 
 @contextlib.contextmanager

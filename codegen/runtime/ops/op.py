@@ -226,8 +226,7 @@ class Op(Generic[P, R]):
             host.llvm_binding()  # reports a missing library here, not from within a running computation
         key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
         dynamic = [
-            arguments.dynamic_value(spec, p, given.get(p.name, p.default), self._scalar_dtype(key, p.kind))
-            for p in self._dynamic
+            arguments.dynamic_value(spec, p, given.get(p.name), self._scalar_dtype(key, p.kind)) for p in self._dynamic
         ]
         return key, (*arrays.values(), *dynamic)
 

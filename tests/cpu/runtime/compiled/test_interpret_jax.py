@@ -125,16 +125,21 @@ def test_small_exponentials_keep_their_digits():
 
 def test_numbers_that_are_not_normal_are_kept_whoever_comes_first():
     """A thread inherits how denormals are treated from the thread that starts it; under jit, that would be a thread of
-    XLA."""
+    XLA. A forked process has no thread of the first, and starts its own."""
     code = """
+import os
 import jax, jax.numpy as jnp, numpy as np, generated
 from codegen.runtime.compiled import interpreted
 relu = jax.jit(lambda x: generated.relu(x @ x, implementation="interpret"))
 relu(jnp.ones((512, 512), jnp.bfloat16)).block_until_ready()
-print(interpreted._thread.submit(lambda: np.float32(1e-38) * np.float32(0.1)).result() > 0)
+def kept():
+    return interpreted._thread.submit(lambda: np.float32(1e-38) * np.float32(0.1)).result(5) > 0
+if not os.fork():
+    os._exit(not kept())
+print(kept(), os.wait()[1])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert found.stdout.split() == ["True"], found.stderr
+    assert found.stdout.split() == ["True", "0"], found.stderr
 
 
 def test_a_result_lies_where_its_arguments_are_bound_to():

@@ -272,6 +272,13 @@ def test_an_op_is_one_whatever_copies_it():
     assert pickle.loads(pickle.dumps(held))["norm"] is generated.rmsnorm
 
 
+def test_a_guard_of_transfers_is_for_what_callers_pass():
+    """A parameter's default is no array of the caller's."""
+    with jax.transfer_guard("disallow"):
+        doubled = generated.axpby(X, X)
+    assert jnp.array_equal(doubled, 2 * X)
+
+
 def test_a_package_attribute_is_the_function_also_after_its_module_was_imported():
     import generated.bias_relu
     from generated.bias_relu import bias_relu

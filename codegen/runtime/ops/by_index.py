@@ -27,7 +27,7 @@ def sums_by_index(
     values: jax.Array,
     rows: int,
     result: str,
-    groups: int | None = None,
+    *,
     ordered: bool = False,
     clamp: bool = False,
     factors: jax.Array | None = None,
@@ -36,31 +36,28 @@ def sums_by_index(
     """The sums (outer, rows, columns) of the `values` (outer, ..., columns) with each key, in the dtype `result`.
     `keys` are int32, not negative; a key of `rows` or more adds to no row. They have the axes of the values between
     `outer` and `columns`, and perhaps further axes, along which all keys share the same values. Sums are computed in
-    float32, or in float64 if the values are float64. `groups` is the size of the keys' first axis: each group then has
-    `rows` rows of its own, and the sums are (outer, groups * rows, columns). With `ordered`, kernels add wherever they
-    can; otherwise XLA's scatter adds where it is estimated to be faster. With `clamp`, keys may have any integer type,
-    and a key out of range means the nearest row. Where keys have no further axes, the values may be multiplied by
+    float32, or in float64 if the values are float64. With `ordered`, kernels add wherever they can; otherwise XLA's
+    scatter adds where it is estimated to be faster. With `clamp`, keys may have any integer type, and a key out of range
+    means the nearest row. Where keys have no further axes, the values may be multiplied by
     `factors` of the keys' shape. The sums are added to `into`, if it is given, before they are rounded."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
-    if jnp.dtype(result).itemsize < 2:  # the kernels write no narrower types
-        more = factors, into
-        return sums_by_index(implementation, keys, values, rows, "float32", groups, ordered, clamp, *more).astype(
-            result
-        )
-    how = _How(implementation, rows, result, groups, ordered, clamp)
-    return _differentiable(how, keys, values, factors, into)
+    narrow = jnp.dtype(result).itemsize < 2  # the kernels write no such types
+    how = _How(implementation, rows, "float32" if narrow else result, ordered, clamp)
+    sums = _differentiable(how, keys, values, factors, into)
+    return sums.astype(result) if narrow else sums
 
 
 @dataclass(frozen=True)
 class _How:
-    """All of a call but its arrays."""
+    """All of a call but its arrays. `groups`, where it is given, is the size of the keys' first axis: each group has `rows` rows of its
+    own, and the sums are (outer, groups * rows, columns)."""
 
     implementation: Implementation
     rows: Any
     result: str
-    groups: int | None
     ordered: bool
     clamp: bool
+    groups: int | None = None
     arch: str | None = field(init=False, default_factory=named_arch)
 
 
@@ -119,7 +116,7 @@ def _mappable(how: _How) -> Any:
         count = size * (how.groups or 1)
         if how.groups is not None:
             keys, every = keys.reshape(count, *keys.shape[2:]), every.reshape(every.shape[0], count, *every.shape[3:])
-        found = sums_by_index(how.implementation, keys, every, how.rows, how.result, count, how.ordered, how.clamp)
+        found = _differentiable(replace(how, groups=count), keys, every, None, None)
         return jnp.moveaxis(found.reshape(found.shape[0], size, -1, found.shape[-1]), 1, 0), True
 
     return batched

@@ -61,6 +61,19 @@ class _Rows:
     factors: jax.Array | None = None  # of the values, with the keys' axes
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A table's axes, each with a name of its own, and their sizes."""
+
+    names: Sequence[str]
+    sizes: Sequence[Any]
+
+    def places_of(self, rows: _Rows) -> Any:
+        """The number of places that keys of rows number."""
+        apart = {*rows.outer, *rows.columns}
+        return math.prod(n for axis, n in zip(self.names, self.sizes, strict=True) if axis not in apart)
+
+
 def table_gradient(
     spec: Spec, table: jax.Array, so_far: jax.Array | None, taken: Sequence[Taken], summed: Summing
 ) -> jax.Array:
@@ -71,19 +84,19 @@ def table_gradient(
     given = {t.how.index: t.index for t in taken if t.how.index in inputs}
     axes = bind_axes(spec, {array.name: table, **given})
     shape = axes.shape(array.axes)
-    names = _each(array.axes, len(shape))
+    whole = _Table(_each(array.axes, len(shape)), shape)
     found: dict[int | None, list[jax.Array]] = {part: [] for part in output_parts(array)}
     compute = "float64" if any(t.values.dtype == "float64" for t in taken) else "float32"
     for part, parts_of in found.items():
         before = None if so_far is None else named_axes(array, so_far, axes, part)
-        rows = [_rows((names, shape), t, axes, t.how.index in given) for t in taken if t.how.part == part]
-        joined = rows if _apart((names, shape), rows, compute) else _joined([_within((names, shape), r) for r in rows])
+        rows = [_rows(whole, t, axes, t.how.index in given) for t in taken if t.how.part == part]
+        joined = rows if _apart(whole, rows, compute) else _joined([_within(whole, r) for r in rows])
         fits = before is None or jnp.promote_types(before.dtype, compute) == compute
         if len(joined) == 1 and fits:  # nothing else is added: the sums may have the table's dtype at once
-            parts_of.append(_summed_rows((names, shape), joined[0], summed, table.dtype, before))
+            parts_of.append(_summed_rows(whole, joined[0], summed, table.dtype, before))
             continue
         parts_of += [before] if before is not None else []
-        parts_of += [_summed_rows((names, shape), own, summed, compute) for own in joined]
+        parts_of += [_summed_rows(whole, own, summed, compute) for own in joined]
     made = {p: functools.reduce(jnp.add, own) if own else jnp.zeros(shape, compute) for p, own in found.items()}
     return join_parts(array, {part: value.astype(table.dtype) for part, value in made.items()}, axes)
 
@@ -124,9 +137,8 @@ def flat(keys: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return keys.reshape(math.prod(keys.shape)), values.reshape(values.shape[0], math.prod(between), values.shape[-1])
 
 
-def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, given: bool) -> _Rows:
+def _rows(table: _Table, taken: Taken, axes: Axes, given: bool) -> _Rows:
     """The gradients as rows to sum, in the order of memory if the index's axes are neighbours in it."""
-    names, _ = table
     index = named_axes(taken.index_array, taken.index, axes, None) if given else taken.index
     values, value_names = taken.values, _each(taken.values_axes, taken.values.ndim)
     index_names = _each(taken.index_array.axes, index.ndim)
@@ -136,14 +148,14 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     index, factors = index.transpose(order), None if taken.factors is None else taken.factors.transpose(order)
     begin = value_names.index(own[0]) if own else 0
     if value_names[begin : begin + len(own)] != own:
-        whole = [a for a in names if a != taken.how.axis and a not in own]
+        whole = [a for a in table.names if a != taken.how.axis and a not in own]
         values, begin = values.transpose([value_names.index(a) for a in (*own, *whole)]), 0
         value_names = [*own, *whole]
     outer, columns = value_names[:begin], value_names[begin + len(own) :]
     if taken.how.divided:
         count = math.prod(index.shape[len(own) + alike.index(a)] for a in taken.how.divided)
         values = values.astype(jnp.promote_types(values.dtype, "float32")) / count
-    picked = [a for a in names if a == taken.how.axis or a in own]
+    picked = [a for a in table.names if a == taken.how.axis or a in own]
     clamp = taken.clamped and len(picked) == 1
     keys = index if clamp else _places(table, taken, index, own)
     size_of = dict(zip(value_names, values.shape, strict=True))
@@ -159,16 +171,13 @@ def _rows(table: tuple[Sequence[str], Sequence[Any]], taken: Taken, axes: Axes, 
     )
 
 
-def _places(
-    table: tuple[Sequence[str], Sequence[Any]], taken: Taken, index: jax.Array, own: Sequence[str]
-) -> jax.Array:
+def _places(table: _Table, taken: Taken, index: jax.Array, own: Sequence[str]) -> jax.Array:
     """The places of an index along its axis and its `own` axes, together. An index out of range gives a place beyond all, unless it is clamped."""
-    names, sizes = table
     at = index if index.dtype.itemsize >= 4 else index.astype(jnp.int32)
-    size = sizes[names.index(taken.how.axis)]
+    size = table.sizes[table.names.index(taken.how.axis)]
     outside, at = (at < 0) | (at >= size), clamped(at, size)
     keys = jnp.zeros_like(at)
-    for name, size in zip(names, sizes, strict=True):
+    for name, size in zip(table.names, table.sizes, strict=True):
         if name == taken.how.axis:
             keys = keys * size + at
         elif name in own:  # an element stays at its place
@@ -182,23 +191,18 @@ def clamped(keys: jax.Array, rows: Any) -> jax.Array:
     return jnp.clip(wide, 0, rows - 1).astype(jnp.int32)
 
 
-def _within(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows) -> _Rows:
+def _within(table: _Table, rows: _Rows) -> _Rows:
     """The same, with keys in range."""
     if not rows.clamp:
         return rows
-    return replace(rows, keys=clamped(rows.keys, _places_of(table, rows)), clamp=False)
+    return replace(rows, keys=clamped(rows.keys, table.places_of(rows)), clamp=False)
 
 
-def _places_of(table: tuple[Sequence[str], Sequence[Any]], rows: _Rows) -> Any:
-    """The number of places of a table that keys number."""
-    return math.prod(n for axis, n in zip(*table, strict=True) if axis not in (*rows.outer, *rows.columns))
-
-
-def _apart(table: tuple[Sequence[str], Sequence[Any]], rows: Sequence[_Rows], dtype: str) -> bool:
+def _apart(table: _Table, rows: Sequence[_Rows], dtype: str) -> bool:
     """Whether sums of some rows and of others cost no more than their copy as one array does: they need no order."""
     for own in rows:
         keys, values = flat(own.keys, own.values)
-        if not Sums.of(keys.shape[0], values.shape, values.dtype.name, _places_of(table, own), dtype).tallied:
+        if not Sums.of(keys.shape[0], values.shape, values.dtype.name, table.places_of(own), dtype).tallied:
             return False
     return True
 
@@ -227,28 +231,26 @@ def _after(first: _Rows, second: _Rows) -> _Rows:
 
 
 def _summed_rows(
-    table: tuple[Sequence[str], Sequence[Any]],
+    table: _Table,
     rows: _Rows,
     summed: Summing,
     dtype: Any,
     before: jax.Array | None = None,
 ) -> jax.Array:
-    """The sums of rows, in the shape of a table with these axes (names and sizes), added to the table's values
-    `before`."""
-    size_of = dict(zip(*table, strict=True))
-    picked = [a for a in table[0] if a not in (*rows.outer, *rows.columns)]
-    order, places = [*rows.outer, *picked, *rows.columns], _places_of(table, rows)
+    """The sums of rows, in the shape of a table, added to the table's values `before`."""
+    size_of = dict(zip(table.names, table.sizes, strict=True))
+    picked = [a for a in table.names if a not in (*rows.outer, *rows.columns)]
+    order, places = [*rows.outer, *picked, *rows.columns], table.places_of(rows)
     if isinstance(places, int) and places > MOST_PLACES:
         raise ValueError(
             f"a table of {places} places that an index may take has no gradient: there may be {MOST_PLACES}"
         )
     if before is not None:
-        before = before.transpose([table[0].index(a) for a in order]).reshape(
-            rows.values.shape[0], places, rows.values.shape[-1]
-        )
+        before = before.transpose([table.names.index(a) for a in order])
+        before = before.reshape(rows.values.shape[0], places, rows.values.shape[-1])
     more = {name: x for name, x in {"factors": rows.factors, "into": before}.items() if x is not None}
     found = summed(rows.keys, rows.values, places, jnp.dtype(dtype).name, clamp=rows.clamp, **more)
-    return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table[0]])
+    return found.reshape([size_of[a] for a in order]).transpose([order.index(a) for a in table.names])
 
 
 def stored(

@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from codegen.interpret import ptx
-from codegen.interpret.machine import Kernel
+from codegen.interpret.kernel import Kernel
 
 LIST = Path(__file__).parent / "instructions.txt"
 OPS = Path(__file__).parent.parent / "generated"

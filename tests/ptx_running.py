@@ -5,7 +5,9 @@ import functools
 import numpy as np
 
 from codegen.interpret import host, ptx
-from codegen.interpret.machine import Kernel, LaunchConfig, Machine
+from codegen.interpret.kernel import Kernel
+from codegen.interpret.lanes import LaunchConfig
+from codegen.interpret.machine import Machine
 from codegen.interpret.memory.arrays import Array, make_array
 from codegen.runtime.compiled import interpreted
 

@@ -10,106 +10,34 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from codegen.interpret.approximations import bounds_of, noise_of
+from codegen.interpret.approximations import noise_of
 from codegen.interpret.arithmetic import PTX_TYPES
-from codegen.interpret.decode import barriers
-from codegen.interpret.decode.decoding import Execute, Unknown
-from codegen.interpret.decode.instructions import decode, refuse_converted_stores
+from codegen.interpret.decode.decoding import Execute
+from codegen.interpret.kernel import Decoded, Kernel
 from codegen.interpret.lanes import MOST_SHARED, Dim, LaunchConfig
 from codegen.interpret.memory.arrays import Array, Fault, Global
-from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barrier, Barriers
+from codegen.interpret.memory.barriers import ASIDE, DONE, TOGETHER, WAIT, Barriers
 from codegen.interpret.memory.bulks import Bulks
 from codegen.interpret.memory.onchip import Rows, Shared
 from codegen.interpret.memory.ordering import Ordering
-from codegen.interpret.memory.products import Products, registers
+from codegen.interpret.memory.products import Products
 from codegen.interpret.memory.spaces import Spaces
-from codegen.interpret.ptx import (
-    Imm,
-    Instruction,
-    Operand,
-    Program,
-    PtxError,
-    Reg,
-    Special,
-    Symbol,
-    Vector,
-    begins_block,
-    ends_block,
-)  # fmt: skip
+from codegen.interpret.ptx import Imm, Instruction, Operand, PtxError, Reg, Special, Symbol, Vector
 from codegen.interpret.report import Report
 
 Index = TypeVar("Index", int, np.ndarray)
 
 LANES = 1 << 17  # that step together
 STEPS = 200_000  # basic blocks of one batch: more is an endless loop
-MBARRIERS = 64  # per block that are distinguished, at most: fewer where the kernel initialises fewer
 SHARED = 8 << 20  # bytes of shared memory in one batch: tracking one takes about thirty
 
 
 class InterpretError(Exception):
     """A check that failed while a kernel ran; the message says where."""
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """A basic block, ready to run: instructions with their guards, and its last one."""
-
-    body: tuple[tuple[Execute, Instruction], ...]
-    end: Instruction | None
-    barrier: Barrier | None  # where that is one
-    meeting: Instruction | None  # its first instruction, if lanes of a warp wait for each other there
-    goes_on: bool  # to the next block, which has no other predecessor
-
-
-class Kernel:
-    """A parsed entry function, every instruction decoded."""
-
-    def __init__(self, program: Program):
-        self.program = program
-        refuse_converted_stores(program)
-        self.blocks: list[Decoded] = []
-        meetings = [block[0] if block and begins_block(block[0].words) else None for block in program.blocks]
-        for i, block in enumerate(program.blocks):
-            end = block[-1] if block and ends_block(block[-1].words) else None
-            body = block[:-1] if end is not None else block
-            barrier = None if end is None else self.control(end)
-            joined = i + 1 < len(meetings) and meetings[i + 1] is not None and i + 1 not in program.labels.values()
-            decoded = tuple((decode(instruction, program.name), instruction) for instruction in body)
-            self.blocks.append(Decoded(decoded, end, barrier, meetings[i], end is None and joined))
-        self.of_products = registers(program)
-        self.approximate = sum(bounds_of(i.op) is not None for block in program.blocks for i in block)
-        made = sum(i.words[:2] == ("mbarrier", "init") for block in program.blocks for i in block)
-        self.mbarriers = min(made, MBARRIERS)
-        self.shared = _layout(program, "shared")
-        self.local = _layout(program, "local")
-
-    def control(self, instruction: Instruction) -> Barrier | None:
-        """The barrier of an instruction of control flow, if it is one. Raises `PtxError` for an unknown instruction."""
-        if instruction.words[0] in ("bra", "ret", "exit", "trap"):
-            return None
-        try:
-            if instruction.words[0] not in ("bar", "barrier", "wgmma"):
-                raise Unknown
-            return barriers.decode(instruction)
-        except Unknown:
-            op = instruction.op
-            raise PtxError(f"{self.program.name}: unknown instruction {op!r}: {instruction.text}") from None
-
-
-def _layout(program: Program, space: str) -> int:
-    """Assigns offsets to a space's variables; returns its size."""
-    size = 0
-    for variable in sorted(program.variables.values(), key=lambda v: v.size == 0):  # dynamic shared memory comes last
-        if variable.space == space:
-            size = -(-size // variable.align) * variable.align
-            variable.offset = size
-            size += variable.size
-    return size
 
 
 class Machine:

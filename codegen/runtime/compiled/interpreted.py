@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from codegen.interpret import host, ptx
-from codegen.interpret.machine import InterpretError, Kernel, Machine
+from codegen.interpret.kernel import Kernel
+from codegen.interpret.machine import InterpretError, Machine
 from codegen.interpret.memory import arrays as memory
 from codegen.interpret.report import Report
 from codegen.runtime.call.typed import as_elements, as_stored
@@ -100,61 +101,64 @@ def run(
 ) -> tuple[np.ndarray, ...]:
     """The outputs of a call, with the given shapes. `pairs` maps inputs to the outputs that begin with their elements. `names` are the
     names of inputs and outputs, for messages and reports. The first `whole` outputs must be written, by default all."""
-    run = functools.partial(_run_compiled, call, names, inputs, outputs, pairs, whole)
+    found = _Run(call, names, inputs, outputs, pairs, whole)
     try:
-        return _thread.submit(_run, call, run).result()
+        return _thread.submit(found.results).result()
     except (InterpretError, ptx.PtxError) as error:
         raise error.with_traceback(None) from None  # under jit JAX would print the traceback, and the message is enough
 
 
-def _run(call: CompiledCall, run: Callable[[Compiled], tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """Run a call. A kernel that fails is compiled again with source lines, and run again, so that the message has them.
-    Compiling all kernels with them would take longer."""
-    try:
-        return run(compile_call(call))
-    except (InterpretError, ptx.PtxError):
-        return run(compile_call(call, lines=True))
+@dataclass(frozen=True)
+class _Run:
+    """One call: the arguments of `run`."""
 
+    call: CompiledCall
+    names: Sequence[str]
+    inputs: Sequence[np.ndarray | None]
+    shapes: Shapes
+    pairs: Mapping[int, int]
+    whole: int | None
 
-def _run_compiled(
-    call: CompiledCall,
-    names: Sequence[str],
-    inputs: Sequence[np.ndarray | None],
-    out_shapes: Shapes,
-    pairs: Mapping[int, int],
-    whole: int | None,
-    compiled: Compiled,
-) -> tuple[np.ndarray, ...]:
-    arrays = [memory.make_array(n, as_stored(x), False) for n, x in zip(names, inputs, strict=False) if x is not None]
-    shapes = [x.shape for x in inputs if x is not None]
-    outputs = []
-    for name, shape, (dtype, *_) in zip(names[len(inputs) :], out_shapes, call.outputs, strict=True):
-        outputs.append(memory.make_array(name, as_stored(np.zeros(shape, jnp.dtype(dtype))), True))
-        shapes.append(shape)
-    present = [x for x in inputs if x is not None]
-    for place, output in pairs.items():
-        outputs[output].begin_as(as_stored(present[place]))
-    everything = [*arrays, *outputs]
-    buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
-    reports = []
-    for launch in compiled.launcher.launches(buffers):
-        reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
-        for array in outputs:
-            array.settle()
-    for array in outputs[:whole]:
-        missing = memory.Global([array]).unwritten()
-        if missing is not None:
-            _, first, count = missing
-            raise InterpretError(
-                f"{reports[-1].kernel if reports else 'no kernel'}: {count} elements of {array.name!r} were never written, "
-                f"the first of them element {first}"
-            )
-    _last.append(reports)
-    del _last[:-1]
-    results = []
-    for array, shape, (dtype, *_) in zip(outputs, out_shapes, call.outputs, strict=True):
-        results.append(as_elements(array.data[: array.size], dtype).reshape(shape).copy())
-    return tuple(results)
+    def results(self) -> tuple[np.ndarray, ...]:
+        """The outputs. A kernel that fails is compiled again with source lines, and run again, so that the message has them.
+        Compiling all kernels with them would take longer."""
+        try:
+            return self.results_of(compile_call(self.call))
+        except (InterpretError, ptx.PtxError):
+            return self.results_of(compile_call(self.call, lines=True))
+
+    def results_of(self, compiled: Compiled) -> tuple[np.ndarray, ...]:
+        given = [(n, x) for n, x in zip(self.names, self.inputs, strict=False) if x is not None]
+        arrays, present = [memory.make_array(n, as_stored(x), False) for n, x in given], [x for _, x in given]
+        dtypes = [dtype for dtype, *_ in self.call.outputs]
+        outputs = [
+            memory.make_array(name, as_stored(np.zeros(shape, jnp.dtype(dtype))), True)
+            for name, shape, dtype in zip(self.names[len(self.inputs) :], self.shapes, dtypes, strict=True)
+        ]
+        for place, output in self.pairs.items():
+            outputs[output].begin_as(as_stored(present[place]))
+        everything = [*arrays, *outputs]
+        shapes = (*(x.shape for x in present), *self.shapes)
+        buffers = [(a.address, s) for a, s in zip(everything, shapes, strict=True)]
+        reports = []
+        for launch in compiled.launcher.launches(buffers):
+            reports.append(Machine(compiled.kernels[launch.kernel], launch, everything).run())
+            for array in outputs:
+                array.settle()
+        for array in outputs[: self.whole]:
+            missing = memory.Global([array]).unwritten()
+            if missing is not None:
+                _, first, count = missing
+                raise InterpretError(
+                    f"{reports[-1].kernel if reports else 'no kernel'}: {count} elements of {array.name!r} were never written, "
+                    f"the first of them element {first}"
+                )
+        _last.append(reports)
+        del _last[:-1]
+        return tuple(
+            as_elements(array.data[: array.size], dtype).reshape(shape).copy()
+            for array, shape, dtype in zip(outputs, self.shapes, dtypes, strict=True)
+        )
 
 
 _last: list[list[Report]] = []

@@ -12,7 +12,8 @@ import pytest
 from ptx_running import kernel_of, result, run, source, values, words
 
 from codegen.interpret import machine
-from codegen.interpret.machine import InterpretError, Kernel
+from codegen.interpret.kernel import Kernel
+from codegen.interpret.machine import InterpretError
 from codegen.interpret.memory.arrays import make_array
 from codegen.interpret.ptx import PtxError
 from codegen.runtime.compiled import interpreted

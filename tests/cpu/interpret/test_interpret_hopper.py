@@ -16,7 +16,9 @@ from ptx_running import REGISTERS, edited, kernel_of, result, run, source, value
 from codegen.interpret import host, ptx
 from codegen.interpret.decode.asynchronous import tensormaps
 from codegen.interpret.decode.asynchronous.tensormaps import TensorMap
-from codegen.interpret.machine import InterpretError, Kernel, LaunchConfig, Machine
+from codegen.interpret.kernel import Kernel
+from codegen.interpret.lanes import LaunchConfig
+from codegen.interpret.machine import InterpretError, Machine
 from codegen.interpret.memory.arrays import Global
 from codegen.interpret.ptx import PtxError
 from codegen.plan.gemms.hopper_tiles import TABLE

@@ -10,7 +10,8 @@ from ptx_running import kernel_of, result, source
 
 import generated
 from codegen import __main__ as command_line
-from codegen.interpret.machine import LaunchConfig, Machine
+from codegen.interpret.lanes import LaunchConfig
+from codegen.interpret.machine import Machine
 from codegen.runtime.compiled import interpreted
 
 

@@ -174,7 +174,7 @@ class GradientCall:
         numbers that the forward saves. Each number moves by up to a unit of its type, since one of its type cannot move by less, and
         half of the change is taken."""
         key = replace(self.key, implementation="xla")
-        kernel, names = self.op._backward_for(key), self.op.operand_names(self.key)
+        kernel, names = self.op.backward_for(key), self.op.operand_names(self.key)
         operands = tuple(jnp.asarray(x) for x in self.operands.values())
         if kernel is None or kernel.way(key, [name in self.own for name in names]) != "backward":
             return {}

@@ -1,12 +1,8 @@
 """A generated op as a JAX function.
 
 One call: bind the arguments, then run a jitted function that depends only on what is compiled in (implementation, types,
-which inputs are there, static params). That function is, outermost first,
+which inputs are there, static params). `differentiable.py` makes it differentiable. Within that is
 
-  jax.jit            so that an eager call is one dispatch
-  jax.custom_vjp     the forward unchanged; the generated backward, or the frozen one; else the gradient of the jnp form
-  auto_axes          for explicit mesh axes, which are automatic inside; results are typed by `partition.py`'s rules
-  custom_vmap        a mapped axis joins `...` or the first axis (`batching.py`); else the jnp form is mapped
   platform choice    the CuTe kernel on CUDA, the jnp form elsewhere, also inside jit and under jax.export
   partitioning       the kernel runs on each device's shard (`partition.py`)
 """
@@ -21,8 +17,6 @@ from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
-from jax.interpreters import ad
 
 from codegen import pipeline
 from codegen.autodiff import backward as backwards
@@ -40,8 +34,8 @@ from codegen.runtime.call.described import Implementation, Key
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, Tensor
 from codegen.runtime.compiled.platform import choose, current_arch
-from codegen.runtime.ops import aliases, batching
-from codegen.runtime.ops.gradient import Gradient
+from codegen.runtime.ops import aliases
+from codegen.runtime.ops.differentiable import Gradient, differentiable
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla import by_position, scatter
 from codegen.runtime.xla.evaluate import wide, widened
@@ -283,67 +277,14 @@ class Op(Generic[P, R]):
         return run
 
     def _make(self, key: Key) -> Callable[..., tuple[Any, ...]]:
-        run, xla = self._run(key), functools.partial(self.jnp_form, key)
-        batched = jax.custom_batching.custom_vmap(lambda *operands: partition.varying(run(*operands), operands))
+        return differentiable(self, key, self._run(key))
 
-        @batched.def_vmap
-        def batch(size: int, mapped: Sequence[bool], *operands: Any) -> Any:
-            outputs = batching.batch(self, key, batched, xla, size, mapped, operands)
-            return outputs, tuple(True for _ in outputs)
-
-        @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-        def differentiable(shardings: Any, *operands: Any) -> Any:
-            outputs = partition.output_shardings(self, key, shardings, operands)
-            return partition.typed(batched, outputs)(*operands)
-
-        def forward(shardings: Any, *primals: Any) -> Any:
-            # through itself, so that a second derivative differentiates this call as the first did
-            plain, operands = functools.partial(differentiable, shardings), tuple(p.value for p in primals)
-            kernel = self._backward_for(key)
-            if kernel is None or self._is_empty(key, operands):
-                return plain(*operands), {"": operands}
-            way = kernel.way(key, [p.perturbed for p in primals])
-            outputs, values = kernel.by(way).saved(key, plain, operands)
-            return outputs, kernel.packed(key, way, values, operands)
-
-        def pull(residuals: Any, cotangents: Any) -> Any:
-            kernel = self._backward_for(key)
-            if kernel is None or isinstance(residuals, dict):
-                return jax.vjp(xla, *residuals[""])[1](cotangents)
-            way, values = kernel.unpacked(key, residuals)
-            if way == "op in jnp":
-                return jax.vjp(xla, *(values[name] for name in self.operand_names(key)))[1](cotangents)
-            return kernel.by(way).pull(key, values, cotangents, way == "backward in jnp")
-
-        def backward(shardings: Any, residuals: Any, cotangents: Any) -> Any:
-            if self.refuses_gradients:
-                raise TypeError(f"{self.spec.op} has no gradient: its spec says `grad: none`")
-            cotangents = tuple(
-                ad.instantiate_zeros(ad.Zero(c.aval)) if isinstance(c, SymbolicZero) else c for c in cotangents
-            )
-            return partition.typed(pull, shardings)(residuals, cotangents)  # each gradient is sharded like its operand
-
-        differentiable.defvjp(forward, backward, symbolic_zeros=True)
-
-        def call(*operands: Any) -> Any:
-            # in shard_map, where an operand does not vary: its gradient is then summed over the mesh
-            operands = partition.varying(operands, operands)
-            return differentiable(partition.explicit_shardings(operands), *operands)
-
-        return jax.jit(call)
-
-    def _backward_for(self, key: Key) -> Gradient | None:
+    def backward_for(self, key: Key) -> Gradient | None:
         """The generated backward, if every dtype is bound: a type variable may belong only to an input that is left out."""
         backward = self._backward
         if backward is None or any(key.types.dtype(a) not in DTYPES for a in backward.spec.arrays):
             return None
         return backward
-
-    def _is_empty(self, key: Key, operands: Sequence[Any]) -> bool:
-        """Whether an axis has size 0. Sums along that axis are 0, whatever their factors. But the generated backward
-        moves factors out of sums, and 0 times an infinite factor is NaN. So JAX computes the derivative."""
-        axes = arguments.bind_axes(self.spec, self.arrays(key, operands))
-        return any(isinstance(n, int) and n == 0 for n in (*axes.rows, *axes.extents.values()))
 
     def on_shard(
         self, key: Key, kernel: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...], split: shards.Split

@@ -8,7 +8,7 @@ from typing import Any
 
 from codegen.cli.files.outputs import put
 from codegen.graph.nodes import DTYPES
-from codegen.spec.specfile import KEYS, REQUIRED
+from codegen.spec.specfile import KEYS, POSITIONS, REQUIRED
 from codegen.targets import ARCHITECTURES
 
 SCHEMA_FILE = "spec.schema.json"  # in the folder of specs
@@ -79,7 +79,7 @@ _PARAM = {
 _DOMAIN = {
     "oneOf": [
         {"enum": ["positive", "nonzero", "finite"]},
-        {"type": "string", "pattern": r"^index\([A-Z]\w*\)$"},
+        {"type": "string", "pattern": f"^{POSITIONS}$"},
         {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
     ]
 }

@@ -24,6 +24,7 @@ KEYS = (
     "op", "summary", "types", "inputs", "outputs", "params", "chain", "reference", "grad", "aliases", "save", "math",
     "tolerance", "domain", "schedule", "bench",
 )  # fmt: skip
+POSITIONS = r"index\([A-Z]\w*(, [A-Z]\w*)*\)"  # a domain: along an axis, or along several
 REQUIRED = ("op", "summary", "inputs", "outputs", "chain", "reference")
 
 
@@ -231,8 +232,7 @@ class _Reader(Declarations):
                         value.span, f"cannot read the bounds of {key.value!r}", "they must be [lo, hi] with lo <= hi"
                     )
             elif isinstance(value, Scalar) and (
-                value.value in ("positive", "nonzero", "finite")
-                or re.fullmatch(r"index\([A-Z]\w*(, [A-Z]\w*)*\)", value.value)
+                value.value in ("positive", "nonzero", "finite") or re.fullmatch(POSITIONS, value.value)
             ):
                 found.append((key.value, value.value))
             else:

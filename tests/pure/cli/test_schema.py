@@ -87,7 +87,7 @@ def test_schema_takes_every_key():
     validate(
         FULL + "types: {T: [float32]}\nparams: {a: 1.0, b: {type: int, default: 2, static: false, doc: d}}\n"
         "grad: {x: dy}\naliases: {y: x}\nsave: [z]\nmath: fast\ntolerance: {rtol: 1e-3, why: w}\n"
-        "domain: {x: positive, b: [0, 1], i: index(N)}\n"
+        "domain: {x: positive, b: [0, 1], i: index(N), j: 'index(N, R)'}\n"
         "schedule: {threads: 128, sm_90a: {vector_bytes: 8}}\nbench: [{...: 8192, N: 4096}]\n"
     )
 

@@ -19,8 +19,8 @@ from codegen.plan.attention import Attention, AttentionBackward, Part
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.op import Op
 from codegen.plan.scales import Bend, Scale
-from codegen.render.common import Context
-from codegen.render.elementwise import ElementwiseContext, tuple_text
+from codegen.render.common import Context, listed, place_text, tuple_text
+from codegen.render.elementwise import ElementwiseContext
 from codegen.render.records import AttentionKernel, Chain, PartFunction, TileFunction
 from codegen.spec.spec import Array
 
@@ -32,7 +32,7 @@ BOUNDED |= {"and": "both", "or": "either", "not": "inverse", "abs": "magnitude"}
 class TiledContext(Context):
     """The values of both templates: of attention, and of its gradients."""
 
-    attention: Attention | AttentionBackward
+    plan: Attention | AttentionBackward
 
     def xla(self) -> None:
         """The jnp form, which evaluates the graph."""
@@ -41,13 +41,13 @@ class TiledContext(Context):
     @property
     def others(self) -> list[str]:
         """The tensors that the generated functions take: all but q, k and v."""
-        return self.tensors_but(self.attention.factors)
+        return self.tensors_but(self.plan.factors)
 
     def tensors_but(self, taken: tuple[Array, ...]) -> list[str]:
         """The tensors except those of some arrays. One of these stays if no other array has an axis whose size a part
         uses."""
-        parts = [p.plan for p in vars(self.attention).values() if isinstance(p, Part)]
-        for axis in [x for p in parts for x in p.sized if x not in (self.attention.row, *self.attention.keys)]:
+        parts = [p.plan for p in vars(self.plan).values() if isinstance(p, Part)]
+        for axis in [x for p in parts for x in p.sized if x not in (self.plan.row, *self.plan.keys)]:
             having = [a for a in self.spec.arrays if axis in a.axes and a.default is None]
             taken = taken if {*having} - {*taken} else tuple(a for a in taken if a != having[0])
         return [t.name for t in self.tensor_lines() if t.name not in {self.tensors[a.name] for a in taken}]
@@ -60,12 +60,12 @@ class TiledContext(Context):
     @property
     def batch(self) -> tuple[str, ...]:
         """The axes of the batch, the innermost first."""
-        return self.attention.batch[::-1]
+        return self.plan.batch[::-1]
 
     def mode(self, array: Array, axis: str) -> int | None:
         """The mode of a tensor that is an axis; None if it lacks the axis."""
-        tokens = self.attention.view(array.name).tokens
-        place = next(i for i, g in enumerate(self.attention.groups) if g.axes == (axis,))
+        tokens = self.plan.view(array.name).tokens
+        place = next(i for i, g in enumerate(self.plan.groups) if g.axes == (axis,))
         return tokens.index(place) if place in tokens else None
 
     def arranged(self, array: Array, row: str, function: str = "arranged", *more: str) -> str:
@@ -101,10 +101,10 @@ class TiledContext(Context):
 
     def tiles(self) -> TileFunction | None:
         """The bounds of the mask's condition; None without a mask."""
-        if self.attention.condition is None:
+        if self.plan.condition is None:
             return None
-        score = PartContext(self, self.attention.scores)
-        text = score.bounds(self.attention.condition)
+        score = PartContext(self, self.plan.scores)
+        text = score.bounds(self.plan.condition)
         return TileFunction(score.coordinates([text]), text)
 
 
@@ -112,15 +112,10 @@ class AttentionContext(TiledContext):
     """The values of the module of attention."""
 
     template = "attention.py.jinja"
-    attention: Attention
-
-    def __init__(self, op: Op):
-        super().__init__(op)
-        assert isinstance(op.plan, Attention)
-        self.attention = op.plan
+    plan: Attention
 
     def kernel(self) -> AttentionKernel:
-        plan, op = self.attention, self.spec.op
+        plan, op = self.plan, self.spec.op
         parts = [p for p in (plan.scores, plan.unmasked, plan.weight, plan.rows_part) if p is not None]
         contexts = [PartContext(self, part, part is plan.rows_part) for part in parts]
         score, row = contexts[0], contexts[-1] if plan.rows_part is not None else None
@@ -154,12 +149,12 @@ class AttentionContext(TiledContext):
 
     def walked(self, array: Array) -> str:
         """The text of k or v as the main loop takes it."""
-        found = next((p for p in self.attention.pages if p.table == array), None)
+        found = next((p for p in self.plan.pages if p.table == array), None)
         if found is None:
-            return self.arranged(array, self.attention.column)
-        modes = self.attention.view(array.name).tokens
+            return self.arranged(array, self.plan.column)
+        modes = self.plan.view(array.name).tokens
         place = modes.index(found.axis)
-        row = self.mode(array, self.attention.keys[1]) if len(self.attention.keys) > 1 else None
+        row = self.mode(array, self.plan.keys[1]) if len(self.plan.keys) > 1 else None
         return self.with_modes(array, "in_pages", place, row)
 
     def scale(self, scale: Scale) -> str:
@@ -181,13 +176,7 @@ class PartContext(ElementwiseContext):
     width = "at.vec"
 
     def __init__(self, whole: TiledContext, part: Part, of_rows: bool = False):
-        self.whole, self.attention, self.part, self.part_plan, self.of_rows = (
-            whole,
-            whole.attention,
-            part,
-            part.plan,
-            of_rows,
-        )
+        self.whole, self.attention, self.part, self.of_rows = whole, whole.plan, part, of_rows
         super().__init__(Op(part.spec, part.statements, Reference(()), part.plan))
         self.static = [p for p in self.spec.params if p.static]
         self.accs = [a for a in part.plan.loads if self.is_given(a)]
@@ -202,11 +191,9 @@ class PartContext(ElementwiseContext):
 
     def planned(self, op: Op) -> Elementwise:
         del op
-        own = tuple(a for a in self.part_plan.loads if not self.is_given_name(a))
-        return replace(self.part_plan, loads=own)
-
-    def is_given_name(self, access: Access) -> bool:
-        return access.array is not None and access.array.name not in self.whole.inputs
+        read = self.whole.inputs
+        own = tuple(a for a in self.part.plan.loads if a.array is None or a.array.name in read)
+        return replace(self.part.plan, loads=own)
 
     def in_registers(self) -> frozenset[str]:
         """The arrays of the part that are not tensors of the op."""
@@ -362,13 +349,11 @@ class PartContext(ElementwiseContext):
             return any(re.search(rf"\b{name}\b", line) for line in text)
 
         names = [n if used(n) else "_" for n in self.whole.others]
-        lines = (
-            [f"{', '.join(names)}{',' if len(names) == 1 else ''} = tensors"] if any(n != "_" for n in names) else []
-        )
+        lines = [f"{listed(names)} = tensors"] if any(n != "_" for n in names) else []
         batch = [g.coordinate for g in self.groups if g.axes[0] in self.attention.batch][::-1]
         batch = [n if used(n) else "_" for n in batch]
         if any(n != "_" for n in batch):
-            lines.append(f"{', '.join(batch)}{',' if len(batch) == 1 else ''} = at.batch")
+            lines.append(f"{listed(batch)} = at.batch")
         row = next(g.coordinate for g in self.groups if g.axes == (self.attention.row,))
         return [*lines, f"{row} = at.row"] if used(row) and "at.rows" not in " ".join(text) else lines
 
@@ -395,14 +380,12 @@ class PartContext(ElementwiseContext):
             return f"{positions}()" if positions else f"at.fill({group.coordinate})"
         array = access.array
         where = self.at(access, "")
-        place = f"({where}{',' if ',' not in where else ''})"
+        place = place_text(where)
         own = {g.axes[0]: g.coordinate for g in self.groups}
         last = ", ".join(own.get(axis, "_") for axis in columns)
         several = any(re.search(rf"\b{own[axis]}\b", where) for axis in columns if axis in own)
         words = [self.tensors[array.name], f"lambda {last}: {place}" if several else place]
-        if array.default is not None:
-            value, dtype = emit.literal(array.default), self.default(array)[1]
-            words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
+        words += self.default_words(array)
         if access.index_of and {*columns} & {*self.plan.view(access.index_of[0]).array.axes}:
             words.append("indexed=True")
         return f"at.{'gather' if several else 'load_one'}({', '.join(words)})"
@@ -447,7 +430,7 @@ class PartContext(ElementwiseContext):
         if access is None or access.array is None or access.array.default is not None:
             return ""
         where, axes = self.at(access, ""), {*access.array.axes}
-        place, tensor = f"({where}{',' if ',' not in where else ''})", self.tensors[access.array.name]
+        place, tensor = place_text(where), self.tensors[access.array.name]
         along = axes & {*self.sizes_of}
         if len(along) > 1:
             return ""
@@ -466,5 +449,5 @@ class PartContext(ElementwiseContext):
                 tensor = self.tensors[access.array.name]
                 value = self.converted(access).format(access.name, f"{tensor}.element_type")
                 where = self.at(access, "")
-                lines.append(f"at.store({value}, {tensor}, ({where}{',' if ',' not in where else ''}))")
+                lines.append(f"at.store({value}, {tensor}, {place_text(where)})")
         return lines

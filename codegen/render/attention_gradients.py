@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from codegen.plan.attention import AttentionBackward
-from codegen.plan.op import Op
 from codegen.render.attention import PartContext, TiledContext
-from codegen.render.elementwise import tuple_text
+from codegen.render.common import tuple_text
 from codegen.render.records import AttentionBackwardKernel
 from codegen.spec.spec import Array
 
@@ -14,26 +13,21 @@ class AttentionBackwardContext(TiledContext):
     """The values of the kernels of attention's gradients."""
 
     template = "attention_backward.py.jinja"
-    attention: AttentionBackward
-
-    def __init__(self, op: Op):
-        super().__init__(op)
-        assert isinstance(op.plan, AttentionBackward)
-        self.attention = op.plan
+    plan: AttentionBackward
 
     @property
     def others(self) -> list[str]:
         """The tensors that the generated functions take, and dq for its type."""
-        plan = self.attention
+        plan = self.plan
         sums = (*plan.along_rows, *plan.along_columns, *plan.pairs)
         return self.tensors_but((*plan.factors, *plan.gradients[1:], *plan.statistics, *sums))
 
     @property
     def inputs(self) -> set[str]:
-        return {a.name for a in self.spec.inputs} - {a.name for a in self.attention.statistics}
+        return {a.name for a in self.spec.inputs} - {a.name for a in self.plan.statistics}
 
     def kernel(self) -> AttentionBackwardKernel:
-        plan, op = self.attention, self.spec.op
+        plan, op = self.plan, self.spec.op
         slope = PartContext(self, plan.slope)
         full = PartContext(self, plan.unmasked) if plan.unmasked is not None else None
         tiles = self.tiles()

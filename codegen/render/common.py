@@ -359,6 +359,22 @@ class Context:
             return param.constant
         return f"m{camel(param.name)}[0]" + (" != 0" if param.kind == "bool" else "")
 
+    def type_of(self, kind: str) -> str:
+        """The type in which values of a kind are computed."""
+        return {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[kind]
+
+    def default(self, array: Array) -> list[str]:
+        """The value of an array that may be left out, and its type unless that is float32; nothing for other arrays."""
+        if (value := array.default) is None:
+            return []
+        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
+        dtype = "cutlass.Uint8" if kind == "bool" else self.type_of(kind)
+        return [emit.literal(value), *([] if dtype == "cutlass.Float32" else [dtype])]
+
+    def default_words(self, array: Array) -> list[str]:
+        """The same as arguments."""
+        return [f"{name}={text}" for name, text in zip(("default", "dtype"), self.default(array), strict=False)]
+
     def guard(self, access: Access) -> str:
         array = access.array
         return self.tensors[array.name] if array is not None and array.default is not None else ""
@@ -441,6 +457,22 @@ class StagedContext(Context):
 
     def tensor_lines(self) -> list[Tensor]:
         return []
+
+
+def listed(words: Iterable[str]) -> str:
+    """Some expressions, with a comma behind a single one: what a tuple has between brackets."""
+    found = list(words)
+    return ", ".join(found) + ("," if len(found) == 1 else "")
+
+
+def tuple_text(words: Iterable[str]) -> str:
+    """A tuple of some expressions."""
+    return f"({listed(words)})"
+
+
+def place_text(coordinates: str) -> str:
+    """The position with these coordinates, which are separated by commas."""
+    return f"({coordinates}{'' if ',' in coordinates else ','})"
 
 
 def full(width: str, value: str, dtype: str) -> str:

@@ -12,8 +12,7 @@ from codegen.graph.positions import rises
 from codegen.plan.access import Access
 from codegen.plan.elementwise import Elementwise
 from codegen.plan.nearby import Nearby
-from codegen.plan.op import Op
-from codegen.render.common import Context, camel, full, quoted
+from codegen.render.common import Context, camel, full, listed, quoted, tuple_text
 from codegen.render.records import Chain, ElementwiseKernel, Function, Kernel, NearValues
 from codegen.spec.spec import Array, Param
 
@@ -27,10 +26,6 @@ class ElementwiseContext(Context):
     template = "elementwise.py.jinja"
     width = "how.vec"  # elements of a vector
     holds_tables = True  # whether its blocks may copy tables to shared memory
-
-    def planned(self, op: Op) -> Elementwise:
-        assert isinstance(op.plan, Elementwise)
-        return op.plan
 
     def kernel(self) -> Kernel:
         return self.shown()
@@ -130,9 +125,7 @@ class ElementwiseContext(Context):
                 used |= set(self.plan.view(access.index_of[0]).tokens) if access.index_of else set()
         if not used & set(range(len(self.groups))):
             return ""
-        return ", ".join(g.coordinate if i in used else "_" for i, g in enumerate(self.groups)) + (
-            "," if len(self.groups) == 1 else ""
-        )
+        return listed(g.coordinate if i in used else "_" for i, g in enumerate(self.groups))
 
     def settings(self, chain: Chain) -> list[str]:
         lines = []
@@ -194,8 +187,7 @@ class ElementwiseContext(Context):
         return list(self.loads_of(self.plan.loads).values())
 
     def loaded(self) -> str:
-        names = self.loads_of(self.plan.loads)
-        return ", ".join(names) + ("," if len(names) == 1 else "")
+        return listed(self.loads_of(self.plan.loads))
 
     def operand(self, access: Access) -> str:
         """An access as an argument of `Flat.load`."""
@@ -207,10 +199,7 @@ class ElementwiseContext(Context):
             words.append(self.place_of(access))
         elif access.array.parts:
             words.append(f"parts={access.array.parts}")
-        if access.array.default is not None:
-            value, dtype = self.default(access.array)
-            words.append(f"default={value}")
-            words += [f"dtype={dtype}"] if dtype != "cutlass.Float32" else []
+        words += self.default_words(access.array)
         return f"flat.read({', '.join([tensor, *words])})" if words else tensor
 
     def place_of(self, access: Access) -> str:
@@ -235,13 +224,6 @@ class ElementwiseContext(Context):
         """The position along an axis of an array that no group has, and no index reads."""
         raise AssertionError(f"no position along {axis}")
 
-    def default(self, array: Array) -> tuple[str, str]:
-        """The value of an array that is left out, and its type."""
-        value = array.default
-        kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
-        dtype = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}[kind]
-        return emit.literal(value), dtype
-
     def chain_arguments(self) -> list[str]:
         texts: dict[str, str] = {}
         for access in self.plan.loads:
@@ -261,8 +243,7 @@ class ElementwiseContext(Context):
 
     def parameter_vector(self, p: Param) -> str:
         """A parameter as a vector."""
-        dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-        return full(self.width, self.parameter_text(p), dtype)
+        return full(self.width, self.parameter_text(p), self.type_of(p.kind))
 
     def loaded_part(self, access: Access) -> str:
         """The text of the vector of an access, in its array's type."""
@@ -328,7 +309,7 @@ class NeighboursContext(ElementwiseContext):
             loads=list(loads.values()),
             loaded=tuple_text(loads),
             steady=tuple(steady.values()),
-            steady_loaded=", ".join(steady) + ("," if len(steady) == 1 else ""),
+            steady_loaded=listed(steady),
         )
 
     def chain(self) -> Chain:
@@ -377,9 +358,3 @@ class NeighboursContext(ElementwiseContext):
 def row_text(by: int) -> str:
     """The number of the row so many rows further on."""
     return f"row + {by}" if by > 0 else f"row - {-by}" if by else "row"
-
-
-def tuple_text(words: Iterable[str]) -> str:
-    """A tuple of some expressions."""
-    found = list(words)
-    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"

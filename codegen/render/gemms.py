@@ -15,7 +15,7 @@ from codegen.plan.elementwise import Elementwise
 from codegen.plan.gemms.folds import Fold
 from codegen.plan.gemms.tiles import Tile
 from codegen.plan.op import Gemm, Op
-from codegen.render.common import Context, camel
+from codegen.render.common import Context, camel, place_text, tuple_text
 from codegen.render.elementwise import ElementwiseContext
 from codegen.render.records import (
     Chain,
@@ -177,26 +177,22 @@ class TileContext(ElementwiseContext):
         rows, columns = ([f for f in self.tile_plan.folds if f.along == along] for along in (True, False))
         followed = [(place, *f.rescaled) for place, f in enumerate(rows) if f.rescaled is not None]
 
-        def tuple_of(words: Iterable[str]) -> str:
-            found = list(words)
-            return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
-
         tensors = [
             Tensor(name=f"m{camel(f.name)}", hint="cute.Tensor", comment=self.fold_comment(f))
             for f in (*rows, *columns)
         ]
         names = [t.name for t in tensors]
         return TileFolds(
-            returned=tuple_of(f.value for f in (*rows, *columns)),
+            returned=tuple_text(f.value for f in (*rows, *columns)),
             tensors=tensors,
-            row_ops=tuple_of(f'"{f.op}"' for f in rows),
-            column_ops=tuple_of(f'"{f.op}"' for f in columns),
-            rescaled=tuple_of(
+            row_ops=tuple_text(f'"{f.op}"' for f in rows),
+            column_ops=tuple_text(f'"{f.op}"' for f in columns),
+            rescaled=tuple_text(
                 f'({sum_}, {maximum}, "{power}", {scale!r}, {finite})'
                 for sum_, maximum, power, scale, finite in followed
             ),
-            row_parts=tuple_of(names[: len(rows)]),
-            column_parts=tuple_of(names[len(rows) :]),
+            row_parts=tuple_text(names[: len(rows)]),
+            column_parts=tuple_text(names[len(rows) :]),
         )
 
     def segments(self) -> SegmentChain | None:
@@ -362,14 +358,14 @@ class TileContext(ElementwiseContext):
         assert access.array is not None
         parts = access.array.parts if access.mode == "flat" else None
         where = self.at(replace(access, part=0) if parts else access, "")
-        return f"({where}{',' if ',' not in where else ''})"
+        return place_text(where)
 
     def places(self, access: Access) -> str:
         """The function from a column to the coordinates of an access."""
         inner, several = self.groups[-1], len(self.split_groups()[2]) > 1  # a vector is within a segment
         column = "column" if several else inner.coordinate
         where = self.at(access, "", f"column % {inner.name}" if several else None)
-        return f"lambda {column}: ({where}{',' if ',' not in where else ''})"
+        return f"lambda {column}: {place_text(where)}"
 
     def read(self, access: Access) -> Fragment:
         """A fragment, and the call that reads it."""
@@ -382,12 +378,8 @@ class TileContext(ElementwiseContext):
             method, words = "load_one", [self.place(access)]
         else:
             method, words = "gather", [self.places(access)]
-        if array.default is not None:
-            value, dtype = self.default(array)
-            words += [f"default={value}", *([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])]
-        return Fragment(
-            name=self.fragment(access), text=f"at.{method}({', '.join([self.tensors[array.name], *words])})"
-        )
+        words = [self.tensors[array.name], *words, *self.default_words(array)]
+        return Fragment(name=self.fragment(access), text=f"at.{method}({', '.join(words)})")
 
     def made(self, access: Access) -> str:
         """The line that makes a fragment of coordinates, those in the whole."""

@@ -54,9 +54,7 @@ class TurnedContext(ElementwiseContext):
         if access.array is None:
             return super().operand(access)
         words = [self.tensor_of(access), self.place_of(access)]
-        if access.array.default is not None:
-            value, dtype = self.default(access.array)
-            words += [f"default={value}"] + ([f"dtype={dtype}"] if dtype != "cutlass.Float32" else [])
+        words += self.default_words(access.array)
         return f"flat.read({', '.join(words)})"
 
     def loaded_part(self, access: Access) -> str:

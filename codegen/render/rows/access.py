@@ -7,11 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.graph import emit
 from codegen.plan.access import Access, Group
-from codegen.plan.op import Op
 from codegen.plan.rows.reductions import Reduction
-from codegen.render.common import Context, camel
+from codegen.render.common import Context, camel, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Fragment
 from codegen.render.rows.records import (
@@ -27,10 +25,6 @@ class RowAccess(Context):
     plan: Reduction
     record = "row"  # the kernel's name for a thread's view of its row
     index = "index"  # and the row's number
-
-    def planned(self, op: Op) -> Reduction:
-        assert isinstance(op.plan, Reduction)
-        return op.plan
 
     # Positions
 
@@ -99,7 +93,7 @@ class RowAccess(Context):
                 assert access.array is not None
                 table = self.tensors[access.array.name]
                 words.append(f"device.clip_index(r{camel(access.name)}At[0], {table}.shape[{mode}])")
-        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+        return tuple_text(words or ["0"])
 
     def coordinate_at(self, access: Access, mode: int, group: int) -> str:
         """A row's coordinate along a group, where an array is read: a neighbour's position is brought inside the array."""
@@ -228,14 +222,9 @@ class RowAccess(Context):
 
     def registers_of(self, access: Access, shape: list[str]) -> Fragment:
         assert access.array is not None
-        text = f"{self.tensors[access.array.name]}, ({', '.join(shape)}{',' if len(shape) == 1 else ''})"
-        default = access.array.default if access.array in self.spec.inputs else None
-        if default is not None:
-            kind = "bool" if isinstance(default, bool) else "int" if isinstance(default, int) else "float"
-            types = {"bool": "cutlass.Uint8", "int": f"cutlass.{self.integer}", "float": self.compute()}
-            dtype = "" if types[kind] == "cutlass.Float32" else f", {types[kind]}"
-            text += f", {emit.literal(default)}{dtype}"
-        return Fragment(self.fragment(access), f"access.registers({text})")
+        text = f"{self.tensors[access.array.name]}, {tuple_text(shape)}"
+        words = [text, *(self.default(access.array) if access.array in self.spec.inputs else [])]
+        return Fragment(self.fragment(access), f"access.registers({', '.join(words)})")
 
     # Loads
 

@@ -13,7 +13,7 @@ from codegen.language.reference import Reference
 from codegen.plan.access import Access
 from codegen.plan.op import Op
 from codegen.plan.rows.access import Statistic
-from codegen.render.common import camel
+from codegen.render.common import camel, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Function, Tensor
 from codegen.render.rows.finishes import Finish, FinishContext
@@ -30,7 +30,7 @@ from codegen.render.rows.records import (
     Walk,
     WalkKernel,
 )
-from codegen.render.rows.row import RowContext, in_tuple
+from codegen.render.rows.row import RowContext
 from codegen.shared import COUNTER
 
 
@@ -50,9 +50,9 @@ class WalkContext(FinishContext):
             functions=self.functions(),
             everything=self.plan.collapsed,
             column_statistics=[self.folded(s) for s in self.of_columns()],
-            column_types=in_tuple([self.statistic_type(s) for s in self.of_columns()]),
+            column_types=tuple_text([self.statistic_type(s) for s in self.of_columns()]),
             totals=[self.folded(s) for s in self.totals()],
-            total_types=in_tuple([self.statistic_type(s) for s in self.totals()]),
+            total_types=tuple_text([self.statistic_type(s) for s in self.totals()]),
             parts_tensor=self.parts((self.of_columns() or self.totals())[0]),
             tiles=tiles,
             first=self.first_launch(),
@@ -306,7 +306,7 @@ class WalkContext(FinishContext):
             count = f"({self.columns_text()})"
             count = f"({count} // each)" if self.plan.shares else count
             tensors = [f"cute.domain_offset((0, place * {count}), {t})" for t in tensors]
-        parts, ops = ", ".join(tensors), in_tuple([f'"{s.op}"' for s in statistics])
+        parts, ops = ", ".join(tensors), tuple_text([f'"{s.op}"' for s in statistics])
         return form.format(running=running, ops=ops, parts=parts)
 
     def start(self, access: Access) -> str:

@@ -11,11 +11,11 @@ from codegen.graph.online import TIES, Rescaled
 from codegen.plan.access import Access
 from codegen.plan.planner import dtype_constant
 from codegen.plan.rows.access import Statistic
-from codegen.render.common import camel
+from codegen.render.common import camel, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Constant, Function, Tensor
 from codegen.render.rows.records import FinishKernel, PartialFold
-from codegen.render.rows.row import RowContext, in_tuple
+from codegen.render.rows.row import RowContext
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class FinishContext(RowContext):
                 flag = self.approximates(way) if terms else "False"
                 power = f'"{way.power}"' if flag == "False" else f'"{way.power}_term" if {flag} else "{way.power}"'
                 places.append(f"({k}, {m}, {power}, {emit.literal(way.scale)})")
-        return f", rescaled={in_tuple(places)}" if places else ""
+        return f", rescaled={tuple_text(places)}" if places else ""
 
     def approximates(self, way: Rescaled) -> str:
         """The text that says whether exponentials may be approximate."""
@@ -206,7 +206,7 @@ class FinishContext(RowContext):
         found = []
         for call, members in alike.items():
             names, parts = ", ".join(s.name for s in members), ", ".join(self.parts(s) for s in members)
-            ops, own = in_tuple([f'"{s.op}"' for s in members]), names if len(members) > 1 else f"({names},)"
+            ops, own = tuple_text([f'"{s.op}"' for s in members]), names if len(members) > 1 else f"({names},)"
             ends = [self.settled_line(s) for s in members if s.follows is not None and s.follows.power != TIES]
             ends += [self.mean_line(s) for s in members if s.op == "mean"]
             text = call.format(f"[{parts}], {ops}", self.rescaled(members))
@@ -254,7 +254,7 @@ class FinishContext(RowContext):
         words = [
             str(access.part or 0) if t == "parts" else self.finish_coordinate(finish, int(t)) for t in access.tokens
         ]
-        return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})" if words else "(0,)"
+        return tuple_text(words or ["0"])
 
     def finish_arguments(self, finish: Finish) -> list[str]:
         texts = dict(self.operand_texts("1"))  # a copy: the loop below has its own one

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 from codegen.graph import emit
 from codegen.plan.access import Access
-from codegen.plan.op import Op
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.middle import Middle
-from codegen.render.common import camel, full
+from codegen.render.common import camel, full, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Fragment, Function
 from codegen.render.rows.finishes import FinishContext
 from codegen.render.rows.records import ColumnStatistic, Final, Load, MiddleKernel, RowLoad
-from codegen.render.rows.row import in_tuple
 
 
 class MiddleContext(FinishContext):
@@ -24,10 +22,6 @@ class MiddleContext(FinishContext):
     template = "middle.py.jinja"
     module = "middle"
     plan: Middle
-
-    def planned(self, op: Op) -> Middle:
-        assert isinstance(op.plan, Middle)
-        return op.plan
 
     def kernel(self) -> MiddleKernel:
         finishes = [self.finish(f) for f in self.finishes()]
@@ -44,7 +38,7 @@ class MiddleContext(FinishContext):
                 ColumnStatistic(s.name, s.op, self.statistic_type(s), f"f{camel(s.name)}", self.parts(s))
                 for s in self.plan.columns
             ],
-            column_ops=in_tuple([f'"{s.op}"' for s in self.plan.columns]),
+            column_ops=tuple_text([f'"{s.op}"' for s in self.plan.columns]),
             finishes=finishes,
         )
 
@@ -96,7 +90,7 @@ class MiddleContext(FinishContext):
     def place(self, access: Access) -> str:
         """The position of a vector's first element in an array."""
         words = [self.coordinate(t) if isinstance(t, int) else str(access.part or 0) for t in access.tokens]
-        return f"({', '.join(words)}{',' if len(words) == 1 else ''})" if words else "(0,)"
+        return tuple_text(words or ["0"])
 
     # Registers and loads
 
@@ -138,23 +132,19 @@ class MiddleContext(FinishContext):
         )
         return replace(found, memory=memory)
 
-    def operand_text(self, access: Access, width: str) -> str:
-        integer = f"cutlass.{self.integer}"
-        if access.counted:
-            return full(width, self.table_size(access.counted), integer)
-        if access.mode in ("size", "index"):
-            assert access.group is not None
-            if access.mode == "size":
-                return full(width, self.groups[access.group].name, integer)
-            own = self.coordinate(access.group)
-            if access.group == self.plan.vector_group:
-                return f"reduce.count_up({own}, {width}).to({integer})"
-            return full(width, own, integer)
-        assert access.array is not None
+    def position_text(self, access: Access, group: int, width: str, integer: str) -> str:
+        own = self.coordinate(group)
+        return (
+            f"reduce.count_up({own}, {width}).to({integer})"
+            if group == self.plan.vector_group
+            else full(width, own, integer)
+        )
+
+    def loaded_text(self, access: Access, width: str) -> str:
         name, v = self.fragment(access), "v" if self.plan.is_held(access) else "0"
         if self.plan.is_wide(access):
-            return self.as_computed(f"{name}[None, {v}].load()", access.array)
-        return self.as_computed(full(width, f"{name}[0, {v}]", f"{name}.element_type"), access.array)
+            return f"{name}[None, {v}].load()"
+        return full(width, f"{name}[0, {v}]", f"{name}.element_type")
 
     # Sweeps
 

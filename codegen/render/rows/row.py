@@ -13,7 +13,7 @@ from codegen.graph.nodes import Node
 from codegen.graph.online import rescaled
 from codegen.plan.access import Access
 from codegen.plan.rows.access import Statistic
-from codegen.render.common import camel, doc_lines, full
+from codegen.render.common import camel, doc_lines, full, tuple_text
 from codegen.render.once import once
 from codegen.render.records import Function
 from codegen.render.rows.access import RowAccess
@@ -212,7 +212,7 @@ class RowContext(RowAccess):
         return [known.get(p) or self.extra_argument(p) for p in function.params]
 
     def statistic_type(self, statistic: Statistic) -> str:
-        return {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[statistic.kind]
+        return self.type_of(statistic.kind)
 
     def statistic_text(self, statistic: Statistic, width: str) -> str:
         if statistic.kind == "bool":
@@ -224,8 +224,7 @@ class RowContext(RowAccess):
         """How each operand of the chain is read from its registers."""
         texts = {access.name: self.operand_text(access, width) for access in self.plan.loads}
         for p in self.spec.params:
-            dtype = {"float": self.compute(), "int": f"cutlass.{self.integer}", "bool": "cutlass.Boolean"}[p.kind]
-            texts[p.name] = full(width, self.parameter_text(p), dtype)
+            texts[p.name] = full(width, self.parameter_text(p), self.type_of(p.kind))
         return texts
 
     def counts_up(self, access: Access) -> bool:
@@ -239,23 +238,26 @@ class RowContext(RowAccess):
             return full(width, self.table_size(access.counted), integer)
         if access.mode in ("size", "index"):
             assert access.group is not None
-            group = self.groups[access.group]
-            if access.mode == "size":
-                return full(width, group.name, integer)
-            if access.group < self.plan.leading:
-                return full(width, self.coordinate(access.group), integer)
-            if self.counts_up(access):
-                return f"reduce.count_up(at.c, {width}).to({integer})"
-            return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
+            size = full(width, self.groups[access.group].name, integer)
+            return size if access.mode == "size" else self.position_text(access, access.group, width, integer)
         assert access.array is not None
+        return self.as_computed(self.loaded_text(access, width), access.array)
+
+    def position_text(self, access: Access, group: int, width: str, integer: str) -> str:
+        """The positions along a group of axes, as integers of this type."""
+        if group < self.plan.leading:
+            return full(width, self.coordinate(group), integer)
+        if self.counts_up(access):
+            return f"reduce.count_up(at.c, {width}).to({integer})"
+        return f"r{camel(access.name)}[None, v{self.of_row(access)}].load().to({integer})"
+
+    def loaded_text(self, access: Access, width: str) -> str:
+        """The vector of an access, in its array's type."""
         name, v = self.fragment(access), "0" if self.one_vector(access) else "v"
         if access.mode == "row":
-            load = full(width, f"{name}[0{self.of_row(access)}]", f"{name}.element_type")
-        elif access.interleaved:
-            load = f"{name}[{access.part}, None, {v}{self.of_row(access)}].load()"
-        else:
-            load = f"{name}[None, {v}{self.of_row(access)}].load()"
-        return self.as_computed(load, access.array)
+            return full(width, f"{name}[0{self.of_row(access)}]", f"{name}.element_type")
+        part = f"{access.part}, " if access.interleaved else ""
+        return f"{name}[{part}None, {v}{self.of_row(access)}].load()"
 
     # Sweeps over the row
 
@@ -266,7 +268,7 @@ class RowContext(RowAccess):
         return Stage(
             **vars(self.fold_of(self.plan.stages[number])),
             results=", ".join([*operands, *(a.name for a in written)]) if written else "values",
-            values=in_tuple(operands) if written else "values",
+            values=tuple_text(operands) if written else "values",
             stores=self.store_lines(written),
             shared=self.shared(number),
             memory=self.memory(self.plan.stages[number]),
@@ -312,9 +314,9 @@ class RowContext(RowAccess):
         types = [self.statistic_type(s) for s in statistics]
         return Reductions(
             names=[s.name for s in statistics],
-            ops=in_tuple([f'"{s.op}"' for s in statistics]),
+            ops=tuple_text([f'"{s.op}"' for s in statistics]),
             running=running,
-            type_tuple=in_tuple(types),
+            type_tuple=tuple_text(types),
             statistics=list(zip([s.name for s in statistics], running, [s.op for s in statistics], types, strict=True)),
         )
 
@@ -328,7 +330,7 @@ class RowContext(RowAccess):
             followers = [(s, way) for s, way in ways if way.maximum is maximum.node]
             if followers:
                 sums = ", ".join(f"r{camel(s.name)}" for s, _ in followers)
-                texts = in_tuple([f'("{way.power}", {emit.literal(way.scale)})' for _, way in followers])
+                texts = tuple_text([f'("{way.power}", {emit.literal(way.scale)})' for _, way in followers])
                 name = camel(maximum.name)
                 maxima.append(Maximum(
                     name=maximum.name, seen=f"r{name}Seen", type=self.statistic_type(maximum),
@@ -345,7 +347,7 @@ class RowContext(RowAccess):
                 for c in self.plan.expensive
                 if c.node is s.operand
             ]
-        return Rising(maxima=maxima, rescaled=in_tuple(places), held_values=held)
+        return Rising(maxima=maxima, rescaled=tuple_text(places), held_values=held)
 
     module = "rowwise"  # of the device functions
 
@@ -456,8 +458,3 @@ class RowContext(RowAccess):
         return [t for f in self.kernel_functions() for t in self.arguments(f, "vec")] + [
             self.statistic_type(s) for s in (*self.plan.rows, *self.plan.columns)
         ]
-
-
-def in_tuple(words: list[str]) -> str:
-    """A tuple of texts."""
-    return f"({', '.join(words)},)" if len(words) == 1 else f"({', '.join(words)})"

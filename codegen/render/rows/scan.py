@@ -10,10 +10,9 @@ from codegen.graph import emit
 from codegen.graph.names import fresh
 from codegen.graph.nodes import Node, along_of, topological
 from codegen.plan.access import Access
-from codegen.plan.op import Op
 from codegen.plan.rows.scanning import Scan
-from codegen.render.common import quoted
-from codegen.render.elementwise import ElementwiseContext, tuple_text
+from codegen.render.common import listed, quoted, tuple_text
+from codegen.render.elementwise import ElementwiseContext
 from codegen.render.once import once
 from codegen.render.records import Function, Kernel, Tensor
 
@@ -130,10 +129,6 @@ class ScanContext(ElementwiseContext):
 
     plan: Scan
     template = "scan.py.jinja"
-
-    def planned(self, op: Op) -> Scan:
-        assert isinstance(op.plan, Scan)
-        return op.plan
 
     def kernel(self) -> ScanKernel:
         shared, scans, reduced, chain = self.functions()
@@ -262,7 +257,7 @@ class ScanContext(ElementwiseContext):
             sums=len(summed),
             across=len(self.in_states(self.plan.crossed)),
             stores=lines,
-            results=", ".join(a.name for a in summed) + ("," if len(summed) == 1 else ""),
+            results=listed(a.name for a in summed),
             written=self.axes_in(lines),
         )
 
@@ -278,7 +273,7 @@ class ScanContext(ElementwiseContext):
         loads = self.loads_of(a for a in found if of_states or not self.plan.is_ahead(a))
         own, texts = self.of_states(), self.chain_arguments()
         arguments = [t for n, t in zip(self.vector_names(), texts, strict=True) if (n in own) == of_states]
-        return Reads(list(loads.values()), ", ".join(loads) + ("," if len(loads) == 1 else ""), arguments)
+        return Reads(list(loads.values()), listed(loads), arguments)
 
     def reads_ahead(self) -> ReadsAhead:
         """The loads of arrays with elements along the scanned axis: they wait for memory, others find theirs in a cache."""

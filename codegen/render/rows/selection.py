@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.graph import emit
-from codegen.plan.op import Op
 from codegen.plan.rows.selecting import Placement, Selection, Threshold
 from codegen.render.common import Context
 from codegen.render.records import Kernel
@@ -49,10 +48,6 @@ class SelectionContext(Context):
     template = "select.py.jinja"
     # An element's position, where it is written, and of how many
     found, at, count = "shared[1][slot]", "slot", "how.count"
-
-    def planned(self, op: Op) -> Selection:
-        assert isinstance(op.plan, Selection)
-        return op.plan
 
     def kernel(self) -> SelectionKernel:
         rows, columns = (self.extent_in(self.spec.inputs, i) or "1" for i in (0, len(self.plan.groups) - 1))
@@ -115,10 +110,6 @@ class PlacementContext(Context):
 
     plan: Placement
     template, read = "place.py.jinja", "select.value_at({}, row, slot, how.count)"
-
-    def planned(self, op: Op) -> Placement:
-        assert isinstance(op.plan, Placement)
-        return op.plan
 
     def kernel(self) -> PlacementKernel:
         plan, spec = self.plan, self.spec

@@ -66,10 +66,6 @@ class RowStepContext(RowContext):
         self.tensors |= {a.name: memory_of(a) for a in self.spec.arrays if a.name in self.local}
         self.twice = [a for a in self.spec.outputs if a.name in handed and a.name not in self.local]
 
-    def planned(self, op: Op) -> RowStep:
-        assert isinstance(op.plan, RowStep)
-        return op.plan
-
     def kernel(self) -> RowKernel:
         return replace(self.row_kernel(), step=True)
 
@@ -124,10 +120,6 @@ class StepsContext(Context):
     def __init__(self, op: Op, render: Render):
         super().__init__(op)
         self.render = render
-
-    def planned(self, op: Op) -> Steps:
-        assert isinstance(op.plan, Steps)
-        return op.plan
 
     def kernel(self) -> StepsKernel:
         columns, rows = map(self.product_of, self.plan.counted)

@@ -21,7 +21,7 @@ from codegen.tracing.steps import Place, Step
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EXPRESSING = Expressing(rereading=True)  # what was tried is known to all functions of the process
+EXPRESSING = Expressing(rereading=True, from_start=False)  # what was tried is known to all functions of the process
 
 
 @dataclass(frozen=True)

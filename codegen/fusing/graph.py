@@ -30,7 +30,9 @@ OTHER = -1  # what takes an array, where it is no side of a product
 # Primitives with bodies: the parameters that are closed jaxprs, or jaxprs without constants
 BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",), "checkpoint": ("jaxpr",),
           "remat": ("jaxpr",), "remat2": ("jaxpr",), "shard_map": ("jaxpr",), "custom_vjp_call": ("call_jaxpr",)}  # fmt: skip
-WITHIN = frozenset({"pad", "rev", "dynamic_slice", "shift_right_logical"})  # besides those that the language has
+# What XLA computes within kernels besides the steps that the language has
+WITHIN = frozenset({"pad", "rev", "dynamic_slice", "shift_right_logical", "bitcast_convert_type", "erf_inv", "bessel_i0e",
+                    "bessel_i1e", "nextafter", "clz", "real", "imag", "complex"})  # fmt: skip
 SHARDED = frozenset({"sharding_constraint", "reshard"})  # they give the same elements, as others may lay them out
 APART = SHARDED | {"device_put", "optimization_barrier", "own", "reduce_precision"}
 
@@ -165,8 +167,8 @@ class StepGraph:
         if any(wraps(s) or is_exact(s) for s in step.inner or (step,)):
             return False
         values = [*(v for v in step.inputs if isinstance(v, Value)), *step.outputs]
-        large = place in self.constants or max(elements(v.shape) for v in values) > 1
-        return large and all(v.dtype in DTYPES for v in values)
+        sizes = [elements(v.shape) for v in values]  # of nothing, there is nothing to save
+        return (place in self.constants or max(sizes) > 1) and all(sizes) and all(v.dtype in DTYPES for v in values)
 
     def sources(self, places: Iterable[int]) -> tuple[set[int], list[Value]]:
         """The free steps that steps need, and the values that none of these steps computes. Such a value is split or

@@ -50,8 +50,8 @@ def with_function(
     leaves, tree = jax.tree.flatten(arrays)
     op, spec = op_of(made.planned), made.planned.spec
     values = flat.inputs[: len(leaves)]
-    limits = _limits(made)
-    given = [drawn(v.shape, _wide(v.dtype, spec), place, limits.get(v, 8)) for place, v in enumerate(values)]
+    limits, narrow_inputs = _limits(made), {a.value: a.dtype for a in made.inputs if spec.array(a.name).dtype in NARROW}
+    given = [drawn(v.shape, narrow_inputs.get(v, v.dtype), place, limits.get(v, 8)) for place, v in enumerate(values)]
     steps = traced(lambda *given: call(jax.tree.unflatten(tree, given), numbers), *given).steps
     narrow = [v.dtype for s in steps for v in s.outputs if v.dtype in NARROW]
     allowed = max([ROUNDED * float(jnp.finfo(d).eps) for d in narrow], default=CLOSE)
@@ -88,12 +88,6 @@ def as_tuple(results: Any) -> tuple[Any, ...]:
 
 def _keywords(spec: Spec, numbers: list[float]) -> dict[str, float]:
     return {p.name: p.default for p in spec.params if isinstance(p.default, float)} if numbers else {}
-
-
-def _wide(dtype: str, spec: Spec) -> str:
-    """The dtype in which the function is compared: float32 where the op takes that instead of a narrow type."""
-    fixed = {a.dtype for a in spec.inputs}
-    return "float32" if dtype in NARROW and dtype not in fixed else dtype
 
 
 def _limits(made: Made) -> dict[Value, int]:

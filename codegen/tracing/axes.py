@@ -12,6 +12,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from jax.lax import GatherScatterMode
+
 from codegen.errors import UserError
 from codegen.tracing.steps import Atom, Number, Step, Value
 
@@ -225,8 +228,8 @@ class Axes:
             if value.shape[place] == out.shape[place]:
                 self.union(a, b)
             else:
-                assert a is not None
                 parts, _ = sliced(step, place)
+                assert a is not None
                 if parts.alone is not None and a.root.parts is None:
                     raise UserError(f"a slice of {out.shape[place]} of {value.shape[place]} elements", SLICE)
                 self.cut(a, replace(parts, axis=b))
@@ -356,15 +359,29 @@ def taken(step: Step) -> Taken | None:
     return Taken(axis, False) if whole else None
 
 
+def filled(step: Step) -> bool | int | float | None:
+    """What a gather gives for an index outside of the axis, where the caller chose it. JAX's own choice is NaN, or the least integer."""
+    if step.params["mode"] is not GatherScatterMode.FILL_OR_DROP or step.params["fill_value"] is None:
+        return None
+    fill: bool | int | float = np.asarray(step.params["fill_value"]).item()
+    own: bool | int = step.outputs[0].dtype == "bool"
+    if "int" in step.outputs[0].dtype:
+        limits = np.iinfo(step.outputs[0].dtype)
+        own = int(limits.min or limits.max)
+    return None if math.isnan(fill) or (own and fill == own) else fill
+
+
 def added(step: Step) -> int | None:
     """The axis along which a scatter-add adds one element to each row, as the gradient of take_along_axis with one index does; None
     for other forms."""
     numbers, (table, index, value) = step.params["dimension_numbers"], step.inputs
-    axis = numbers.scatter_dims_to_operand_dims[0]
+    if len(numbers.scatter_dims_to_operand_dims) != 1:
+        return None
+    (axis,) = numbers.scatter_dims_to_operand_dims
     others = tuple(i for i in range(len(table.shape)) if i != axis)
     if numbers.operand_batching_dims != others or numbers.inserted_window_dims != (axis,) or numbers.update_window_dims:
         return None
-    rows = math.prod(table.shape) // table.shape[axis]
+    rows = math.prod(table.shape[i] for i in others)
     return axis if math.prod(index.shape) == math.prod(value.shape) == rows else None
 
 
@@ -379,7 +396,7 @@ def sliced(step: Step, place: int) -> tuple[Parts, int]:
             return Parts(count, False, None), start // size
         if stride == count and start < count:
             return Parts(count, True, None), start
-    if stride == 1 and size + 1 == whole:
+    if size and stride == 1 and size + 1 == whole:
         return Parts(2, False, None, 1 - start), start
     if size == 1 and start in (0, whole - 1):
         return Parts(2, False, None, min(start, 1)), min(start, 1)

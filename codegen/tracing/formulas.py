@@ -128,11 +128,14 @@ class Formulas:
         )
         if axis in place.axes:
             return None
+        return self.make("where", (self.within(place, axis), value, term.args[2]), term.kind)
+
+    def within(self, place: Formula, axis: Axis) -> Formula:
+        """Whether an axis has a place."""
         least, most = self.number(0), self.number(axis.size)
-        inside = self.make(
+        return self.make(
             "and", (self.make("ge", (place, least), "bool"), self.make("lt", (place, most), "bool")), "bool"
         )
-        return self.make("where", (inside, value, term.args[2]), term.kind)
 
     @staticmethod
     def _axes(op: str, attr: Any, axes: frozenset[Axis]) -> frozenset[Axis]:
@@ -344,3 +347,32 @@ def _at(formulas: Formulas, formula: Formula, axis: Axis, place: Formula) -> For
         return None
     args = [_at(formulas, a, axis, place) for a in formula.args]
     return None if None in args else formulas.rebuilt(formula, tuple(a for a in args if a is not None))
+
+
+def unwrapped(index: Formula, size: int) -> Formula:
+    """An index without `where(i < 0, i + size, i)`, which JAX puts around it."""
+    match index:
+        case Formula(op="where", args=(Formula(op="lt", args=(a, Formula(op="const", attr=0))),
+                                       Formula(op="add", args=(b, Formula(op="const", attr=more))), c)):  # fmt: skip
+            if a is b is c and more == size:
+                return c
+    return index
+
+
+NATURAL = frozenset({"index", "size", "argmax", "argmin", "popcount"})
+
+
+def is_natural(value: Formula) -> bool:
+    """Whether an integer is known not to be negative."""
+    match value:
+        case Formula(op="const"):
+            return bool(value.attr >= 0)
+        case Formula(op="maximum" | "and"):
+            return any(map(is_natural, value.args))
+        case Formula(op="add" | "mul" | "minimum" | "floordiv"):
+            return all(map(is_natural, value.args))
+        case Formula(op="where" | "clip"):
+            return all(map(is_natural, value.args[1:]))
+        case Formula(op="rem" | "shr" | "max" | "min"):
+            return is_natural(value.args[0])
+    return value.op in NATURAL

@@ -263,6 +263,8 @@ class Printer(Text):
     def cast(self, formula: Formula, value: str) -> str:
         if formula.kind == "float" and formula.args[0].kind == "int":
             return f"({value}) * 1.0"
+        if formula.attr == "float16":
+            return f"jnp.asarray(jnp.asarray({value}, jnp.float16), jnp.float32)"
         if formula.kind == "float":
             raise UserError(f"a rounding to {formula.attr} has no reference", "")
         return f"jnp.asarray(jnp.trunc({value}), jnp.int32)"

@@ -56,6 +56,7 @@ class Request:
     generic: bool = True  # whether the common float type is a type variable
     own: bool = True  # whether functions with their own derivative may be read by their values
     lean: bool = False  # whether formulas may be written otherwise than the steps are, with less work
+    from_start: bool = True  # whether no index is negative, as callers of the op promise
     notes: Sequence[str] = ()
     copies: Mapping[str, str] = field(default_factory=dict)  # inputs that are another one's array
     dtypes: Mapping[Value, str] = field(default_factory=dict)  # of inputs and outputs, where they are not their values'
@@ -112,7 +113,7 @@ def _spec_of(request: Request, single: Sequence[Value]) -> Made:
     row = Axis(1)
     translator = translated(
         request.steps, {**request.inputs, **{p.value: p.name for p in request.params}},
-        lambda axes: axes.rows.update(dict.fromkeys(single, row)),
+        lambda axes: axes.rows.update(dict.fromkeys(single, row)), request.from_start,
     )  # fmt: skip
     formulas = translator.formulas
     for param in request.params:
@@ -156,7 +157,7 @@ def _spec_of(request: Request, single: Sequence[Value]) -> Made:
 
 
 def _with_params(request: Request, before: Translator) -> Translator:
-    made = Translator(before.formulas, before.axes)
+    made = Translator(before.formulas, before.axes, before.from_start)
     for value, name in request.inputs.items():
         made.leaf(value, name)
     for param in request.params:

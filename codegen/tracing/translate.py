@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from jax.lax import GatherScatterMode
+
 from codegen.errors import UserError
 from codegen.graph.nodes import DTYPES
-from codegen.tracing.axes import Axes, Axis, added, sliced, taken
-from codegen.tracing.formulas import Formula, Formulas
+from codegen.tracing.axes import Axes, Axis, added, filled, sliced, taken
+from codegen.tracing.formulas import Formula, Formulas, is_natural, unwrapped
 from codegen.tracing.steps import Atom, Flat, Number, Step, Value, plain
 
 # Primitives by their operation in the language
@@ -61,6 +63,7 @@ HELP = {
     "conv_general_dilated": "leave convolutions to XLA, and trace what comes after them",
     "random_bits": "write uniform(key) or bernoulli(key, p) in a spec",
     "threefry2x32": "write uniform(key) or bernoulli(key, p) in a spec",
+    "top_k": "write top_k(x, K, axis=N) in a spec",
     "scatter": "write put(table, value, i, axis=P) in a spec",
     "dynamic_slice": "slice before the call, or use jnp.take",
     "pallas_call": "a kernel cannot be part of another: trace what is around it",
@@ -78,10 +81,11 @@ class NotExpressed(UserError):
 
 
 class Translator:
-    """The formulas of values. Inputs are given by name; steps are then added in order."""
+    """The formulas of values. Inputs are given by name; steps are then added in order. With `from_start`, callers promise that
+    indices count from the start of an axis. JAX also counts them from its end, where they are negative."""
 
-    def __init__(self, formulas: Formulas, axes: Axes):
-        self.formulas, self.axes = formulas, axes
+    def __init__(self, formulas: Formulas, axes: Axes, from_start: bool = True):
+        self.formulas, self.axes, self.from_start = formulas, axes, from_start
         self.values: dict[Value, Parts] = {}
 
     def leaf(self, value: Value, name: str) -> None:
@@ -202,6 +206,10 @@ class Translator:
                 return make("shr", args, kind)
             case "own":
                 return make("own", args, kind, params["name"])
+            case "is_finite" | "eq" if step.inputs[0].dtype == "float16" and args[0].op != "input":
+                if step.name == "is_finite" or (args[1].is_number and args[1].attr == math.inf):
+                    # as of scaled gradients: a value that float32 holds may be infinite in float16
+                    args = (make("cast", args[:1], "float", "float16"), *args[1:])
             case "div" if kind == "int":
                 whole = make("sub", (args[0], make("rem", args, kind)), kind)
                 return make("floordiv", (whole, args[1]), kind)
@@ -373,28 +381,44 @@ class Translator:
         table, index = self.parts(step.inputs[0]), self.parts(step.inputs[1])
         if len(index) > 1:
             raise UserError("a gather at positions that are cut", "")
-        place = unwrapped(index[0], axis.size)
+        place = self._index(step, index[0], axis, clamped=not how.batched)
         make, number = self.formulas.make, self.formulas.number
         if how.batched:
             here = make("eq", (make("index", (), "int", axis), place), "bool")
             nothing = number(False) if table[0].kind == "bool" else number(0, table[0].kind)
             op = "any" if table[0].kind == "bool" else "sum"
-            return [
-                tuple(make(op, (make("where", (here, t, nothing), t.kind),), t.kind, frozenset([axis])) for t in table)
-            ]
-        if any(t.op != "input" for t in table):
+            made = [make(op, (make("where", (here, t, nothing), t.kind),), t.kind, frozenset([axis])) for t in table]
+        elif any(t.op != "input" for t in table):
             raise UserError("a gather from a computed value", "gather first, then compute")
-        return [tuple(make("take", (t, place), t.kind, axis) for t in table)]
+        else:
+            made = [make("take", (t, place), t.kind, axis) for t in table]
+        if (fill := filled(step)) is not None:
+            inside = self.formulas.within(place, axis)
+            made = [make("where", (inside, m, number(fill, m.kind)), m.kind) for m in made]
+        return [tuple(made)]
+
+    def _index(self, step: Step, index: Formula, axis: Axis, clamped: bool) -> Formula:
+        """The index of a gather or a scatter-add, from the start of the axis. One that is `clamped` may be outside."""
+        make, number = self.formulas.make, self.formulas.number
+        place = unwrapped(index, axis.size)
+        if place is not index and not self.from_start and not is_natural(place):
+            if place.op == "input":  # it is made one from the start before: kernels read elements at an input alone
+                raise UserError("an index that may be negative", "the language counts from the start of an axis")
+            place = index
+        if clamped or step.params["mode"] is not GatherScatterMode.CLIP:
+            return place
+        return make("clip", (place, number(0), number(axis.size - 1)), "int")
 
     def _scatter_add(self, step: Step) -> Sequence[Parts]:
-        place = added(step)
-        assert place is not None  # `Axes.see` refuses others
-        axis = self._whole("a scatter-add", step.inputs[0], place)
+        along = added(step)
+        assert along is not None  # `Axes.see` refuses others
+        axis = self._whole("a scatter-add", step.inputs[0], along)
         table, index, value = (self.parts(i) for i in step.inputs)
         if len(index) > 1 or len(value) > 1:
             raise UserError("a scatter-add of values that are cut", "")
         make, kind = self.formulas.make, table[0].kind
-        here = make("eq", (make("index", (), "int", axis), unwrapped(index[0], axis.size)), "bool")
+        place = self._index(step, index[0], axis, clamped=False)
+        here = make("eq", (make("index", (), "int", axis), place), "bool")
         added_up = make("where", (here, value[0], self.formulas.number(0, kind)), kind)
         return [tuple(added_up if t.is_number and t.attr == 0 else make("add", (t, added_up), kind) for t in table)]
 
@@ -443,19 +467,10 @@ def is_exact(step: Step) -> bool:
     return any(name == "HIGHEST" or name.startswith("F32") or "_X" in name for name in names)
 
 
-def unwrapped(index: Formula, size: int) -> Formula:
-    """An index without `where(i < 0, i + size, i)`, which JAX puts around it."""
-    match index:
-        case Formula(op="where", args=(Formula(op="lt", args=(a, Formula(op="const", attr=0))),
-                                       Formula(op="add", args=(b, Formula(op="const", attr=more))), c)):  # fmt: skip
-            if a is b is c and more == size:
-                return c
-    return index
-
-
 def translated(
-    steps: Iterable[Step], inputs: Mapping[Value, str], see: Callable[[Axes], None] = lambda axes: None
-) -> Translator:
+    steps: Iterable[Step], inputs: Mapping[Value, str], see: Callable[[Axes], None] = lambda axes: None,
+    from_start: bool = True,
+) -> Translator:  # fmt: skip
     """The formulas of steps on inputs of these names. Raises `NotExpressed`."""
     axes = Axes()
     steps = list(plain(steps))
@@ -470,7 +485,7 @@ def translated(
         except UserError as error:
             raise NotExpressed(step, error.message, error.hint) from None
     see(axes)
-    made = Translator(Formulas(), axes)
+    made = Translator(Formulas(), axes, from_start)
     for value, name in inputs.items():
         made.leaf(value, name)
     for step in steps:

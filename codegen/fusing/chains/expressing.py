@@ -51,10 +51,10 @@ class Expressed:
 
 class Expressing:
     """Makes specs of chains. Equal steps share a spec: results are cached by the steps' form. With `rereading`, kernels of an op may
-    read its arrays again."""
+    read its arrays again. With `from_start`, no index is negative, as a person promises who calls the op."""
 
-    def __init__(self, rereading: bool = False) -> None:
-        self._rereading = rereading
+    def __init__(self, rereading: bool = False, from_start: bool = True) -> None:
+        self._rereading, self._from_start = rereading, from_start
         self._tried: dict[Key, tuple[Made | None, int]] = {}
 
     def expressed(self, graph: StepGraph, places: Iterable[int], results: Sequence[Value] | None = None) -> Expressed:
@@ -77,7 +77,7 @@ class Expressing:
     def _try(
         self, steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value], first: Sequence[int]
     ) -> tuple[Made | None, int]:
-        made = _made(steps, inputs, outputs, first)
+        made = _made(steps, inputs, outputs, first, self._from_start)
         once = made is None or isinstance(made.planned.plan, Gemm) or is_sequence(made)
         reread = 0 if once or made is None else read_again(made)
         if reread is None or (reread and not self._rereading):
@@ -86,7 +86,7 @@ class Expressing:
 
 
 def _made(
-    steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value], first: Sequence[int]
+    steps: Sequence[Step], inputs: Sequence[Value], outputs: Sequence[Value], first: Sequence[int], from_start: bool
 ) -> Made | None:
     """The spec of steps. `first` has for each input the place of the first that is a copy of the same array."""
     if any(v.dtype.startswith("uint32") for v in inputs):
@@ -95,7 +95,7 @@ def _made(
     request = Request(
         "chain", "A chain of a model.", steps, dict(zip(inputs, names, strict=True)),
         list(zip(unique(["y"] * len(outputs), names), outputs, strict=True)), generic=False, own=False, lean=True,
-        copies={names[i]: names[n] for i, n in enumerate(first)},
+        copies={names[i]: names[n] for i, n in enumerate(first)}, from_start=from_start,
     )  # fmt: skip
     try:
         made = spec_of(request)

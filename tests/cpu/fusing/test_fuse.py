@@ -100,7 +100,7 @@ def test_a_function_may_take_keys_of_random_numbers():
     def function(x, w, key):
         first, second = jax.random.split(key)
         dropped = jnp.where(jax.random.bernoulli(first, 0.5, x.shape), 2 * x, 0)
-        return norm(dropped, w) + jax.random.normal(second, x.shape)
+        return norm(x, w), dropped + jax.random.normal(second, x.shape)  # XLA computes these within one kernel
 
     fused = codegen.fuse(function)
     close(jax.jit(fused)(X, W, jax.random.key(3)), jax.jit(function)(X, W, jax.random.key(3)))
@@ -150,6 +150,41 @@ def test_narrow_integers_wrap():
     fused = codegen.fuse(function)
     close(jax.jit(fused)(a, b), jax.jit(function)(a, b))
     assert [r.chain for r in fused.report if "rsqrt" in r.chain]
+
+
+def test_indices_are_those_of_jax():
+    """Negative ones count from the end, and outside is what the caller says. An op's indices count from the start."""
+    table, rows, label = X[0], jnp.asarray([-1, 6, 2, -7]), jnp.asarray([-1, 3, -16, 20])
+
+    def function(table, rows, label):
+        given = table.at[rows].get(mode="fill", fill_value=0.5)
+        last = jnp.take_along_axis(given, label[:, None], -1, mode="clip")
+        first = jnp.take_along_axis(given, jnp.argmax(given, -1, keepdims=True), -1)
+        return jax.nn.softmax(given + last + first, -1)
+
+    fused = codegen.fuse(function)
+    close(jax.jit(fused)(table, rows, label), jax.jit(function)(table, rows, label))
+    (one,) = fused.report
+    assert "take(" in one.chain and "clip(" in one.chain and "argmax(" in one.chain
+
+
+def test_a_value_that_float16_does_not_hold_is_infinite():
+    """As where gradients are scaled: a step is left out unless they are finite."""
+    a, b = (jnp.asarray(normal(4, 16, seed=i) * 300, jnp.float16) for i in range(2))
+
+    def function(a, b):
+        product = a * b
+        return jnp.all(jnp.isfinite(product), -1), jax.nn.softmax(product / 300, -1)
+
+    fused = codegen.fuse(function)
+    assert not np.all(function(a, b)[0])
+    np.testing.assert_array_equal(jax.jit(fused)(a, b)[0], function(a, b)[0])
+    assert [r.chain for r in fused.report if "isfinite(cast(" in r.chain]
+
+
+def test_a_function_of_empty_rows_is_called_as_it_is():
+    fused, scale = codegen.fuse(lambda x, scale: jax.nn.softmax(x * scale, -1)), jnp.ones((4, 1))
+    assert fused(jnp.zeros((4, 0)), scale).shape == (4, 0) and fused.report == ()
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
@@ -226,12 +261,12 @@ def test_a_chain_is_no_part_of_a_cycle():
 
 
 def test_other_scatters_stay():
-    """Rows that are added to a table, and two elements of a row."""
+    """Rows that are added to a table, a whole array, and two elements of a row."""
     rows, two = jnp.asarray([3, 1, 3]), jnp.zeros((2, 6, 2), jnp.int32)
 
     def function(x, w):
         y = norm(x, w)
-        table = jnp.zeros((5, 16)).at[rows].add(y[0, :3])
+        table = jnp.zeros((5, 16)).at[rows].add(y[0, :3]).at[...].add(1.0)
         return norm(table, w), norm(jax.grad(lambda y: jnp.sum(jnp.take_along_axis(y, two, -1)))(y) + y, w)
 
     fused = codegen.fuse(function)

@@ -222,6 +222,12 @@ def test_what_the_language_lacks_is_an_error_at_its_own_line():
     assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
 
 
+def test_a_slice_of_nothing_is_an_error():
+    """As the last step of an associative scan has it."""
+    with pytest.raises(SpecError, match="a slice of 0 of 1 elements"):
+        codegen.trace(lambda x: jnp.exp(x[:, :0]), like(4, 1), op="nothing")
+
+
 def test_narrow_integers_that_wrap_are_refused():
     """In the language, 3 - 5 of uint8 is 0. What stays within the type is traced."""
     a, b = like(4, 8, dtype="uint8"), like(4, 8, dtype="uint8")

@@ -2,7 +2,8 @@
 
 A product sums n products a b. Factors with errors e and f move it by at most sum(|a| f + e |b| + e f). A computed factor is rounded
 to the type it is multiplied in: half an ulp of that type, and as much again, since the reference may round it elsewhere or not at
-all. The sum's own error is that of `Analysis.contraction`.
+all. A factor that may be 0 within its error gives any value with an infinity, for 0 times infinity is NaN. The sum's own error is
+that of `Analysis.contraction`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ def product(a: Any, b: Any, axes: Sequence[int]) -> Sum:
     ones = [np.ones_like(s) for s in sizes]
     open_ = [np.where(np.isfinite(e), 0.0, 1.0) for e in errors]
     lost = summed(open_[0], ones[1], axes) + summed(ones[0], open_[1], axes)
+    infinite = [np.where(np.isinf(x), 1.0, 0.0) for x in values]
+    maybe_zero = [np.where((e > 0) & (s <= e), 1.0, 0.0) for s, e in zip(sizes, errors, strict=True)]
+    lost = lost + summed(infinite[0], maybe_zero[1], axes) + summed(maybe_zero[0], infinite[1], axes)
     spread = summed(sizes[0], ones[1], axes) + summed(ones[0], sizes[1], axes)
     return Sum(
         summed(values[0], values[1], axes),

@@ -7,7 +7,8 @@ import pytest
 
 from codegen.checking.agreement import Disagreement, Report
 from codegen.checking.bounds.analysis import Analysis, dimensions_of
-from codegen.checking.bounds.records import Arithmetic
+from codegen.checking.bounds.products import product
+from codegen.checking.bounds.records import Arithmetic, Bound
 from codegen.checking.testing import Case, Types, check_case, check_op
 from codegen.checking.verify import as_row, verify
 from codegen.graph.nodes import Leaf
@@ -55,6 +56,15 @@ def test_an_equality_is_uncertain_within_the_errors(op):
     analysis = Analysis(Arithmetic(), dimensions_of(made.plan.order, 1))
     bound = analysis.statements(made.statements, {("input", Leaf("x")): x})["y", None]
     np.testing.assert_array_equal(bound.error, [1, 1, 0, 0])
+
+
+def test_a_factor_that_may_be_rounded_to_0_makes_anything_of_an_infinity():
+    """In float16, 1e-9 is 0, and 0 times infinity is NaN. 1 times infinity is infinite."""
+    small, large = (Bound(np.array([[x, 2.0]]), np.array([[1e-7, 0.0]]), np.zeros((1, 2), bool)) for x in (1e-9, 1.0))
+    other = Bound(np.array([[-np.inf, 3.0]]), np.zeros((1, 2)), np.zeros((1, 2), bool))
+    for factors in ((small, other), (other, small)):
+        assert product(*factors, (1,)).error == np.inf
+    assert product(large, other, (1,)).error < 1e-6
 
 
 def test_integers_wrap_in_the_bounds_too():

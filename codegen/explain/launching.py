@@ -13,11 +13,11 @@ from codegen.graph.nodes import DTYPES, dtype_of
 from codegen.language.sizes import Shape, elements
 from codegen.plan.attention import AttentionPlan, fits_heads
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import Extents, Tuned
+from codegen.plan.launches import Extents, KernelLaunch, Tuned
 from codegen.plan.op import Gemm, Op, Staged, stages_of
 from codegen.plan.planner import planned_call
 from codegen.plan.rows.reductions import Reduction
-from codegen.shared import LEAST_SAMPLED, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch, spacing
+from codegen.shared import LEAST_SAMPLED, AttentionLaunch, RowLaunch, WalkLaunch, spacing
 from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
 
@@ -77,9 +77,7 @@ def spacing_of(op: Op, place: int, shape: Shape) -> int:
     return max((spacing(shape[axis]) for axis in axes if large), default=1)
 
 
-def launch_of(
-    op: Op, binding: Binding, shape: Shape, arch: str | None = None
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch:
+def launch_of(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> KernelLaunch:
     """The launch of a call with these dtypes and sizes, by default on an architecture without clusters."""
     tuned, op = tuned_for(op, binding, shape, arch), launched(op)
     assert not isinstance(op.plan, Gemm | Staged)
@@ -115,7 +113,7 @@ def _extents(op: Op, shape: Shape) -> Extents:
     return Extents(inner, rows * columns, columns, rows // max(apart, 1), apart, along, outer=outer, tables=held)
 
 
-def blocks_of(op: Op, how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch, shape: Shape) -> int:
+def blocks_of(op: Op, how: KernelLaunch, shape: Shape) -> int:
     """The number of blocks of that launch."""
     plan = launched(op).plan
     assert not isinstance(plan, Staged)

@@ -253,10 +253,10 @@ def saved(op: Op) -> dict[str, Any]:
         return {"names": [], "why": "it has no gradient"}
     backward = backward_of(op)
     if not isinstance(backward, Derived):
-        names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.params if not p.static]
+        names = [a.name for a in op.spec.inputs] + [p.name for p in op.spec.dynamic_params]
         return {"names": names, "why": "the backward differentiates the jnp form (jax.vjp)"}
     how, own = backward.how, backward.op.spec
-    names = [*how.saved, *how.inputs, *(p.name for p in own.params if not p.static)]
+    names = [*how.saved, *how.inputs, *(p.name for p in own.dynamic_params)]
     if isinstance(op.plan, Gemm):
         made = dict.fromkeys((*how.saved, *(acc for acc, _ in backward.products)))
         factors = (x.name for p in op.plan.products for x in (p.a, p.b))

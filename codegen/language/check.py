@@ -87,7 +87,7 @@ def gradients_read(spec: Spec) -> Iterator[Diagnostic]:
             )
         scope.inputs |= {output.name: output, cotangent: replace(output, name=cotangent)}
     inputs = [f"{a.name}[{i}]" if a.parts else a.name for a in spec.inputs for i in range(a.parts or 1)]
-    inputs += [p.name for p in spec.params if not p.static]
+    inputs += [p.name for p in spec.dynamic_params]
     for name, scalar in spec.grad:
         if name not in inputs:
             hint = known(name, inputs, "inputs and dynamic parameters")

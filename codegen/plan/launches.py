@@ -152,7 +152,10 @@ class GemmLaunch(Contraction):
         return {"how": Contraction(self.vec, self.ragged, self.tiles, self.segment)}
 
 
-AnyLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | GemmLaunch
+KernelLaunch = (
+    Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
+)  # of a kernel that multiplies no matrices
+AnyLaunch = KernelLaunch | GemmLaunch
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Context:
         unheld = unheld_types(self.spec, self.statements, self.in_registers())
         self.static = [p for p in self.spec.params if p.static]
         self.static += [Param(dtype_constant(name), "str", None, static=True) for name in unheld]
-        self.dynamic = [p for p in self.spec.params if not p.static]
+        self.dynamic = self.spec.dynamic_params
         self.tensors = {a.name: f"m{camel(a.name)}" for a in self.spec.arrays}
         # Parts that are neighbours are in one fragment
         self.leaf_names = {access_key(self.plan, access): access.name for access in self.plan.loads}

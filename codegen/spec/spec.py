@@ -92,6 +92,10 @@ class Param:
         own = self.name in REDUCING_NAMES or self.name.startswith("rows_")
         return f"{self.name}_" if own else self.name
 
+    def dtype(self, compute: str = "float32") -> str:
+        """The dtype of its value in a kernel that computes floats in `compute`."""
+        return {"float": compute, "int": "int32", "bool": "bool"}[self.kind]
+
     @property
     def example(self) -> float | int | bool:
         """A value for calls where any value will do: the default, if there is one."""
@@ -200,6 +204,11 @@ class Spec:
     @functools.cached_property
     def _by_name(self) -> dict[str, Array]:
         return {a.name: a for a in reversed(self.arrays)}
+
+    @property
+    def dynamic_params(self) -> tuple[Param, ...]:
+        """The parameters that are operands of kernels."""
+        return tuple(p for p in self.params if not p.static)
 
     @property
     def free_types(self) -> tuple[str, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import AnyLaunch, PlannedCall
+from codegen.plan.launches import AnyLaunch, KernelLaunch, PlannedCall
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.selecting import Selection
-from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch, WalkLaunch
-from codegen.tuning.choosing import Changes, changed, plan_carries
+from codegen.shared import WARP, AttentionLaunch, Launch, RowLaunch, SelectLaunch
+from codegen.tuning.choosing import Changes, changed, has_expensive_values
 
 THREADS = (64, 128, 256, 512, 1024)
 CLUSTERS = (1, 2, 4, 8)
@@ -41,7 +41,7 @@ def neighbours(
 
 def settings(
     plan: Elementwise | Reduction | Selection | AttentionPlan,
-    how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
+    how: KernelLaunch,
 ) -> Iterator[tuple[str, int | float | bool]]:
     """Each setting of a launch with each value to try."""
     if isinstance(how, AttentionLaunch):
@@ -64,7 +64,7 @@ def settings(
     yield from (("resident", n // how.threads) for n in RESIDENT_THREADS)
     yield "only_row", not how.only_row
     if isinstance(how, RowLaunch):
-        yield from [("holds_expensive", not how.holds_expensive)] if plan_carries(plan) else []
+        yield from [("holds_expensive", not how.holds_expensive)] if has_expensive_values(plan) else []
         yield from () if how.holds_row else (("vectors", n) for n in (1, 2, 4, 8))
         return
     yield "paced", False

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from codegen.plan.attention import AttentionBackward, AttentionPlan
 from codegen.plan.elementwise import Elementwise
-from codegen.plan.launches import AnyLaunch, Extents, PlannedCall, Tuned
+from codegen.plan.launches import AnyLaunch, Extents, KernelLaunch, PlannedCall, Tuned
 from codegen.plan.limits import left_to_xla as estimated_left_to_xla
 from codegen.plan.op import Gemm, KernelPlan
 from codegen.plan.rows.launching import cost
@@ -61,9 +61,7 @@ def _is_of(tuned: Tuned, types: Mapping[str, str], sizes: Mapping[str, int]) -> 
     )
 
 
-def launch(
-    plan: KernelPlan, call: PlannedCall, tuned: Tuned | None = None
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch:
+def launch(plan: KernelPlan, call: PlannedCall, tuned: Tuned | None = None) -> KernelLaunch:
     """The launch of a call: the planned one, with measured changes if there are any and they fit."""
     if tuned is not None and tuned.take == "launch":
         how = changed(plan, call, dict(tuned.launch))
@@ -72,9 +70,7 @@ def launch(
     return plan.launch(call)
 
 
-def changed(
-    plan: KernelPlan, call: PlannedCall, changes: Changes
-) -> Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch | None:
+def changed(plan: KernelPlan, call: PlannedCall, changes: Changes) -> KernelLaunch | None:
     """The planned launch with changes; None if there is none, or if it could not run. What the spec fixes takes
     precedence."""
     schedule = {name: int(changes[name]) for name in SCHEDULE if name in changes}
@@ -84,7 +80,7 @@ def changed(
     if not alone.keys() <= set(FIELDS.get(type(how), ())):
         return None
     if isinstance(how, RowLaunch) and alone:
-        if ("vectors" in alone and how.holds_row) or (alone.get("holds_expensive") and not plan_carries(plan)):
+        if ("vectors" in alone and how.holds_row) or (alone.get("holds_expensive") and not has_expensive_values(plan)):
             return None
         how = replace(how, **alone)  # type: ignore[arg-type]
         how = replace(how, holds_expensive=how.holds_expensive and not how.only_row)
@@ -120,13 +116,14 @@ def left_to_xla(
     return estimated_left_to_xla(plan, how, call)
 
 
-def plan_carries(plan: KernelPlan) -> bool:
+def has_expensive_values(plan: KernelPlan) -> bool:
+    """Whether a kernel has expensive values, which it holds in registers or recomputes."""
     return isinstance(plan, Reduction) and bool(plan.expensive)
 
 
 def unfit(
     plan: KernelPlan,
-    how: Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch,
+    how: KernelLaunch,
     call: PlannedCall,
 ) -> str:
     """Why a launch could not run; "" if no reason is known."""

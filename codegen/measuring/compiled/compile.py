@@ -113,9 +113,9 @@ def _call(
 
     there = [a for a in spec.inputs if a.default is None or not variant.defaults]
     compute = "float64" if any(variant.types.dtype(a) == "float64" for a in there) else "float32"
-    scalar = {"float": compute, "int": "int32", "bool": "bool"}
     tensors = {a.name: array(a) for a in spec.inputs}
-    tensors |= {p.name: (scalar[p.kind], (1,), DTYPES[scalar[p.kind]].size) for p in spec.params if not p.static}
+    scalars = {p.name: p.dtype(compute) for p in spec.dynamic_params}
+    tensors |= {name: (dtype, (1,), DTYPES[dtype].size) for name, dtype in scalars.items()}
     tensors |= {a.name: array(a) for a in spec.outputs}
     for statistic, dtype in views.part_dtypes(op.plan, compute, spec.integer):
         divisors: tuple[int, ...] = (1, 1) if statistic.over == "column" else (1,)
@@ -249,8 +249,7 @@ def cubins_of_call(op: AnyOp, types: Types, shape: Shape, arch: str) -> list[byt
     """The machine code of the kernels that a call at a shape runs. It is compiled as the call compiles it, or taken from the cache on
     disk."""
     arrays = {a.name: jax.ShapeDtypeStruct(array_shape(a, shape), types.dtype(a)) for a in op.spec.inputs}
-    scalar = {"float": "float32", "int": "int32", "bool": "bool"}
-    dynamic = [jax.ShapeDtypeStruct((), scalar[p.kind]) for p in op.spec.params if not p.static]
+    dynamic = [jax.ShapeDtypeStruct((), p.dtype()) for p in op.spec.dynamic_params]
     static = tuple((p.name, p.example) for p in op.spec.params if p.static)
     call = op._kernel_call(Key("cute", types, tuple(arrays), static), (*arrays.values(), *dynamic), arch)
     module = kernels.binary(call.compiled_for(arch)).module

@@ -242,8 +242,7 @@ def make_inputs(spec: Spec, binding: Binding, shape: Shape, seed: int) -> dict[s
     arrays = {a.name: _random(next(keys), a, binding.dtype(a), shape, domains.get(a.name)) for a in spec.inputs}
     for param in spec.params:
         if not param.static:
-            dtype = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}[param.kind]
-            arrays[param.name] = jnp.asarray(param.example, dtype)
+            arrays[param.name] = jnp.asarray(param.example, param.dtype())
     return arrays
 
 

@@ -141,7 +141,7 @@ class BackwardOp(DerivedOp):
             return self.origin.operand_names(key)
         known = {*how.inputs, *(a.name for a in how.spec.outputs)}
         more = [name for s in how.scattered for name in (s.table, s.index) if name not in known]
-        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self._dynamic)]
+        return [*how.inputs, *dict.fromkeys(more), *(p.name for p in self.spec.dynamic_params)]
 
     def saved(
         self, key: Key, plain: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...]
@@ -195,7 +195,7 @@ class BackwardOp(DerivedOp):
 
     def ordered(self, key: Key, gradients: dict[str, jax.Array]) -> tuple[Any, ...]:
         """Gradients in the order of the forward's operands; None for an operand without one."""
-        scalars = {p.name: self.origin._scalar_dtype(key, p.kind) for p in self.origin._dynamic}
+        scalars = {p.name: p.dtype(self.origin.compute(key)) for p in self.origin.spec.dynamic_params}
         return tuple(
             gradients[name].astype(scalars[name]) if name in scalars and name in gradients else gradients.get(name)
             for name in self.origin.operand_names(key)

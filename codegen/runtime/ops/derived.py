@@ -60,7 +60,7 @@ class DerivedOp(Op[..., Any]):
         static = tuple((name, value) for name, value in key.static if any(p.name == name for p in self.spec.params))
         own = Key(key.implementation, key.types, arrays, static)
         # its compute type may be narrower than the op's, which has other inputs
-        dynamic = (jnp.asarray(there[p.name]).astype(self._scalar_dtype(own, p.kind)) for p in self._dynamic)
+        dynamic = (jnp.asarray(there[p.name]).astype(p.dtype(self.compute(own))) for p in self.spec.dynamic_params)
         return own, (*(there[name] for name in arrays), *dynamic)
 
     def given(self, key: Key, there: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

@@ -272,8 +272,8 @@ def _arguments(spec: Spec, wanted: Wanted, axes: Axes) -> dict[str, jax.ShapeDty
 
     found = {a.name: described(a) for a in spec.inputs if a.name not in wanted.left_out}
     wide = any(wanted.types.dtype(a) == "float64" for a in spec.inputs if a.name in found)
-    kinds = {"float": "float64" if wide else "float32", "int": "int32", "bool": "bool"}
-    return found | {p.name: jax.ShapeDtypeStruct((), kinds[p.kind]) for p in spec.params if not p.static}
+    compute = "float64" if wide else "float32"
+    return found | {p.name: jax.ShapeDtypeStruct((), p.dtype(compute)) for p in spec.dynamic_params}
 
 
 def _exported(op: AnyOp, wanted: Wanted, arguments: Mapping[str, jax.ShapeDtypeStruct]) -> jax.export.Exported:

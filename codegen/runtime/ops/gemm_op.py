@@ -89,7 +89,7 @@ class GemmOp(Op[P, R]):
         names = {p.name for p in spec.params}
         static = tuple((name, value) for name, value in key.static if name in names)
         params = self.parameters(key, operands)
-        dynamic = [params[p.name] for p in spec.params if not p.static]
+        dynamic = [params[p.name] for p in spec.dynamic_params]
         return Key(key.implementation, key.types, present, static), (*(there[name] for name in present), *dynamic)
 
     def on_shard(
@@ -204,8 +204,8 @@ class GemmOp(Op[P, R]):
             arrays |= {p.b.name: self._b(key, p, arrays, axes) for p in products}
         own = [a for a in spec.inputs if a.name not in self.plan.accs]
 
-        dynamic = [p for p in spec.params if not p.static]
-        kinds = [self._scalar_dtype(key, p.kind) for p in dynamic]
+        dynamic = spec.dynamic_params
+        kinds = [p.dtype(self.compute(key)) for p in dynamic]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in (*kinds, *("int32" for _ in tile.placed))]
         operand = functools.partial(self._operand, key, axes, how)
         inputs = (
@@ -294,7 +294,7 @@ class GemmOp(Op[P, R]):
     def _tensor_names(self) -> list[str]:
         spec, products = self.plan.epilogue.spec, self.plan.products
         own = [a.name for a in spec.inputs if a.name not in self.plan.accs]
-        dynamic = [p.name for p in spec.params if not p.static]
+        dynamic = [p.name for p in spec.dynamic_params]
         tile = self.plan.tile
         firsts = [f"first of {axis}" for axis in tile.placed]
         outputs = (*(a.name for a in tile.outputs), *(f"{f.name} parts" for f in tile.folds))
@@ -319,16 +319,23 @@ class GemmOp(Op[P, R]):
         return (*self.epilogue._run_interpret(own, *values, parts=parts), *self.more_outputs(own, values))
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
-        composed, cute = functools.partial(self.composed, key), self._on_gpu(key)
+        return fused_or(self, key, self._fuses, functools.partial(self.composed, key))
 
-        def run(*operands: Any) -> Any:
-            if key.implementation == "xla" or not self._fuses(key, operands):
-                return composed(*operands)
-            if key.implementation == "interpret":
-                return self._run_interpret(key, *operands)
-            return choose(cute, composed, *operands)
 
-        return run
+def fused_or(
+    op: AnyOp, key: Key, fuses: Callable[[Key, Sequence[Any]], bool], apart: Callable[..., tuple[Any, ...]]
+) -> Callable[..., tuple[Any, ...]]:
+    """A call as one kernel if it `fuses`, else its parts `apart`."""
+    cute = op._on_gpu(key)
+
+    def run(*operands: Any) -> Any:
+        if key.implementation == "xla" or not fuses(key, operands):
+            return apart(*operands)
+        if key.implementation == "interpret":
+            return op._run_interpret(key, *operands)
+        return choose(cute, apart, *operands)
+
+    return run
 
 
 def _counter(axes: Axes) -> Callable[[tuple[str, ...]], int]:

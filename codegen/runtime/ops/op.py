@@ -39,7 +39,7 @@ from codegen.runtime.ops.differentiable import Gradient, differentiable
 from codegen.runtime.sharding import partition, shards
 from codegen.runtime.xla import by_position, scatter
 from codegen.runtime.xla.evaluate import wide, widened
-from codegen.spec.spec import Array, Param, Spec
+from codegen.spec.spec import Array, Spec
 from codegen.tuning import choosing
 from codegen.tuning.entries import entry_of
 
@@ -178,16 +178,12 @@ class Op(Generic[P, R]):
             else:
                 given[array.name] = jnp.asarray(value)
         given.update(key.static)
-        for param, value in zip(self._dynamic, operands[len(key.present) :], strict=True):
+        for param, value in zip(self.spec.dynamic_params, operands[len(key.present) :], strict=True):
             given[param.name] = value.astype(compute) if param.kind == "float" else value
         result = widened(self.spec, self._reference, compute)(**given)
         return result if len(self.spec.outputs) > 1 else (result,)
 
     # Binding
-
-    @property
-    def _dynamic(self) -> list[Param]:
-        return [p for p in self.spec.params if not p.static]
 
     @functools.cached_property
     def _names(self) -> list[str]:
@@ -220,12 +216,10 @@ class Op(Generic[P, R]):
             host.llvm_binding()  # reports a missing library here, not from within a running computation
         key = Key(cast(Implementation, implementation), types, tuple(arrays), tuple(static))
         dynamic = [
-            arguments.dynamic_value(spec, p, given.get(p.name), self._scalar_dtype(key, p.kind)) for p in self._dynamic
+            arguments.dynamic_value(spec, p, given.get(p.name), p.dtype(self.compute(key)))
+            for p in self.spec.dynamic_params
         ]
         return key, (*arrays.values(), *dynamic)
-
-    def _scalar_dtype(self, key: Key, kind: str) -> str:
-        return {"float": self.compute(key), "int": "int32", "bool": "bool"}[kind]
 
     def compute(self, key: Key) -> str:
         """The dtype in which floats are computed."""
@@ -234,7 +228,7 @@ class Op(Generic[P, R]):
 
     def operand_names(self, key: Key) -> list[str]:
         """The names of a call's operands: present inputs, dynamic parameters."""
-        return [*key.present, *(p.name for p in self._dynamic)]
+        return [*key.present, *(p.name for p in self.spec.dynamic_params)]
 
     def arrays(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
         """The present inputs, by name."""
@@ -242,7 +236,7 @@ class Op(Generic[P, R]):
 
     def parameters(self, key: Key, operands: Sequence[Any]) -> dict[str, Any]:
         """The values of the parameters, by name."""
-        dynamic = zip(self._dynamic, operands[len(key.present) :], strict=True)
+        dynamic = zip(self.spec.dynamic_params, operands[len(key.present) :], strict=True)
         return {**dict(key.static), **{param.name: value for param, value in dynamic}}
 
     def _named(self, outputs: tuple[Any, ...]) -> Any:
@@ -312,7 +306,7 @@ class Op(Generic[P, R]):
         read = by_position.widened(plan, arrays, compute)
         values = {a.name: by_position.jnp_value(plan, a, read, axes, compute, spec.integer) for a in plan.loads}
         given = self.parameters(key, operands)  # as arrays: static numbers would be weakly typed
-        values |= {p.name: jnp.asarray(given[p.name], self._scalar_dtype(key, p.kind)) for p in spec.params}
+        values |= {p.name: jnp.asarray(given[p.name], p.dtype(self.compute(key))) for p in spec.params}
         extra = {
             "compute": jnp.dtype(compute),
             "row_axes": tuple(range(len(axes.rows))),
@@ -341,7 +335,7 @@ class Op(Generic[P, R]):
 
     def _tensor_names(self) -> list[str]:
         """The names of a kernel's tensors in messages: inputs, dynamic parameters, outputs, partial results."""
-        dynamic = [p.name for p in self._dynamic]
+        dynamic = [p.name for p in self.spec.dynamic_params]
         folded = [*self.plan.between]
         folded += [f"{s.name} of rows" for s, _ in views.row_statistic_dtypes(self.plan, "float32", "int32")]
         folded += ["counter"] * views.counts(self.plan)
@@ -370,7 +364,7 @@ class Op(Generic[P, R]):
             dtype = views.kernel_dtype(array, key.types.dtype(array), how)
             return Tensor(shape, dtype, views.divisibility(plan, array, how), views.alignment(plan, array, dtype))
 
-        kinds = [self._scalar_dtype(key, p.kind) for p in self._dynamic]
+        kinds = [p.dtype(self.compute(key)) for p in self.spec.dynamic_params]
         scalars = [Tensor((1,), kind, (1,), DTYPES[kind].size) for kind in kinds]
         inputs = (*map(tensor, spec.inputs), *scalars)
         compute, integer = self.compute(key), spec.integer

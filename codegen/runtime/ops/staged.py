@@ -22,11 +22,10 @@ from codegen.runtime.call.described import Key
 from codegen.runtime.call.sample import sample
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.launcher_call import LauncherCall, joined
-from codegen.runtime.compiled.platform import choose
 from codegen.runtime.ops.by_graph import ByGraph
 from codegen.runtime.ops.by_index import sums_by_index
 from codegen.runtime.ops.derived import DerivedOp
-from codegen.runtime.ops.gemm_op import GemmOp
+from codegen.runtime.ops.gemm_op import GemmOp, fused_or
 from codegen.runtime.ops.op import AnyOp, Op, P, R
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla.scatter import combined
@@ -308,16 +307,7 @@ class Joint(InStages[..., Any], DerivedOp):
         return tuple(outputs)
 
     def _run(self, key: Key) -> Callable[..., tuple[Any, ...]]:
-        apart, cute = super()._run(key), self._on_gpu(key)
-
-        def run(*operands: Any) -> Any:
-            if key.implementation == "xla" or not self._fuses(key, operands):
-                return apart(*operands)
-            if key.implementation == "interpret":
-                return self._run_interpret(key, *operands)
-            return choose(cute, apart, *operands)
-
-        return run
+        return fused_or(self, key, self._fuses, super()._run(key))
 
     def _run_interpret(self, key: Key, *operands: Any, parts: bool = False, **given: Any) -> tuple[Any, ...]:
         if not self._fuses(key, operands):

@@ -151,7 +151,6 @@ class Context:
         call's types, it is a flag of the kernel: the second dict, with an array of each type that decides it."""
         if self.spec.math != "auto":
             return {}, {}
-        approximable = {id(n) for n in self.nodes if is_approximable(n)}
         taken = (
             {a.name for a in self.spec.arrays} | {p.name for p in self.spec.params} | {s.name for s in self.statements}
         )
@@ -162,7 +161,7 @@ class Context:
         kinds = {some for some in deciding.values() if some}
         texts: dict[int, str] = {}
         flags: dict[tuple[Array, ...], str] = {}
-        for i in approximable:
+        for i in (id(n) for n in self.nodes if is_approximable(n)):
             arrays = deciding.get(i)
             if not arrays:
                 texts[i] = "False" if arrays is None else "True"

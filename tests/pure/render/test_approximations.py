@@ -5,7 +5,7 @@ import re
 import pytest
 
 from codegen.pipeline import read_op
-from codegen.render import render_op
+from codegen.render import context_of, render_op
 
 SPEC = """
 op: made
@@ -191,3 +191,18 @@ def test_what_a_scan_adds_up_is_approximate(chain, approximate):
     for dtype in ("T", "float32"):
         source = text(chain, outputs=f'a: "{dtype}[..., N]"')
         assert bool(flags(source)) == approximate, dtype
+
+
+def test_flags_are_in_the_order_of_the_chain():
+    """Not in an order of addresses, which differ from build to build."""
+    lines = {
+        "types": "T{0}: [float32, bfloat16]",
+        "inputs": "x{0}: T{0}[..., N]",
+        "outputs": "y{0}: T{0}[..., N]",
+        "chain": "y{0} = exp(x{0})",
+        "reference": "y{0} = jnp.exp(x{0})",
+    }
+    text = "op: made\nsummary: Made here.\n"
+    for key, line in lines.items():
+        text += "\n  ".join([f"{key}:{' |' * ('=' in line)}", *(line.format(i) for i in range(8))]) + "\n"
+    assert context_of(read_op("specs/made.yaml", text)).flags == [f"approx_y{i}" for i in range(8)]

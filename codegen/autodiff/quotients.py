@@ -55,7 +55,7 @@ def _grouped(
 
 def fixed(nodes: Sequence[Node], known: Collection[int], pinned: Iterable[Node]) -> set[int]:
     """The identities of the values that keep their forms."""
-    kept = {id(n) for value in pinned for n in made_of(value)} | set(known)
+    kept = {id(n) for n in made_of(*pinned)} | set(known)
     users = users_of(nodes)
     for node in reversed(nodes):
         for user in users[id(node)]:

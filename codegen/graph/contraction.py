@@ -47,7 +47,7 @@ def rounding(nodes: Sequence[Node]) -> Rounding:
     roots += [n.args[0] for n in nodes if n.op == PINNED and is_computed(n.args[0])]
     if not roots:
         return Rounding()
-    pinned = {id(n): n for root in roots for n in made_of(root)}
+    pinned = {id(n): n for n in made_of(*roots)}
     users = users_of(nodes)
     products, sums, functions = set(), set(), set()
     for node in pinned.values():
@@ -112,13 +112,12 @@ def marks(
     """The pinned values that a second kernel recomputes, by identity, each with the types that decide whether it may be
     approximate, where the two kernels would decide differently. `first` and `again` hold the types that decide for a node in the
     first and in the second kernel (`precision.deciding_types`)."""
-    found: dict[int, tuple[str, ...]] = {}
-    for value in values:
-        found.setdefault(id(value), ())
-        for node in made_of(value):
-            here, there = first.get(id(node)), again.get(id(node))
-            if is_approximable(node) and None not in (here, there) and here != there:
-                found[id(node)] = tuple(sorted(here or ALWAYS))
+    values = list(values)
+    found: dict[int, tuple[str, ...]] = {id(value): () for value in values}
+    for node in made_of(*values):
+        here, there = first.get(id(node)), again.get(id(node))
+        if is_approximable(node) and None not in (here, there) and here != there:
+            found[id(node)] = tuple(sorted(here or ALWAYS))
     return found
 
 
@@ -145,9 +144,9 @@ def users_of(nodes: Iterable[Node]) -> dict[int, list[Node]]:
     return users
 
 
-def made_of(value: Node) -> list[Node]:
-    """The float operations from which a value is computed, back to inputs, reductions, scans and selections."""
-    found = topological([value], lambda n: n.op in IN_STAGES or n.op == "contract")
+def made_of(*values: Node) -> list[Node]:
+    """The float operations from which values are computed, back to inputs, reductions, scans and selections."""
+    found = topological(values, lambda n: n.op in IN_STAGES or n.op == "contract")
     return [n for n in found if n.op not in IN_STAGES and is_computed(n)]
 
 

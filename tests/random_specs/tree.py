@@ -182,10 +182,12 @@ class Reference:
                 size = self.sizes.get(dim.axis) or self.size(dim.axis, [array])
                 size = f"{size} * {dim.width}" if dim.inner else size
                 text = f"{name}[..., {part} * {size}:{part + 1} * {size}{tail}]"  # type: ignore[operator]
+        for place, dim in enumerate(array.dims):
             if dim.inner:
-                rest = f" + {name}.shape[-{after}:]" if after else ""
+                own, after = self.assigned(("part", name, part), text), len(array.dims) - place - 1
+                rest = f" + {own}.shape[-{after}:]" if after else ""
                 blocks = f"{self.sizes[dim.axis]}, {dim.width or self.sizes[dim.inner]}"
-                text = f"{text}.reshape({name}.shape[:-{after + 1}] + ({blocks}){rest})"
+                text = f"{own}.reshape({own}.shape[:-{after + 1}] + ({blocks}){rest})"
         text = self.ordered(text, array.axes, [a for a in (ROWS, *self.named) if a in array.axes])
         text = self.laid_out(text, array.axes)
         if array.default is not None:

@@ -100,7 +100,7 @@ def stand_in(op: Op, key, donated, *operands, split=None):
                 op.planned, roots, arrays, params, key.types, op.compute(key), shards.Split(axes)
             )
         part = by_name[name] if name in by_name else known[id(statistic.node)]
-        part = part.astype("int32" if statistic.kind == "bool" else "float32")
+        part = part.astype("int32" if statistic.kind == "bool" else op.compute(key))
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
         part = (part * count).astype(part.dtype).reshape(1, *([-1] if part.ndim else []))
         parts.append(spread(op.plan, statistic, part, axes) if statistic.over == "column" else part)

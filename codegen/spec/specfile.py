@@ -122,8 +122,9 @@ class _Reader(Declarations):
         value = self.values.get("grad")
         floating = any(DTYPES[dtypes_of(a.dtype, self.types)[0]].kind == "float" for a in inputs)
         floating = floating or any(p.kind == "float" and not p.static for p in params)
+        default = "auto" if floating or not inputs else "none"
         if value is None:
-            return "auto" if floating or not inputs else "none"
+            return default
         if isinstance(value, Scalar):
             choice = self.choice("grad", ("auto", "none"), "auto")
             if value.value == "auto" and inputs and not floating:
@@ -141,7 +142,7 @@ class _Reader(Declarations):
                 self.error(span, f"the gradient of {shown(key.value)} must be a formula", "as in x: dy * (y > 0)")
             else:
                 formulas.append((key.value, item))
-        return tuple(formulas)
+        return tuple(formulas) or default
 
     def aliases(self, inputs: tuple[Array, ...], outputs: tuple[Array, ...]) -> tuple[tuple[str, str], ...]:
         found: dict[str, str] = {}

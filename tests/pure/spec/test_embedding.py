@@ -110,6 +110,10 @@ def test_every_key():
     assert meaning(load_spec("f.yaml", ast.literal_eval(dict_literal(data)))) == meaning(spec)
 
 
+def test_gradients_without_a_formula_are_the_default():
+    assert load_spec("f.yaml", SPEC.replace("PARAM", "1.0") + "grad: {}\n").grad == "auto"
+
+
 texts = st.text(st.sampled_from('""\'\\\n\n\ta {}#é漢😀'), max_size=8)
 values = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), texts)
 data = st.recursive(values, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=8)

@@ -261,7 +261,7 @@ class Adjoints:
             return [(a, value) for a, value in found if id(a) in self.active]
         rules = OPS[node.op].grad if node.op in OPS else ("",) * len(node.args)
         if node.op in REDUCTIONS:
-            rules = (REDUCTIONS[node.op][3],)
+            rules = (REDUCTIONS[node.op].grad,)
         if not all(rules):
             raise UserError(f"no kernel for the gradient of {node.op!r} yet")
         known: dict[str, Node | tuple[str, ...]] = {**dict(zip("abc", node.args, strict=False)), "y": node, "g": g}

@@ -336,7 +336,7 @@ class _Emitter:
         axes = axis_numbers(lost_axes(node), self.dialect.order)
         widened = node.kind == "int" and node.op in ("sum", "prod")
         dtype = f", dtype={self.dialect.integer}" if widened else ""
-        return f"{REDUCTIONS[node.op][2]}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
+        return f"jnp.{node.op}({self.text[id(node.args[0])]}, axis={axes}, keepdims=True{dtype})"
 
     def scan(self, node: Node) -> str:
         """A scan in jnp; a kernel computes it between the lines."""

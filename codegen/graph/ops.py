@@ -24,6 +24,7 @@ its cotangent; "0" means that the derivative is zero everywhere it exists. Ties 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -174,21 +175,29 @@ ALONE = SELECTIONS.keys() | {PLACED, UNSORT, NUCLEUS}  # a kernel computes one o
 
 TAKES = ("take", "pick")  # from a table, by an integer input, and by a computed index
 
-# Reductions: the kinds of their arguments, the identity for masked lanes, the jnp function, and the derivative, in terms of
-# the argument `a`, the result `y`, its cotangent `g` and `axis`. Elements that tie share the gradient. A product's elements
-# are replaced by their roots, so that the product of all is in range wherever the product of the others is. Elements whose
-# root cannot be a divisor (0, infinity, NaN) are counted separately.
+
+class Reducing(NamedTuple):
+    """A reduction; jnp has a function of the same name. The rule gives the kinds of its argument and of its result, as an operation's
+    does, and the derivative is in terms of the argument `a`, the result `y`, its cotangent `g` and `axis`."""
+
+    rule: str
+    grad: str
+
+
+# Elements that tie share the gradient. A product's elements are replaced by their roots, so that the product of all is in
+# range wherever the product of the others is. Elements whose root cannot be a divisor (0, infinity, NaN) are counted
+# separately.
 _SHARED = "where(a == y, g / sum(where(a == y, 1.0, 0.0), axis=axis), where(isnan(y), y, 0))"
 REDUCTIONS = {
-    "sum": ("arith", 0, "jnp.sum", "g"),
-    "mean": ("float", 0, "jnp.mean", "g / size(axis)"),
-    "max": ("arith", "lowest", "jnp.max", _SHARED),
-    "min": ("arith", "highest", "jnp.min", _SHARED),
-    "prod": ("arith", 1, "jnp.prod",
+    "sum": Reducing("arith", "g"),
+    "mean": Reducing("float", "g / size(axis)"),
+    "max": Reducing("arith", _SHARED),
+    "min": Reducing("arith", _SHARED),
+    "prod": Reducing("arith",
              "g * _others(_of_others(prod(_root(a), axis=axis) / _root(a), _besides(_is_zero(a), axis=axis), "
              "_besides(_is_inf(a), axis=axis), _besides(_is_nan(a), axis=axis)), a, prod(_root(a), axis=axis))"),
-    "any": ("logic", False, "jnp.any", "0"),
-    "all": ("logic", True, "jnp.all", "0"),
+    "any": Reducing("logic", "0"),
+    "all": Reducing("logic", "0"),
 }  # fmt: skip
 
 # Scans: the names of their operands. Each gives the state after (or before) every element along an axis, in order from the

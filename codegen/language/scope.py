@@ -33,9 +33,8 @@ class Scope:
     sizes: Mapping[str, int] = field(default_factory=dict)  # of axes of a fixed size
     outputs: frozenset[str] = frozenset()
     output_axes: frozenset[str] = frozenset()
-    draw_axes: tuple[
-        str, ...
-    ] = ()  # the axes of random numbers whose call names none: the first output's, in its order
+    # The axes of random numbers whose call names none: the first output's, in its order
+    draw_axes: tuple[str, ...] = ()
     later: frozenset[str] = frozenset()  # names that some line assigns
     parted: dict[str, Parted] = field(default_factory=dict)  # names that the chain has assigned whole arrays with parts
     part: int | None = None  # the part that a statement of whole arrays computes

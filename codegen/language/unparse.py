@@ -111,7 +111,7 @@ class _Writer:
         if node.op == "contract":
             return _product(node, args)
         if node.op in REDUCTIONS:
-            if node.args[0].op == "float" and REDUCTIONS[node.op][0] == "arith":
+            if node.args[0].op == "float" and REDUCTIONS[node.op].rule == "arith":
                 args[0] = _as_float(args[0])
             return f"{node.op}({args[0][0]}, axis={axes_text(lost_axes(node))})", ATOM
         if node.op in SCANS:

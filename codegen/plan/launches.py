@@ -152,9 +152,8 @@ class GemmLaunch(Contraction):
         return {"how": Contraction(self.vec, self.ragged, self.tiles, self.segment)}
 
 
-KernelLaunch = (
-    Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
-)  # of a kernel that multiplies no matrices
+# Of every kernel but products of matrices
+KernelLaunch = Launch | RowLaunch | WalkLaunch | SelectLaunch | AttentionLaunch
 AnyLaunch = KernelLaunch | GemmLaunch
 
 

@@ -126,9 +126,8 @@ class Spec:
     bench: tuple[tuple[tuple[str, int], ...], ...] = ()
     graph: Chain | None = field(default=None, compare=False, repr=False)  # the chain, once it is read
     for_backward: tuple[str, ...] = ()  # outputs of a derived forward that only the backward takes
-    ordered: tuple[
-        str, ...
-    ] = ()  # outputs of a stage whose elements a later one puts in order: equal ones have equal bits
+    # Outputs of a stage whose elements a later one puts in order: equal ones have equal bits
+    ordered: tuple[str, ...] = ()
     places: collections.abc.Mapping[tuple[str, str], Span] = field(default_factory=dict, compare=False, repr=False)
 
     def place(self, key: str, name: str) -> Span:

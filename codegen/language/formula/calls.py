@@ -303,7 +303,7 @@ def _reduction(own: Operations, tree: ast.Call, given: Given) -> Node:
     if own.derived and name == "sum" and (same := [axis for axis in axes if axis not in value.dims]):
         return _sum_of_same(own, tree, value, axes, same)
     own.along(given["axis"], name, axes, value)
-    rule = REDUCTIONS[name][0]
+    rule = REDUCTIONS[name].rule
     if rule == "logic" and value.kind != "bool":
         raise own.fail(tree, f"{name!r} takes a bool, not {with_article(value.kind)}", "compare first, as in x > 0")
     if name in ("sum", "mean") and value.kind == "bool":  # they count, as jnp's do

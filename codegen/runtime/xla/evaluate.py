@@ -159,8 +159,7 @@ class Within:
         return jnp.broadcast_to(value, shape)
 
     def reduced(self, node: Node, value: jax.Array) -> jax.Array:
-        function = getattr(jnp, REDUCTIONS[node.op][2].removeprefix("jnp."))
-        return function(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)
+        return getattr(jnp, node.op)(self.whole(value, lost_axes(node)), axis=self.of(lost_axes(node)), keepdims=True)
 
     def scan(self, node: Node, *operands: jax.Array) -> jax.Array:
         along = along_of(node)

@@ -130,7 +130,7 @@ REDUCING = [n for n in functions() if n in prelude() and "axis" in prelude()[n].
 
 @pytest.mark.each
 @pytest.mark.parametrize("axis", ["N", "..."])
-@pytest.mark.parametrize("name", [*(n for n, row in REDUCTIONS.items() if row[3] not in ("", "0")), *REDUCING])
+@pytest.mark.parametrize("name", [*(n for n, row in REDUCTIONS.items() if row.grad != "0"), *REDUCING])
 def test_the_derivative_of_every_reduction(name, axis, tmp_path):
     whole = name.endswith("softmax")
     if axis == "..." and (whole or name in ("var", "std", "norm", "logsumexp")):

@@ -6,6 +6,7 @@ conversion to a wider type. Free steps belong to every chain that uses them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -38,10 +39,8 @@ APART = SHARDED | {"device_put", "optimization_barrier", "own", "reduce_precisio
 
 
 def elements(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    """The number of elements of an array of this shape."""
+    return math.prod(shape)
 
 
 def is_within_users(step: Step) -> bool:

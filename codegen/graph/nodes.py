@@ -135,6 +135,7 @@ def dtype_of(name: str, variables: Mapping[str, str]) -> str:
 
 
 def widened(dtype: str) -> str:
+    """The dtype itself, or float32 for float16."""
     return "float32" if dtype == "float16" else dtype
 
 
@@ -261,6 +262,7 @@ class Graph:
     def node(
         self, op: str, args: tuple[Node, ...] = (), attr: object = None, *, kind: str, dims: Iterable[str]
     ) -> Node:
+        """The node of an operation; equal calls give the same object."""
         # 0.0 == -0.0 and 1 == True == 1.0, but they are different constants
         tag = (type(attr).__name__, repr(attr)) if op == "const" else attr
         key = (op, tuple(map(id, args)), tag, kind)
@@ -290,6 +292,7 @@ class Graph:
         return made
 
     def const(self, value: bool | int | float) -> Node:
+        """A constant. Raises `UserError` for an integer of more than 64 bits."""
         kind = "bool" if isinstance(value, bool) else "int" if isinstance(value, int) else "float"
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise UserError(f"the integer constant {_short(value)} does not fit 64 bits", "write it as a float: 1e20")
@@ -384,6 +387,7 @@ def axes_text(axes: tuple[str, ...]) -> str:
 
 
 def dims_text(dims: tuple[str, ...]) -> str:
+    """Named axes as messages and golden files print them: [..., N]."""
     return "[" + ", ".join(dims) + "]"
 
 

@@ -29,6 +29,8 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Operation:
+    """A row of the table; the module's first lines say what each column means."""
+
     name: str
     arity: int
     rule: str

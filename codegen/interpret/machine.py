@@ -90,6 +90,7 @@ class Machine:
     # One batch
 
     def batch(self, first: int, blocks: int, threads: int) -> None:
+        """Run some neighbouring blocks, all threads together, until each has exited."""
         self.lanes = blocks * threads
         self.per_block = threads
         lane = np.arange(self.lanes, dtype=np.int64)
@@ -136,6 +137,7 @@ class Machine:
         self.idle[lanes] = True
 
     def wake(self) -> None:
+        """Let lanes continue that wait for a phase of an mbarrier: they try again."""
         self.at[(self.at >= ASIDE) & (self.at < WAIT)] -= ASIDE
         self.idle[:] = False
         self.pausing = False
@@ -191,6 +193,7 @@ class Machine:
         return block.meeting if meets else block.end
 
     def warps(self, select: np.ndarray | None) -> int:
+        """The number of warps with active lanes."""
         if select is None:
             return (self.lanes + 31) // 32
         return 1 + int(np.count_nonzero(np.diff(select >> 5)))
@@ -269,6 +272,7 @@ class Machine:
         return self.lanes if self.select is None else len(self.select)
 
     def active(self) -> np.ndarray:
+        """The active lanes' numbers in the batch."""
         return np.arange(self.lanes) if self.select is None else self.select
 
     def read(self, operand: Operand, kind: str) -> np.ndarray:
@@ -356,6 +360,7 @@ class Machine:
         return value if self.select is None or value.shape[0] == 1 else value[self.select]
 
     def special_value(self, name: str) -> np.ndarray:
+        """A special register's value in every lane, or one value for all."""
         base, _, axis = name[1:].partition(".")
         lane = np.arange(self.lanes, dtype=np.int64)
         inside, block = lane % self.per_block, self.block_of + self.first

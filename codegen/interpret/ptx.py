@@ -71,6 +71,8 @@ Operand = Reg | Imm | Special | Address | Symbol | Vector | Box
 
 @dataclass(frozen=True)
 class Instruction:
+    """One instruction: its name with all suffixes, its operands, and where it stands."""
+
     op: str
     operands: tuple[Operand, ...]
     guard: tuple[str, bool] | None  # predicate register, and whether it is negated

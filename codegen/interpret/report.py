@@ -49,10 +49,12 @@ class Report:
         self.blocks, self.threads = blocks, threads
 
     def issue(self, instructions: int, lanes: int, warps: int) -> None:
+        """Count instructions that some lanes of some warps execute."""
         self.instructions += instructions * lanes
         self.slots += instructions * 32 * warps
 
     def finish(self, arrays: list[Array]) -> None:
+        """Take the arrays' counts, at the end of the launch."""
         for array in arrays:
             load, store = array.requests["ld"], array.requests["st"]
             assert array.read is not None

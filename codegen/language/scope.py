@@ -47,6 +47,7 @@ class Scope:
         return next((a for a in reversed(self.graph.axes) if a in self.output_axes), "N")
 
     def kind(self, array: Array) -> str:
+        """The kind of an array's elements: float, int or bool."""
         return DTYPES[self.types.get(array.dtype, (array.dtype,))[0]].kind
 
     def names(self) -> list[str]:

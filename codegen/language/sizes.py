@@ -88,6 +88,7 @@ def array_shape(array: Array, shape: Shape) -> tuple[int, ...]:
 
 
 def elements(axes: tuple[str, ...], shape: Shape) -> int:
+    """The number of elements along these axes."""
     return math.prod(shape[axis] for axis in axes)
 
 

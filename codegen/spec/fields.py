@@ -23,6 +23,7 @@ class Fields:
         self.unread: set[Span] = set()  # scalars whose error is reported: they get no second one
 
     def error(self, span: Span, message: str, hint: str = "") -> None:
+        """Report an error, unless one of this place is reported already."""
         if span not in self.unread:
             self.diagnostics.append(self.source.diagnostic(span, message, hint))
 
@@ -37,6 +38,7 @@ class Fields:
             return None
 
     def text(self, key: str) -> Scalar | None:
+        """The scalar of a key; None if there is none, or for an error, which is reported."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -55,6 +57,7 @@ class Fields:
         return value.span if not isinstance(value, Scalar) or value.value else self.keys[key].span
 
     def line(self, key: str) -> str:
+        """The text of a key on one line, "" if there is none."""
         value = self.text(key)
         return "" if value is None else self.sentence(key, value)
 
@@ -67,6 +70,7 @@ class Fields:
         return text
 
     def choice(self, key: str, choices: tuple[str, ...], default: str) -> str:
+        """The word of a key, one of the choices; the default if there is none, or for an error, which is reported."""
         value = self.values.get(key)
         if value is None:
             return default
@@ -77,6 +81,7 @@ class Fields:
         return value.value
 
     def mapping(self, key: str) -> tuple[tuple[Scalar, Tree], ...]:
+        """The entries of a key; none if there is no such key, or for an error, which is reported."""
         value = self.values.get(key)
         if value is None:
             return ()

@@ -106,6 +106,9 @@ class Param:
 
 @dataclass(frozen=True)
 class Spec:
+    """A spec as read from its file or made for a derived op: frozen, with the chain as text and, once it is read, as a graph. Fields
+    that a file leaves out have their defaults."""
+
     path: str
     source: Source = field(compare=False, repr=False)
     op: str
@@ -195,9 +198,11 @@ class Spec:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
+        """All inputs, then all outputs."""
         return self.inputs + self.outputs
 
     def array(self, name: str) -> Array:
+        """The input or output of this name. Raises KeyError."""
         return self._by_name[name]
 
     @functools.cached_property
@@ -225,6 +230,7 @@ class Spec:
         return dict(self.types)
 
     def kind(self, array: Array) -> str:
+        """The kind of an array's elements: float, int or bool, the same for each dtype that it may have."""
         return DTYPES[self.dtypes(array)[0]].kind
 
     @property

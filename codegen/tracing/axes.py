@@ -35,6 +35,7 @@ class Axis:
 
     @property
     def root(self) -> Axis:
+        """The axis that stands for all those it was united with."""
         axis = self
         while axis.same is not None:
             axis = axis.same
@@ -74,6 +75,7 @@ class Axes:
         self.rows: dict[Value, Axis] = {}  # axes of one element that values have besides, before their last
 
     def raw(self, value: Atom) -> list[Axis | None]:
+        """The axis of each dimension of a value, as far as known, None for one of size 1; a list that later steps change."""
         if isinstance(value, Number):
             return []
         if value not in self._of:
@@ -92,6 +94,7 @@ class Axes:
         return found
 
     def union(self, a: Axis | None, b: Axis | None) -> None:
+        """Make two axes one. Raises `UserError` if their sizes differ."""
         if a is None or b is None:
             return
         a, b = a.root, b.root

@@ -28,6 +28,7 @@ def proper(name: str, other: str = "x") -> str:
 
 
 def unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    """The names, each with a number added where it is taken by an earlier one or by `taken`."""
     found: list[str] = []
     used = set(taken)
     for name in names:

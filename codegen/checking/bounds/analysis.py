@@ -101,6 +101,7 @@ class Analysis:
         return results
 
     def node(self, node: Node, args: list[Bound], leaves: Mapping[tuple[Any, ...], np.ndarray | Bound]) -> Bound:
+        """The bound of a node, from the bounds of its arguments or from the leaves."""
         key = leaf_key(node)
         found = leaves.get(key)
         if isinstance(found, Bound):
@@ -140,6 +141,7 @@ class Analysis:
         return self.rounded(node, value, error, overflow)
 
     def chosen(self, node: Node, how: Selected, args: list[Bound]) -> Bound:
+        """The bound of a selection, a sort, their derivative, or a threshold."""
         axis = self.dimensions[how.axes[0]][0]
         if node.op == UNSORT:
             return unsorted(args[0], args[1], axis)
@@ -232,12 +234,14 @@ class Analysis:
         return replace(bound, error=np.where(flushed, bound.error + np.abs(bound.value), bound.error))
 
     def selection(self, condition: Bound, a: Bound, b: Bound) -> tuple[np.ndarray, np.ndarray]:
+        """The value and error of `where`: with an uncertain condition, also the distance to the other choice."""
         value = np.where(condition.value, a.value, b.value)
         error = np.where(condition.value, a.error, b.error)
         other = np.maximum(distance(a.value, b.value) + np.maximum(a.error, b.error), error)
         return value, np.where(condition.error > 0, other, error)
 
     def function_of(self, node: Node, args: list[Bound]) -> tuple[np.ndarray, np.ndarray]:
+        """The value of an operation and its error from the arguments', with that of its approximation, not yet `rounded`."""
         function = self.evaluate(node)
         values = [a.value for a in args]
         value, error = reach(node.op, function, values, [a.error for a in args])
@@ -301,6 +305,7 @@ class Analysis:
         return Bound(bound.value, error, bound.overflow | overflow)
 
     def evaluate(self, node: Node) -> Any:
+        """The operation in NumPy: floats in float64, integers in int64."""
         if node.op == "float":
             return lambda x: np.asarray(x).astype(np.float64)
         if node.op == "cast":

@@ -78,6 +78,7 @@ class Groups:
                     self.try_to_join(self.group[maker], self.group[place])
 
     def join_makers(self, place: int) -> None:
+        """Join a step with those before it that are no products."""
         for maker in sorted(self.before[place], reverse=True):
             if maker in self.group and not self.is_product(maker):
                 self.try_to_join(self.group[maker], self.group[place])
@@ -201,10 +202,12 @@ class Groups:
         return found | ({OTHER} if self.graph.results.intersection(results) else set())
 
     def merge(self, whole: frozenset[int]) -> None:
+        """Make steps one group."""
         for place in whole:
             self.group[place] = whole
 
     def try_to_join(self, first: frozenset[int], second: frozenset[int]) -> None:
+        """Join two groups, if one kernel computes them together and that saves as many bytes as they do apart."""
         if first is second or len(first) + len(second) > MOST_STEPS or not self.repeats_no_work(first, second):
             return
         whole = first | second

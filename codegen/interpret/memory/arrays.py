@@ -153,6 +153,7 @@ class Global:
     def check_read(
         self, array: Array, offset: np.ndarray, width: int, lanes: np.ndarray, thread: np.ndarray | None
     ) -> None:
+        """Raises `Fault` for bytes that nothing has written, or that another thread wrote."""
         if array.initialised is None:
             return
         for k in range(0, width, min(array.itemsize, width)):
@@ -210,6 +211,7 @@ class Global:
         lanes: np.ndarray,
         writer: np.ndarray,
     ) -> None:
+        """Raises `Fault` where another thread wrote other values."""
         assert array.owner is not None
         for k, part in enumerate(parts):
             owner = array.owner[offset + k * wordsize]

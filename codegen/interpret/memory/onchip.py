@@ -151,6 +151,7 @@ class Shared(Rows):
     # Races
 
     def on_read(self, row: np.ndarray, at: np.ndarray, lanes: np.ndarray) -> None:
+        """Check reads of bytes against writes that nothing orders before them, and record them."""
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "read of")
         self.race(ordering.unordered(self.writer[at], whom), at, lanes, "read of", "wrote")
@@ -180,6 +181,7 @@ class Shared(Rows):
             seen[at[clash]] = joined(last[clash], new[clash])
 
     def before_write(self, at: np.ndarray, lanes: np.ndarray) -> None:
+        """Check writes of bytes against reads and writes that nothing orders before them."""
         ordering, whom = self.ordering, lanes[:, None]
         self.landed(at, lanes, "write of")
         if self.used is not None:

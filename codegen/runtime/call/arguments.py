@@ -30,6 +30,7 @@ class Types:
     compute: str | None = None  # the type in which the call computes floats, where the present inputs decide
 
     def dtype(self, array: Array | str) -> str:
+        """The dtype of an array, or of what a spec names as a type."""
         name = array if isinstance(array, str) else array.dtype
         if name == COMPUTE and self.compute is not None:
             return self.compute
@@ -51,6 +52,7 @@ class Axes:
     extents: Mapping[str, Any]
 
     def shape(self, axes: tuple[str, ...]) -> tuple[Any, ...]:
+        """The sizes along these axes; `...` stands for each of the leading axes."""
         return tuple(n for axis in axes for n in (self.rows if axis == ROWS else (self.extents[axis],)))
 
     def count(self, array: Array) -> Any:

@@ -139,6 +139,9 @@ class Op(Generic[P, R]):
         return f"<codegen op {self.__name__}>"  # type: ignore[attr-defined]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The op's output, or the NamedTuple of its outputs, with the shapes and dtypes that the spec says. Arguments are those of the
+        declaration. Raises TypeError for a wrong dtype, a missing or unknown argument, ValueError for a shape or size that does not
+        fit, and where `implementation="cute"` has no GPU or no kernel."""
         key, operands = self.bind(args, kwargs)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in operands):
             hint = "for a jax.ShapeDtypeStruct, jax.eval_shape gives the results' types"

@@ -11,7 +11,7 @@ once for each tile.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen.graph.nodes import DTYPES
@@ -96,34 +96,51 @@ TABLE = (
 )
 
 
+@dataclass(frozen=True)
+class Epilogue:
+    """The work besides the product for which tiles are chosen."""
+
+    work: int = 12  # instructions for each accumulator
+    reads: int = 0  # bytes that are read for each output, of arrays with the output's shape
+    ragged: bool = False  # whether their rows are not whole vectors
+    boxes: bool = False  # whether TMA can copy them
+    folds: bool = False  # whether rows are reduced
+    keeps: bool = False  # whether many registers hold operands
+    over_rows: int = 0  # reductions over the rows of a column, which pass through a warp's shared memory
+    segment: int = 0  # accumulators of a row's segments, of which tiles have whole ones, or 0
+
+    @property
+    def late(self) -> bool:
+        """Whether operands are loaded when they are needed."""
+        return self.reads > 0 and (self.ragged or not self.boxes)
+
+    def rolled(self, tiles: Tiles) -> bool:
+        """Whether the epilogue of a piece is a loop."""
+        return self.folds or self.ragged or self.over_rows > 0 or self.late or (tiles == WIDE and not self.reads)
+
+
 def options(
-    M: int, N: int, K: int, L: int = 1, *, a: str = "bfloat16", b: str = "bfloat16", b_is_nk: bool = False,
-    paired: str = "", processors: int = 132, work: int = 12, reads: int = 0, ragged: bool = False,
-    boxes: bool = False, folds: bool = False, keeps: bool = False, over_rows: int = 0, segment: int = 0,
+    M: int, N: int, K: int, L: int = 1, epilogue: Epilogue = Epilogue(), *, a: str = "bfloat16", b: str = "bfloat16",
+    b_is_nk: bool = False, paired: str = "", processors: int = 132,
 ) -> dict[Tiles, float]:  # fmt: skip
-    """The tiles that fit a product of M x N outputs, and the cycles that each should take. `work`: instructions of the
-    epilogue for each accumulator; `reads`: bytes that it reads for each output, of arrays with the output's shape;
-    `ragged`: whether their rows are not whole vectors; `boxes`: whether TMA can copy them; `folds`: whether it reduces
-    rows; `keeps`: whether many registers hold its operands; `over_rows`: reductions over the rows of a column, which
-    pass through a warp's shared memory; `segment`: accumulators of a row's segments, of which tiles have whole ones, or 0."""
+    """The tiles that fit a product of M x N outputs, and the cycles that each should take."""
     columns = N if not paired else 2 * N
-    size = DTYPES[a].size
+    size, segment, over_rows = DTYPES[a].size, epilogue.segment, epilogue.over_rows
     found: dict[Tiles, float] = {}
     for row in TABLE:
         tiles = row
-        late = reads and (ragged or not boxes)  # the epilogue's operands are loaded when they are needed
-        crowded = (keeps and tiles == WIDE) or (late and tiles.accumulators > MOST_WITH_OTHERS)
-        sums = over_rows * tiles.tile_n // 8  # registers of a thread for the results of its columns
+        crowded = (epilogue.keeps and row == WIDE) or (epilogue.late and row.accumulators > MOST_WITH_OTHERS)
+        sums = over_rows * row.tile_n // 8  # registers of a thread for the results of its columns
         if segment and row.tile_n % segment:
             continue
-        if crowded or (sums and tiles.accumulators + sums > MOST_WITH_COLUMNS):
+        if crowded or (sums and row.accumulators + sums > MOST_WITH_COLUMNS):
             continue
-        if reads and boxes and (staged := _staged(tiles, reads, 2 if paired else 1)):
+        if epilogue.reads and epilogue.boxes and (staged := _staged(row, epilogue.reads, 2 if paired else 1)):
             tiles = staged
-        elif folds or ragged or over_rows or late or (tiles == WIDE and not reads):
-            tiles = replace(tiles, rolled=True)
-        elif reads and tiles == WIDE:
-            tiles = replace(tiles, stages=5, piece=32, ahead=3)
+        elif epilogue.rolled(row):
+            tiles = replace(row, rolled=True)
+        elif epilogue.reads and row == WIDE:
+            tiles = replace(row, stages=5, piece=32, ahead=3)
         if over_rows * tiles.tile_n // (2 if paired else 1) > STAGED_ROWS * tiles.piece:
             continue
         held = 2 * N if paired in ("interleaved", "segments") else N
@@ -133,7 +150,7 @@ def options(
                 continue
             one = replace(one, tile_k=row.tile_k * 2 // size, blocks=processors)
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
-                found[one] = cycles(one, M, columns, K * size, L, work) * (1 if one.splits == 1 else DOUBT)
+                found[one] = cycles(one, M, columns, K * size, L, epilogue.work) * (1 if one.splits == 1 else DOUBT)
     return found
 
 

@@ -203,12 +203,14 @@ class Tile:
             and all(map(self.whole, tiled))
             and all(N * width % 16 == 0 for width in widths)
         )
-        return hopper_tiles.options(
-            M, N, K, L, a=dtypes["a"], b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired, ragged=ragged,
-            work=self.all_work, reads=sum(widths), boxes=boxes and not ragged,
-            folds=any(f.along for f in self.folds), keeps=any(not f.along or f.rescaled for f in self.folds),
-            over_rows=sum(not f.along for f in self.folds), segment=self.segment(call.extents) * (2 if self.paired else 1),
+        epilogue = hopper_tiles.Epilogue(
+            self.all_work, sum(widths), ragged, boxes and not ragged, folds=any(f.along for f in self.folds),
+            keeps=any(not f.along or f.rescaled for f in self.folds), over_rows=sum(not f.along for f in self.folds),
+            segment=self.segment(call.extents) * (2 if self.paired else 1),
         )  # fmt: skip
+        return hopper_tiles.options(
+            M, N, K, L, epilogue, a=dtypes["a"], b=dtypes["b"], b_is_nk=self.b_is_nk, paired=paired
+        )
 
     @property
     def all_work(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -48,45 +48,69 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
         given = gradient_call(op, replace(case, scale=1.0))
         own = {name: x for name, x in given.own.items() if name not in constant}
         got = given.pulled(lambda values: op(**values, implementation=implementation))(own, given.cotangents)
-    products = products_in(op.plan)
-    factors = [x for p in products for x in (p.a, *([] if p.widened else [p.b]))]
-    dtypes = given.kept + [case.types.dtype(x) for x in factors]  # of the products' gradients too
-    kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
-    tf32 = bool(products) and (on_gpu() or implementation == "interpret") and op.spec.math != "precise"
-    if tf32:
-        # Tensor cores multiply float32 as TF32: the error of a sum of n products is about sqrt(n) times that of one
-        terms = max(math.prod(case.axes.shape(p.axes)) for p in products)
-        kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
-    summed = 0.0
-    if products and not on_gpu() and jax.__version_info__ >= (0, 11):
-        # From this version on, XLA on a CPU may sum its products of two narrow types in that type
-        rows = [tuple(x for x in p.a.axes if x not in p.b.axes) for p in products]
-        summed = max(math.prod(case.axes.shape(own)) for own in rows) ** 0.5 / 4
-    outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
+    rounding = _Rounding.of(given, implementation)
     for name, x in own.items():
         a, b = np.asarray(got[name], np.float64), given.expected[name]
         if any(plan.condition is not None for plan in attention_in(op.plan)):
             b = np.where(np.isnan(b), a, b)  # of a row that sees nothing, which skipped tiles leave out
-        info: Any = jnp.finfo(x.dtype)
-        beyond = np.abs(b) > float(info.max)
+        beyond = np.abs(b) > float(jnp.finfo(x.dtype).max)
         b = np.where(beyond, np.asarray(stored(b, x.dtype.name), np.float64), b)
-        eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
         size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # a stored infinity has no allowed error
-        largest = size.max(initial=0, where=np.isfinite(size))  # what is NaN says nothing about other elements
-        allowed = eps * size + 2.0**-16 * largest + kept * max(largest, outer) + tiny
-        if eps > 2.0**-16:
-            allowed = allowed + summed * eps * largest
-        if a.shape != b.shape or not _within(a, b, allowed):
-            allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if tf32 else 0)
-        if a.shape != b.shape or not _within(a, b, allowed):
-            allowed = allowed + 2 * given.resaved.get(name, 0.0)
-        if products and (a.shape != b.shape or not _within(a, b, allowed)):
-            allowed = allowed + 2 * given.rounded[name]
-        if a.shape != b.shape or not _within(a, b, allowed):
+        for allowed in rounding.allowances(given, name, size):
+            if a.shape == b.shape and _within(a, b, allowed):
+                break
+        else:
             worst = float(np.nanmax(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
             raise Disagreement(
                 f"{op.spec.op} ({implementation}): the gradient of {name!r} is off by {worst:.3g} times what is allowed; {case}"
             )
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """How a call's gradients are rounded on the way, besides to their own types: the error of what is saved or multiplied in fewer bits,
+    and of sums in a narrow type, as parts of the largest gradient; whether products are of TF32; whether there are products."""
+
+    kept: float
+    summed: float
+    tf32: bool
+    multiplies: bool
+
+    @classmethod
+    def of(cls, given: GradientCall, implementation: str | None) -> _Rounding:
+        case, products = given.case, products_in(given.op.plan)
+        factors = [x for p in products for x in (p.a, *([] if p.widened else [p.b]))]
+        dtypes = given.kept + [case.types.dtype(x) for x in factors]  # of the products' gradients too
+        kept = max((2 * float(jnp.finfo(jnp.dtype(d)).eps) for d in dtypes if DTYPES[d].kind == "float"), default=0.0)
+        tf32 = bool(products) and (on_gpu() or implementation == "interpret") and given.op.spec.math != "precise"
+        if tf32:
+            # Tensor cores multiply float32 as TF32: the error of a sum of n products is about sqrt(n) times that of one
+            terms = max(math.prod(case.axes.shape(p.axes)) for p in products)
+            kept = max(kept, 2.0**-11 * max(4.0, terms**0.5))
+        summed = 0.0
+        if products and not on_gpu() and jax.__version_info__ >= (0, 11):
+            # From this version on, XLA on a CPU may sum its products of two narrow types in that type
+            rows = [tuple(x for x in p.a.axes if x not in p.b.axes) for p in products]
+            summed = max(math.prod(case.axes.shape(own)) for own in rows) ** 0.5 / 4
+        return cls(kept, summed, tf32, bool(products))
+
+    def allowances(self, given: GradientCall, name: str, size: np.ndarray) -> Iterator[np.ndarray]:
+        """The allowed errors of a gradient whose elements have this `size`: first what costs nothing to compute, then more and more
+        terms that are measured in similar calls."""
+        info: Any = jnp.finfo(given.own[name].dtype)
+        eps, tiny = max(2.0**-16, float(info.eps)), max(1e-30, float(info.smallest_subnormal))
+        largest = size.max(initial=0, where=np.isfinite(size))  # what is NaN says nothing about other elements
+        outer = max((float(np.abs(c).max(initial=0)) for c in given.outer), default=0.0)
+        allowed = eps * size + 2.0**-16 * largest + self.kept * max(largest, outer) + tiny
+        if eps > 2.0**-16:
+            allowed = allowed + self.summed * eps * largest
+        yield allowed
+        allowed = allowed + 4 * given.lost[name] + (2 * given.moved[name] if self.tf32 else 0)
+        yield allowed
+        allowed = allowed + 2 * given.resaved.get(name, 0.0)
+        yield allowed
+        if self.multiplies:
+            yield allowed + 2 * given.rounded[name]
 
 
 @functools.lru_cache(maxsize=8)  # tests of several implementations draw the same calls, one after the other

@@ -301,7 +301,12 @@ class _Scanned(PlannedElements):
         axis, reduced = along_of(self.scans[0]).axis, [n for n in self.nodes if n.op in REDUCTIONS]
         written = {id(s.value): s.name for s in statements if s.at is None and s.part is None}
         taken = {id(a) for n in self.nodes for a in n.args}
-        last = [n for n in reduced if n.op == "sum" and n.kind == "float" and id(n) in written and id(n) not in taken]
+        # The sums that are outputs, of as many axes: a thread has no positions along others
+        last = [
+            n for n in reduced
+            if n.op == "sum" and n.kind == "float" and id(n) not in taken
+            and {*n.dims} == {*self.written_to.get(written.get(id(n), ""), ())}
+        ]  # fmt: skip
         elements = [
             a for a in self.written_to if axis in self.written_to[a] and a not in {written[id(n)] for n in last}
         ]

@@ -180,7 +180,9 @@ class StepsPlanner(Planner):
     def refusal(self) -> Diagnostic | None:
         """The first reason why no such kernel can compute the op."""
         last, others = self.spec.outputs[-1], (*TAKES, *SCANS, "contract", "shift", *(ALONE - {*CHOOSING}))
-        if len(self.kinds) != 1 or not self.rows or self.puts or any(n.op in others for n in self.nodes):
+        rows = {axis for group in self.rows for axis in group.axes}
+        alone = len(self.kinds) != 1 or any(not rows <= {*n.dims} for n in self.choosing)
+        if alone or not rows or self.puts or any(n.op in others for n in self.nodes):
             return self.error("its steps do not have the same rows", "", last)
         if any({self.into, *self.along} <= {*n.dims} for n in self.nodes):
             return self.error("a value combines all elements of a row with all selected ones", "", last)

@@ -67,8 +67,42 @@ reference: |
   y2 = j0
 """
 )
+SUM_OF_A_SCAN_ALONG_A_NEW_AXIS = (
+    HEAD
+    + """\
+inputs: {x: "float32[B, S, N]", w: "float32[K]"}
+outputs: {y: "float32[B, S, N]", z: "float32[B, N, K]"}
+chain: |
+  h = scan(0.9, x, axis=S)
+  y = h * sum(w, axis=K)
+  z = sum(h, axis=S)
+reference: |
+  y = x
+  z = x
+"""
+)
+SELECTION_ALONG_A_NEW_AXIS = (
+    HEAD
+    + """\
+inputs: {x: "float32[B, S]", w: "float32[L]"}
+outputs: {z: "float32[B, L, K=3]", v: "float32[L]"}
+chain: |
+  z = top_k(x, K, axis=S)
+  v = w * 2
+reference: |
+  z = x
+  v = w
+"""
+)
+TEXTS = [
+    TERMS_THAT_CANCEL,
+    ROWS_OF_AN_EPILOGUE,
+    SIZE_OF_BLOCKS_IN_A_STAGE,
+    SUM_OF_A_SCAN_ALONG_A_NEW_AXIS,
+    SELECTION_ALONG_A_NEW_AXIS,
+]
 
 
-@pytest.mark.parametrize("text", [TERMS_THAT_CANCEL, ROWS_OF_AN_EPILOGUE, SIZE_OF_BLOCKS_IN_A_STAGE])
+@pytest.mark.parametrize("text", TEXTS)
 def test_they_are_rendered(text):
     ast.parse(render_op(read_op("specs/made.yaml", text)))

@@ -232,7 +232,7 @@ class _Given:
         """The kernel that adds up gradients."""
         graph = self.spec.read.graph.fork()
         nodes = [graph.node("input", attr=Leaf(n), kind="float", dims=self.arrays[n].axes) for n in terms]
-        value = functools.reduce(lambda a, b: graph.node("add", (a, b), kind="float", dims=(*a.dims, *b.dims)), nodes)
+        value = functools.reduce(functools.partial(graph.elementwise, "add"), nodes)
         own = replace(
             self.spec.plain(), op=f"{self.spec.op}_{result.name}", summary="The sum of some gradients.", params=(), schedule=(),
             inputs=tuple(self.arrays[name] for name in dict.fromkeys(terms)), outputs=(result,),

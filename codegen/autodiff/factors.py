@@ -22,7 +22,7 @@ def pulled_product(
         own = factor.args[0] if factor.op == "cast" and factor.args[0].kind == "float" else factor
         axes = [axis for axis in other.dims if axis not in own.dims]
         if not axes:  # the product of a vector: each element has its own
-            yield own, graph.node("mul", (g, other), kind="float", dims=(*g.dims, *other.dims))
+            yield own, graph.elementwise("mul", g, other)
             continue
         rounded = g
         if type_of(g, arrays) != dtype:

@@ -99,14 +99,14 @@ class _Forms:
         """The form of a node with these arguments."""
         if id(node) in self.shared:
             inverse = self.inverse(node.args[-1], args[-1])
-            return inverse if node.op == "reciprocal" else self.make("mul", args[0], inverse)
+            return inverse if node.op == "reciprocal" else self.graph.elementwise("mul", args[0], inverse)
         if node.op == "pow" and id(node) not in self.kept and (larger := self.next_power(node)) is not None:
-            return self.make(LOWERED_POWER, *args, self.done[id(larger)])
+            return self.graph.elementwise(LOWERED_POWER, *args, self.done[id(larger)])
         return self.graph.rebuilt(node, args)
 
     def inverse(self, divisor: Node, made: Node) -> Node:
         roots = divisor.op == "sqrt" and all(id(n) in self.shared for n in self.users[id(divisor)])
-        return self.make("rsqrt", made.args[0]) if roots else self.make("reciprocal", made)
+        return self.graph.elementwise("rsqrt", made.args[0]) if roots else self.graph.elementwise("reciprocal", made)
 
     def next_power(self, power: Node) -> Node | None:
         """The power of the same base with an exponent that is larger by 1, if it is computed too."""
@@ -122,9 +122,6 @@ class _Forms:
         else:
             return None
         return self.powers.get((id(base), id(wanted)))
-
-    def make(self, op: str, *args: Node) -> Node:
-        return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])
 
 
 class _Products:
@@ -186,7 +183,4 @@ class _Products:
         return self.chained([*parts, *by_axes.get(axes, ())])
 
     def chained(self, factors: Sequence[Node]) -> Node:
-        def multiplied(a: Node, b: Node) -> Node:
-            return self.graph.node("mul", (a, b), kind="float", dims=(*a.dims, *b.dims))
-
-        return functools.reduce(multiplied, factors)
+        return functools.reduce(functools.partial(self.graph.elementwise, "mul"), factors)

@@ -50,9 +50,6 @@ class Algebra:
         dims = [d for a in args for d in a.dims if d not in lost]
         return self.graph.rebuilt(node, args, dims)
 
-    def make(self, op: str, *args: Node) -> Node:
-        return self.graph.node(op, args, kind="float", dims=[d for a in args for d in a.dims])
-
     def const(self, value: float) -> Node:
         return self.graph.const(float(value))
 
@@ -61,7 +58,7 @@ class Algebra:
     def neg(self, a: Node) -> Node:
         if a.is_const:
             return self.const(-_number(a))
-        return a.args[0] if a.op == "neg" else self.make("neg", a)
+        return a.args[0] if a.op == "neg" else self.graph.elementwise("neg", a)
 
     def add(self, a: Node, b: Node) -> Node:
         if _is(a, 0) or _is(b, 0):
@@ -70,14 +67,14 @@ class Algebra:
             return self.mul(self.const(2), a)
         if b.op == "neg":
             return self.sub(a, b.args[0])
-        return self.sub(b, a.args[0]) if a.op == "neg" else self.make("add", a, b)
+        return self.sub(b, a.args[0]) if a.op == "neg" else self.graph.elementwise("add", a, b)
 
     def sub(self, a: Node, b: Node) -> Node:
         if _is(b, 0):
             return a
         if _is(a, 0):
             return self.neg(b)
-        return self.add(a, b.args[0]) if b.op == "neg" else self.make("sub", a, b)
+        return self.add(a, b.args[0]) if b.op == "neg" else self.graph.elementwise("sub", a, b)
 
     def mul(self, a: Node, b: Node) -> Node:
         if _is(a, 0) or _is(b, 0):
@@ -91,10 +88,10 @@ class Algebra:
             return product if a.op == b.op else self.neg(product)
         factors = (*self.products.get(id(a), (a,)), *self.products.get(id(b), (b,)))
         if len(factors) > MOST_FACTORS:
-            return self.make("mul", a, b)
+            return self.graph.elementwise("mul", a, b)
         number = functools.reduce(lambda x, y: x * y, [_number(f) for f in factors if f.is_const], 1.0)
         if not LEAST <= abs(number) <= MOST:  # float32 has no such factor, though it may have the product
-            return self.make("mul", a, b)
+            return self.graph.elementwise("mul", a, b)
         left = self.cancelled([f for f in factors if not f.is_const])
         # factors with fewer axes come first, so that a row's factors are not multiplied for each element
         rest = sorted(left, key=lambda f: len(f.dims))
@@ -113,7 +110,7 @@ class Algebra:
         made = factors[first]
         for factor in (*factors[:first], *factors[first + 1 :]):
             inverse = self.is_inverse(factor)
-            made = self.make("div" if inverse else "mul", made, factor.args[0] if inverse else factor)
+            made = self.graph.elementwise("div" if inverse else "mul", made, factor.args[0] if inverse else factor)
         return made
 
     def cancelled(self, factors: list[Node]) -> list[Node]:
@@ -133,7 +130,7 @@ class Algebra:
         """1 / b, as a factor."""
         if b.is_const and LEAST <= abs(_number(b)) <= MOST:
             return self.const(1 / _number(b))
-        return self.neg(self.inverse(b.args[0])) if b.op == "neg" else self.make("reciprocal", b)
+        return self.neg(self.inverse(b.args[0])) if b.op == "neg" else self.graph.elementwise("reciprocal", b)
 
     def div(self, a: Node, b: Node) -> Node:
         return a if _is(a, 0) or _is(b, 1) else self.mul(a, self.inverse(b))
@@ -165,12 +162,12 @@ class Algebra:
         return number, [f for f in factors if not f.is_const]
 
     def log(self, a: Node) -> Node:
-        return self.const(math.log(_number(a))) if a.is_const and _number(a) > 0 else self.make("log", a)
+        return self.const(math.log(_number(a))) if a.is_const and _number(a) > 0 else self.graph.elementwise("log", a)
 
     def where(self, condition: Node, a: Node, b: Node) -> Node:
         if condition.is_const:
             return a if condition.attr else b
-        return a if a is b else self.make("where", condition, a, b)
+        return a if a is b else self.graph.elementwise("where", condition, a, b)
 
     def factors(self, value: Node) -> list[Node]:
         """The factors of a product, in order. Products are split from the outermost until there are about `MOST_FACTORS`; the rest
@@ -241,7 +238,7 @@ class Algebra:
 
     def size(self, axis: str) -> Node:
         size = self.graph.node("size", attr=axis, kind="int", dims=())
-        return self.make("float", size)
+        return self.graph.elementwise("float", size)
 
     def terms(self, value: Node) -> list[Node]:
         """The terms of a sum, in order, of which none is a sum that was made here; the rest stays whole as in `factors`."""

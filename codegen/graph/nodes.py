@@ -271,6 +271,10 @@ class Graph:
             found = self._nodes[key] = Node(op, args, attr, kind, self.order(dims))
         return found
 
+    def elementwise(self, op: str, *args: Node) -> Node:
+        """The float that an element-wise operation computes."""
+        return self.node(op, args, kind="float", dims=[axis for a in args for axis in a.dims])
+
     def rebuilt(self, node: Node, args: tuple[Node, ...], dims: Iterable[str] | None = None) -> Node:
         """A node with these arguments, along these axes or by default its own."""
         if all(a is b for a, b in zip(args, node.args, strict=True)):

@@ -352,7 +352,7 @@ class _Matcher:
         value = leaf
         for op, other in gates:
             args = (other, value, self.graph.const(0.0)) if op == "where" else (value, other)
-            value = self.graph.node(op, args, kind="float", dims=(*value.dims, *other.dims))
+            value = self.graph.elementwise(op, *args)
         values = Values(
             (Statement(made.name, None, value),), self.spec.read.graph.calls, self.known_names(), {id(leaf): Leaf(given.name)}
         )  # fmt: skip

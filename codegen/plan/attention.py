@@ -156,11 +156,15 @@ class AttentionPlan(Unreduced):
         return replace(found, listed=self.listed, neighbours=neighbours) if found.processors else found
 
     @property
+    def masking(self) -> list[Node]:
+        """The nodes of the mask's condition."""
+        return [*topological([self.condition])] if self.condition is not None else []
+
+    @property
     def listed(self) -> int:
         """The number of the mask's arrays of integers that have either rows or columns."""
-        nodes = topological([self.condition] if self.condition is not None else [])
         along = {self.row, *self.keys}
-        return sum(n.op == "input" and n.kind == "int" and len(along & {*n.dims}) == 1 for n in nodes)
+        return sum(n.op == "input" and n.kind == "int" and len(along & {*n.dims}) == 1 for n in self.masking)
 
     def check_types(self, dtypes: Mapping[str, str]) -> None:
         """Raise `UserError` if kernels do not take these types."""
@@ -304,7 +308,7 @@ class Attention(AttentionPlan):
         """Whether a block may have rows of all elements of the batch that share k and v. It may if the mask is the same
         for them, and v lacks the axes that k lacks."""
         lacking = [[a for a in self.batch if a not in self.axes_of(x)] for x in (self.k, self.v)]
-        masked = {a for n in topological([self.condition] if self.condition is not None else []) for a in n.dims}
+        masked = {a for n in self.masking for a in n.dims}
         return lacking[0] == lacking[1] and not {*self.shared} & masked
 
     def of_few_rows(self, d: int, e: int, call: PlannedCall) -> AttentionLaunch | None:
@@ -331,14 +335,13 @@ class Attention(AttentionPlan):
     @property
     def is_cheap(self) -> bool:
         """Whether there is a mask, and bounds of it need no array of columns: a warp finds them for all tiles of a row."""
-        nodes = list(topological([self.condition] if self.condition is not None else []))
-        return bool(nodes) and not any(n.op == "input" and {*self.keys} & {*n.dims} for n in nodes)
+        reads = any(n.op == "input" and {*self.keys} & {*n.dims} for n in self.masking)
+        return self.condition is not None and not reads
 
     @property
     def is_uneven(self) -> bool:
         """Whether elements of the batch, other than those that share k and v, may have different masks, as with lengths of sequences."""
-        nodes = list(topological([self.condition] if self.condition is not None else []))
-        own = {a for n in nodes if n.op == "input" for a in n.dims} & {*self.batch}
+        own = {a for n in self.masking if n.op == "input" for a in n.dims} & {*self.batch}
         return self.is_cheap and bool(own - {*self.shared})
 
     def _hopper_columns(self, d: int, e: int) -> int:

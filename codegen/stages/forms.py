@@ -47,7 +47,7 @@ def _along(graph: Graph, spec: Spec, value: Node, axes: list[str]) -> Node:
     for axis in axes:
         index = graph.node("index", attr=axis, kind="int", dims=(axis,))
         every = graph.node("ge", (index, graph.const(0)), kind="bool", dims=(axis,))
-        value = graph.node("where", (every, value, graph.const(0.0)), kind="float", dims=(*value.dims, axis))
+        value = graph.elementwise("where", every, value, graph.const(0.0))
     return graph.node("cast", (value,), dtype, kind="float", dims=value.dims)
 
 
@@ -88,5 +88,5 @@ def _terms(value: Node, sign: int) -> list[tuple[Node, int]]:
 def _sum(graph: Graph, terms: list[tuple[Node, int]]) -> Node:
     found = terms[0][0]
     for value, sign in terms[1:]:
-        found = graph.node("add" if sign > 0 else "sub", (found, value), kind="float", dims=(*found.dims, *value.dims))
+        found = graph.elementwise("add" if sign > 0 else "sub", found, value)
     return found

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from codegen.graph.nodes import Chain, Node, lost_axes, nodes_of, topological
+from codegen.graph.nodes import Node, lost_axes, nodes_of, topological
 from codegen.graph.ops import OPS
-from codegen.language.unparse import unparse
 from codegen.plan.op import Op
 from codegen.spec.spec import Spec
+from codegen.stages.rewriting import with_statements
 
 _OF_ELEMENTS = frozenset({*OPS, "input", "param", "const", "float", "cast"})
 
@@ -40,12 +40,8 @@ def centred(spec: Spec) -> Centred | None:
     if not pairs:
         return None
     made = _Centring(spec, pairs)
-    statements = tuple(replace(s, value=made.node(s.value)) for s in spec.read.statements)
-    outputs, names = {a.name for a in spec.outputs}, {a.name for a in spec.arrays}
-    chain = Chain(statements, made.graph)
-    own = spec.with_chain(
-        f"{spec.source.path} (means and variances in one sweep)", chain, lambda: unparse(chain, outputs, names)
-    )
+    statements = [replace(s, value=made.node(s.value)) for s in spec.read.statements]
+    own = with_statements(spec, statements, made.graph, "means and variances in one sweep")
     return Centred(own, tuple(made.results), tuple(made.centres), made.origins)
 
 
@@ -106,18 +102,22 @@ class _Centring:
         (x,) = node.args
         finite = self.graph.node("isfinite", (node,), kind="bool", dims=node.dims)
         centre = self.graph.node("where", (finite, node, self.graph.const(0.0)), kind="float", dims=node.dims)
-        rest = self.reduced(node, self.float("sub", x, centre))
+        rest = self.reduced(node, self.graph.elementwise("sub", x, centre))
         self.about[id(node)] = x, centre, rest
-        own = self.float("add", centre, rest)
+        own = self.graph.elementwise("add", centre, rest)
         self.centres.append(centre)
         self.results += [(centre, "centre"), (own, "mean")]
         return own
 
     def variance(self, mean: Node, node: Node) -> Node:
         x, centre, rest = self.about[id(mean)]
-        difference = self.float("sub", x, centre)
-        squares = self.reduced(mean, self.float("mul", difference, difference))
-        own = self.float("maximum", self.float("sub", squares, self.float("mul", rest, rest)), self.graph.const(0.0))
+        difference = self.graph.elementwise("sub", x, centre)
+        squares = self.reduced(mean, self.graph.elementwise("mul", difference, difference))
+        own = self.graph.elementwise(
+            "maximum",
+            self.graph.elementwise("sub", squares, self.graph.elementwise("mul", rest, rest)),
+            self.graph.const(0.0),
+        )
         own = self.times_count(own, node)
         self.results.append((own, "squares" if node.op == "sum" else "var"))
         return own
@@ -125,7 +125,7 @@ class _Centring:
     def error(self, mean: Node, node: Node) -> Node:
         """What `mean` lost where the centre and the rest were added."""
         _, centre, rest = self.about[id(mean)]
-        own = self.float("add", self.float("sub", centre, self.made[id(mean)]), rest)
+        own = self.graph.elementwise("add", self.graph.elementwise("sub", centre, self.made[id(mean)]), rest)
         own = self.times_count(own, node)
         self.results.append((own, "error"))
         return own
@@ -134,11 +134,8 @@ class _Centring:
         """A mean, times the number of elements where the node is a sum."""
         for axis in lost_axes(node) if node.op == "sum" else ():
             size = self.graph.node("size", attr=axis, kind="int", dims=())
-            own = self.float("mul", own, self.graph.node("float", (size,), kind="float", dims=()))
+            own = self.graph.elementwise("mul", own, self.graph.node("float", (size,), kind="float", dims=()))
         return own
-
-    def float(self, op: str, a: Node, b: Node) -> Node:
-        return self.graph.node(op, (a, b), kind="float", dims={*a.dims, *b.dims})
 
     def reduced(self, like: Node, x: Node) -> Node:
         return self.graph.node("mean", (x,), like.attr, kind="float", dims=like.dims)

@@ -149,9 +149,7 @@ def _regrouped(axis: str, graph: Graph, node: Node, args: tuple[Node, ...]) -> N
     if not all(apart):
         return None
 
-    def product(a: Node, b: Node) -> Node:
-        return graph.node("mul", (a, b), kind="float", dims=(*a.dims, *b.dims))
-
+    product = functools.partial(graph.elementwise, "mul")
     return product(*(functools.reduce(product, some) for some in apart))
 
 

@@ -19,6 +19,7 @@ from codegen.plan.gemms.loading import loaded
 from codegen.plan.gemms.narrow_tiles import SOURCES
 from codegen.plan.op import Scaled
 from codegen.spec.spec import Spec
+from codegen.stages.rewriting import with_statements
 
 EXACT = SOURCES | {"uint8", "int4", "uint4"}  # types that every float of 16 bits holds
 
@@ -41,10 +42,7 @@ def moved(spec: Spec) -> Moved | None:
     statements = made.statements()
     if not made.scaled:
         return None
-    chain = Chain(statements, made.graph)
-    names = {a.name for a in spec.arrays}
-    text = f"{spec.source.path} (scales behind products)"
-    own = spec.with_chain(text, chain, lambda: unparse(chain, {a.name for a in spec.outputs}, names))
+    own = with_statements(spec, statements, made.graph, "scales behind products")
     return Moved(own, tuple(made.before.values()), tuple(made.scaled.values()), made.origins)
 
 
@@ -155,7 +153,7 @@ class _Mover:
             return None
         rest = cores[0]
         for term in cores[1:]:
-            rest = self.graph.node("mul", (rest, term), kind="float", dims=(*rest.dims, *term.dims))
+            rest = self.graph.elementwise("mul", rest, term)
         if loaded(self.spec, self.multiplied(rest, str(factor.attr)), axes) is not None:
             return _Terms(rest, tuple(scales), ())
         core, *left = sorted(cores, key=lambda n: not self.is_free(n, str(factor.attr)))

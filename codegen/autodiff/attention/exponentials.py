@@ -54,9 +54,7 @@ def factored(value: Node, column: str) -> tuple[list[int], dict[int, tuple[Node,
 def together(graph: Graph, terms: Sequence[Node], column: str) -> Node | None:
     """x * a + x * (b - c), of values a and c without columns, as x * (b - (c - a)); None for other sums."""
 
-    def product(op: str, left: Node, right: Node) -> Node:
-        return graph.node(op, (left, right), kind="float", dims=(*left.dims, *right.dims))
-
+    product = graph.elementwise
     for one, other in (terms, terms[::-1]):
         left, right = _factors(one), _factors(other)
         x, a = [n for n in left if n in right], [n for n in left if n not in right]
@@ -75,9 +73,7 @@ def inside(graph: Graph, terms: Sequence[Node], column: str) -> list[Node]:
     """Terms in which a * w * (x - y), of a number a and y without columns, is w * (x * a - y * a), if no other term has x - y: a
     product and a difference are one instruction."""
 
-    def product(left: Node, right: Node) -> Node:
-        return graph.node("mul", (left, right), kind="float", dims=(*left.dims, *right.dims))
-
+    product = functools.partial(graph.elementwise, "mul")
     found = list(terms)
     for place, term in enumerate(terms):
         factors = _factors(term)
@@ -88,7 +84,7 @@ def inside(graph: Graph, terms: Sequence[Node], column: str) -> list[Node]:
             continue
         by = functools.reduce(product, numbers)
         x, y = (product(n, by) for n in apart[0].args)
-        difference = graph.node("sub", (x, y), kind="float", dims=(*x.dims, *y.dims))
+        difference = graph.elementwise("sub", x, y)
         rest = [n for n in factors if n is not apart[0] and n not in numbers]
         found[place] = functools.reduce(product, [*rest, difference])
     return found

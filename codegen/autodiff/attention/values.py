@@ -219,8 +219,7 @@ class KernelValues:
         for node, power in powers.values():
             other = self.rebuilt(node)
             for _ in range(abs(power)):
-                dims = (*value.dims, *other.dims)
-                value = self.graph.node("mul" if power > 0 else "div", (value, other), kind="float", dims=dims)
+                value = self.graph.elementwise("mul" if power > 0 else "div", value, other)
         return value
 
     def made_delta(self) -> Node:

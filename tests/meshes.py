@@ -162,7 +162,7 @@ def kernels(monkeypatch):
     """Makes every op run its kernel, as on CUDA; yields the shapes that kernels ran on."""
     forget()
     monkeypatch.setattr(Op, "_run_cute", stand_in)
-    for module in (op_module, gemm_op, staged):
+    for module in (op_module, gemm_op):
         monkeypatch.setattr(module, "choose", lambda cuda, default, *operands, refuse="": cuda(())(*operands))
     launch = Tile.launch
     monkeypatch.setattr(Tile, "launch", lambda *args, **kwargs: replace(launch(*args, **kwargs), why=""))

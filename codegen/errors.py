@@ -9,11 +9,15 @@ from __future__ import annotations
 import difflib
 import functools
 import heapq
+import re
 import string
+import sysconfig
 import textwrap
+import traceback
 import unicodedata
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 EXCERPT = 160  # characters of a source line that are shown
 _LISTED = 40  # names that a hint lists together with the nearest one
@@ -126,6 +130,16 @@ class SpecError(Exception):
         if len(self.diagnostics) > _SHOWN:
             shown.append(f"and {len(self.diagnostics) - _SHOWN} more errors")
         return "\n".join(shown)
+
+
+def raised(error: Exception) -> str:
+    """How a message ends that reports an exception of the user's code: its line there, where it is known, its class and its text."""
+    others = ("<", f"{sysconfig.get_path('stdlib')}/", f"{Path(__file__).parent}/")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    own = [f for f in frames if not re.search("/(site|dist)-packages/", f.filename)]
+    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    said = f"{type(error).__name__}: {error}".split("\n")[0]
+    return f"{place}: {said[:400]}"
 
 
 def printable(text: str, keep: str = "") -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from codegen.cli.options import UsageError, usage
-from codegen.errors import known, named, suggested
+from codegen.errors import SpecError, known, named, raised, suggested
+from codegen.extras import MissingExtra
 
 
 def load_ops(folder: Path, names: Sequence[str] | None) -> list[Any]:
@@ -32,11 +33,9 @@ def load_kernels(folder: Path, names: Sequence[str] | None) -> list[Any]:
     from codegen.measuring.compiled.tasks import kernels_named
 
     package = load_package(folder)
-    try:
-        with _importing(folder):
-            return kernels_named(package, names or package.__all__)
-    except KeyError:
-        return load_ops(folder, names)  # its error says which
+    with _importing(folder), contextlib.suppress(KeyError):
+        return kernels_named(package, names or package.__all__)
+    return load_ops(folder, names)  # its error says which
 
 
 def load_package(folder: Path) -> Any:
@@ -68,17 +67,32 @@ def load_function(text: str) -> Any:
         raise UsageError(f"cannot read {text!r}: write it as in my_module:my_function")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    path = os.path.relpath(module) if "/" in module else module
+    if path.startswith(".."):
+        raise UsageError(f"{module} is not in this folder: run codegen in a folder that contains it")
     try:
-        found: Any = importlib.import_module(module.removesuffix(".py").replace("/", "."))
-    except ImportError as error:
-        raise UsageError(f"{module} cannot be imported: {error}") from None
+        found: Any = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    except (MissingExtra, SpecError):
+        raise
+    except Exception as error:
+        raise UsageError(f"{module} cannot be imported{raised(error)}") from None
     for part in name.split("."):
         if not hasattr(found, part):
             raise UsageError(f"{module} has no {name!r}\n  {known(part, (n for n in vars(found) if n[:1] != '_'))}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{text} is no function")
+        raise UsageError(f"{text} is not a function")
     return found
+
+
+def arguments_of(text: str) -> tuple[Any, ...]:
+    """What the function MODULE:NAME returns, as arguments. Raises `UsageError`."""
+    function = load_function(text)
+    try:
+        found = function()
+    except Exception as error:
+        raise UsageError(f"{text} cannot be called without arguments{raised(error)}") from None
+    return found if isinstance(found, tuple) else (found,)
 
 
 def arguments_like(function: Any, like: Sequence[str]) -> tuple[Any, ...]:
@@ -118,8 +132,12 @@ def _importing(folder: Path) -> Iterator[None]:
     """A context for access to a package, which imports its modules lazily. Raises `UsageError` where an import fails."""
     try:
         yield
-    except ImportError as error:
-        raise UsageError(f"{named(folder)} cannot be imported: {error}\n  `codegen build` makes it again") from None
+    except (MissingExtra, UsageError):
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{named(folder)} cannot be imported{raised(error)}\n  `codegen build` makes it again"
+        ) from None
 
 
 def _check_environment() -> None:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import functools
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core, source_info_util
 
-from codegen.errors import UserError
+from codegen.errors import UserError, raised
 
 CALLS = {
     "jit": "jaxpr",
@@ -336,9 +334,5 @@ def traced(function: Callable[..., Any], *examples: Any) -> Flat:
 
 def failed(function: Callable[..., Any], error: Exception) -> UserError:
     """The error of a function that cannot be traced, with its line in the user's source."""
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
-    own = [f for f in lines if not Path(f.filename).is_relative_to(Path(__file__).parents[1])]
-    place = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
     name = getattr(function, "__name__", "the function")
-    said = f"{type(error).__name__}: {error}".split("\n")[0]
-    return UserError(f"{name} cannot be traced with these arguments{place}: {said[:400]}")
+    return UserError(f"{name} cannot be traced with these arguments{raised(error)}")

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from codegen.cli.loading import arguments_like, load_function
+from codegen.cli.loading import arguments_like, arguments_of, load_function
 from codegen.cli.options import AsJson, Like, Specs, UsageError, usage
 from codegen.cli.printing import gather, show
 from codegen.cli.project import find_project
-from codegen.errors import named, shown
+from codegen.errors import known, named, shown
 
 MOST_ENDS = 4  # steps at which chains end, that are shown
 SMALL = 0.01  # of all the time that is saved: a chain that saves less is left out
@@ -46,21 +46,19 @@ def suggest(
     Example: codegen suggest my_module:step --arguments my_module:arguments
     Example: codegen suggest my_module:norm --like "x=bfloat16[8192,4096]" --write
     """
+    if arguments and like:
+        raise UsageError("--arguments and --like both give the function's arguments: leave one out")
     found = load_function(function)
-    given = load_function(arguments)() if arguments else arguments_like(found, like or [])
+    given = arguments_of(arguments) if arguments else arguments_like(found, like or [])
     project = find_project().at(specs)
     from codegen.fusing import suggest as suggesting
-    from codegen.targets import GPUS
-
-    chosen = next((g for g in GPUS if gpu.lower() in g.name.lower()), None)
-    if chosen is None:
-        raise UsageError(f"there is no GPU {shown(gpu)} here: {', '.join(g.name for g in GPUS)}")
     from codegen.measuring.times import device_time
 
+    chosen = _gpu(gpu)
     if measure and not device_time.is_available():
         raise UsageError("--measure: JAX has no NVIDIA GPU here whose kernels the profiler sees")
     with usage():
-        every, ends = suggesting.looked_at(found, given if isinstance(given, tuple) else (given,))
+        every, ends = suggesting.looked_at(found, given)
     checked, whole = _checked(every)
     least = SMALL * sum(one.saved for one in checked)
     worth = sorted((one for one in checked if one.saved >= least), key=lambda one: -one.saved)
@@ -80,6 +78,16 @@ def suggest(
             )
     if write:
         _write(worth, project.specs)
+
+
+def _gpu(name: str) -> Any:
+    """The GPU whose name has this part. Raises `UsageError`."""
+    from codegen.targets import GPUS
+
+    for gpu in GPUS:
+        if name.lower() in gpu.name.lower():
+            return gpu
+    raise UsageError(f"unknown GPU {shown(name)}\n  {known(name, (gpu.name for gpu in GPUS))}")
 
 
 def _checked(every: list[Any]) -> tuple[list[Any], bool]:

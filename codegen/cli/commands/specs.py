@@ -61,6 +61,8 @@ def new(
     from codegen.cli.schema import keep_schema
     from codegen.graph.names import op_name_error
 
+    if like and not function:
+        raise UsageError("--like gives the arguments of a function that --from names")
     error = op_name_error(op)
     if error:
         raise UsageError(f"{error.message}\n  {error.hint}")

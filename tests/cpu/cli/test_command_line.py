@@ -95,7 +95,11 @@ def test_a_package_that_cannot_be_imported(packages, tmp_path, monkeypatch, caps
     (tmp_path / "of_parts/double.py").unlink()
     status, _, err = run(monkeypatch, capsys, "verify", "--package", "of_parts")
     assert status == 2
-    assert err.startswith("error: of_parts cannot be imported: No module named 'of_parts.double'\n  `codegen build`")
+    assert err.startswith("error: of_parts cannot be imported")
+    assert err.endswith(": No module named 'of_parts.double'\n  `codegen build` makes it again\n")
+    (tmp_path / "of_parts/double.py").write_text("double = double")
+    status, _, err = run(monkeypatch, capsys, "compile", "--package", "of_parts")
+    assert (status, f"{tmp_path}/of_parts/double.py:1: NameError: name 'double' is not defined\n" in err) == (2, True)
     (tmp_path / "own").mkdir()
     (tmp_path / "own/__init__.py").write_text("")
     message = "error: no ops in own: run `codegen build`, or name their package with --package\n"

@@ -130,7 +130,7 @@ def test_an_op_that_differs_in_a_number_is_another():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["operator:neg", "--like", "a=float32[8,8]", "--gpu", "H500"], "there is no GPU 'H500' here: A100"),
+        (["operator:neg", "--like", "a=float32[8,8]", "--gpu", "H500"], "unknown GPU 'H500'\n  known here: A100"),
         (["operator:neg", "--like", "a=float32[8,8]", "--measure"], "has no NVIDIA GPU"),
         (
             ["operator:matmul", "--like", "a=float32[8,4]", "--like", "b=float32[8,4]"],

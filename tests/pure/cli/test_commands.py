@@ -3,6 +3,7 @@
 import inspect
 import re
 import shutil
+import sys
 
 import pytest
 
@@ -64,6 +65,34 @@ def test_an_error_names_the_file_that_was_asked_for(run, tmp_path):
     write_specs(tmp_path / "specs", short=1.0)
     result = run("explain", "short", "--svg", "missing/graph.svg")
     assert (result.status, result.err) == (2, "error: missing/graph.svg: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("suggest named_late:f", "named_late cannot be imported at HERE/named_late.py:1: NameError: name 'f' is not defined"),
+        ("suggest ./half:f", "./half cannot be imported: SyntaxError: invalid syntax (half.py, line 1)"),
+        ("new a --from no_such:f", "no_such cannot be imported: ModuleNotFoundError: No module named 'no_such'"),
+        ("new a --from ../sums.py:f", "../sums.py is not in this folder: run codegen in a folder that contains it"),
+        ("new a --from sums:zero", "sums:zero is not a function"),
+        ("new a --like x=float32[8]", "--like gives the arguments of a function that --from names"),
+        ("suggest sums:f --arguments sums:f --like x=float32[8]", "--arguments and --like both give the function's arguments"),
+        (
+            "suggest sums:f --arguments HERE/sums.py:g",
+            "HERE/sums.py:g cannot be called without arguments at HERE/sums.py:3: ZeroDivisionError: division by zero",
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_in_or_of_a_users_function(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("sums", None)
+    (tmp_path / "named_late.py").write_text("f = f")
+    (tmp_path / "half.py").write_text("f = 1 +")
+    (tmp_path / "sums.py").write_text("import operator as f\nzero, f = 0, f.add\ndef g(): return f(0, 1 / zero)")
+    result = run(*words.replace("HERE", str(tmp_path)).split())
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith(f"error: {message.replace('HERE', str(tmp_path))}")
+    assert not (tmp_path / "specs").exists()
 
 
 def test_the_version(run):

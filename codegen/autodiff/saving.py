@@ -184,7 +184,7 @@ class Saving(Gradients):
         return {held.get(id(n)) or self.name_saved(n): n for n in found}
 
     def products_and_held(self, saved: Mapping[str, Node]) -> dict[str, Node]:
-        """These, and what else the forward's stages write anyway."""
+        """The values of products, and others that the forward's stages write anyway."""
         found = self.products(saved)
         return found | self.held_statistics({**saved, **found})
 

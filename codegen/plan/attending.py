@@ -40,6 +40,8 @@ def _demand(condition: object) -> None:
 
 
 class _Matcher:
+    """Compares a chain with the form of attention, part by part: each method finds one part, or raises `_Other`."""
+
     def __init__(self, spec: Spec):
         self.spec, self.statements = spec, spec.read.statements
         self.graph = spec.read.graph.fork()

@@ -415,7 +415,7 @@ class PlannedElements(Planner):
         return self.load(own, tokens, groups, names, lambda own: _mode(own, len(groups)))
 
     def repeats(self, groups: tuple[Group, ...]) -> str:
-        """What shares values that take as many operations as a power (`Elementwise.repeats`)."""
+        """The positions that share values which take as many operations as a power (`Elementwise.repeats`)."""
 
         def shared(apart: Sequence[Group]) -> int:
             axes = {axis for group in apart for axis in group.axes}

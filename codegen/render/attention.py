@@ -247,12 +247,12 @@ class PartContext(ElementwiseContext):
 
     @functools.cached_property
     def root(self) -> Node:
-        """What the part gives."""
+        """The value of the part's first output."""
         return next(s.value for s in self.statements if s.name == self.spec.outputs[0].name)
 
     @functools.cached_property
     def products(self) -> list[tuple[Node, int]]:
-        """Those of a distance and of a row's value, as `multiples` gives them."""
+        """The products of a distance and a value of the row, each with the place of the distance among its arguments (`multiples`)."""
         apart = self.distances
         return multiples(self.nodes, self.attention.column, apart, self.rounding.products) if apart else []
 

@@ -62,7 +62,7 @@ class ElementwiseContext(Context):
         )
 
     def extra_names(self) -> list[str]:
-        """What functions may take besides operands and parameters."""
+        """The names that functions may take besides operands and parameters."""
         return ["compute", *self.flags, *([FOLLOWING] if self.following else []), *dict(self.spec.types)]
 
     @property

@@ -44,7 +44,9 @@ def _lines_of_strings(text: str) -> set[int]:
     return found
 
 
-class _Word(NamedTuple):  # a build makes hundreds of thousands
+class _Word(NamedTuple):
+    """A word of a line. A build makes hundreds of thousands."""
+
     text: str
     spaced: str  # with the space before it, if there is one
 

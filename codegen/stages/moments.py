@@ -71,6 +71,8 @@ def sampled_axes(centres: Op) -> tuple[str, ...]:
 
 
 class _Centring:
+    """Makes the nodes of a spec again, with `pairs` of a mean and the variance about it computed about a centre."""
+
     def __init__(self, spec: Spec, pairs: Mapping[int, Node]):
         self.graph, self.pairs = spec.read.graph.fork(), pairs
         self.made: dict[int, Node] = {}
@@ -123,7 +125,7 @@ class _Centring:
         return own
 
     def error(self, mean: Node, node: Node) -> Node:
-        """What `mean` lost where the centre and the rest were added."""
+        """The rounding error of `mean`, the sum of the centre and the rest."""
         _, centre, rest = self.about[id(mean)]
         own = self.graph.elementwise("add", self.graph.elementwise("sub", centre, self.made[id(mean)]), rest)
         own = self.times_count(own, node)

@@ -80,6 +80,9 @@ def shared(values: Iterable[Node], made: Iterable[Node], known: Callable[[Node],
 
 
 class _Around(Cutting):
+    """The search for stages around products: each product is in the stage of the values that are computed from it, where one kernel
+    computes both. A kernel computes factors of its `own`; other stages write the rest of them."""
+
     def __init__(self, spec: Spec, kernel: Kernel, rest: Cut, before: Sequence[Node], given: Container[int]):
         super().__init__(spec, self.one_or_more)
         self.one, self.rest = kernel, rest

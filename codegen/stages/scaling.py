@@ -56,6 +56,8 @@ class _Terms:
 
 
 class _Mover:
+    """Makes the nodes of a spec again, with the scales of products' factors behind the products."""
+
     def __init__(self, spec: Spec):
         self.spec, self.graph = spec, spec.read.graph.fork()
         outputs = {a.name: a for a in spec.outputs}

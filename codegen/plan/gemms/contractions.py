@@ -53,6 +53,8 @@ def split(spec: Spec, widens: bool = False) -> tuple[tuple[Product, ...], Spec]:
 
 
 class _Splitter:
+    """Splits a chain that contracts into its products and the epilogue, an element-wise op of their results."""
+
     def __init__(self, spec: Spec, widens: bool = False):
         self.widens = widens
         self.spec, self.calls, self.statements = spec, spec.read.graph.calls, spec.read.statements
@@ -64,6 +66,7 @@ class _Splitter:
         return [n for n in nodes_of(self.statements) if n.op == "contract"]
 
     def check(self) -> None:
+        """Raises `SpecError` with all keys and factors of the spec that no product takes."""
         spec, problems = self.spec, list[Diagnostic]()
         for node in self.products:
             for side in map(as_multiplied, node.args):
@@ -86,6 +89,7 @@ class _Splitter:
             raise SpecError(problems)
 
     def split(self) -> tuple[tuple[Product, ...], Spec]:
+        """The products, and the spec of the epilogue. Raises `SpecError` for products that no kernel computes."""
         spec = self.spec
         leaves: dict[int, Leaf] = {}
         problems: list[Diagnostic] = []
@@ -222,6 +226,7 @@ class _Splitter:
         return list(taken.values())
 
     def epilogue(self, leaves: Mapping[int, Leaf], sizes: Sequence[Array]) -> Spec:
+        """The spec of the values after the products, which are its `leaves`. Inputs `sizes` give it the sizes of axes."""
         spec = self.spec
         made = {a.name for a in spec.outputs}
         accs = {p.acc.name for p in self.found.values()}

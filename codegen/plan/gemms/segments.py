@@ -64,6 +64,7 @@ def of_segments(
 
 
 def _check(node: Node, order: tuple[str, ...], accs: Collection[str]) -> None:
+    """Raises `UserError` for a reduction that a tile does not compute in registers."""
     (value,) = node.args
     axis = order[-1]
     inside = list(topological([value]))

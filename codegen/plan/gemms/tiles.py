@@ -1,4 +1,4 @@
-"""What a GEMM kernel computes within a tile of the products: the epilogue of each element, and partial results of
+"""The computation of a GEMM kernel within a tile of the products: the epilogue of each element, and partial results of
 reductions.
 
 The epilogue's element-wise part runs on vectors of a tile's rows before anything is written (`Tile.plan`). A reduction
@@ -58,7 +58,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Tile:
-    """What a GEMM kernel computes within a tile of the products: the epilogue's element-wise plan, with three axes."""
+    """The computation of a GEMM kernel within a tile of the products: the epilogue's element-wise plan, with three axes."""
 
     spec: Spec  # the epilogue's spec; its outputs are the outputs of every element, and the reduced values
     statements: tuple[Statement, ...]

@@ -20,7 +20,7 @@ def roots_of_sweeps(rows: Sequence[Statistic], written: Sequence[Node], joins: b
 
 
 def demands(roots: Sequence[Sequence[Node]], along: set[str], rows: set[str], each: bool) -> tuple[Demand, ...]:
-    """What each of the sweeps with these roots needs. `rows`: the axes of a row's position. Cheap values that all rows share are computed
+    """The needs of each of the sweeps with these roots. `rows`: the axes of a row's position. Cheap values that all rows share are computed
     again."""
     sweeps, found = Sweeps(roots, along, each), []
     held = sweeps.held()

@@ -10,6 +10,7 @@ columns is computed by the neighbouring lanes that hold them.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from codegen.plan.access import Access
@@ -238,7 +239,7 @@ class Reduction(AlongRows):
         )
 
     def wanted(self, call: PlannedCall) -> cost.Wanted:
-        """What a thread wants registers for."""
+        """The values that a thread wants registers for."""
         sweeps = [
             (d.alive, cost.Held(d.kept, tuple(call.size(self.view(a.name).array) for a in d.inputs)))
             for d in self.demands
@@ -252,3 +253,16 @@ class Reduction(AlongRows):
         room = walking.most_kept(self.costly, False) if self.rows and self.columns else cost.THREAD_BYTES
         kept = vec * max(1, room // (vec * self.column_bytes(call)))
         return vec, kept, 32 * vec, 32 * kept
+
+
+@dataclass(frozen=True)
+class InVectors(Reduction):
+    """The plan of a reduction whose rows are read one by one: none in runs through shared memory, and no neighbours together."""
+
+    @functools.cached_property
+    def by_runs(self) -> bool:
+        return False
+
+    @functools.cached_property
+    def whole_rows(self) -> bool:
+        return False

@@ -238,6 +238,8 @@ def groups_of(array: Array, how: Selected) -> tuple[Group, ...]:
 
 
 class _Selections(Planner):
+    """The planner of kernels that select or sort."""
+
     def __init__(self, spec: Spec, statements: tuple[Statement, ...]):
         super().__init__(spec, statements)
         self.first = next(n for n in self.nodes if isinstance(n.attr, Selected))
@@ -292,6 +294,8 @@ class _Selections(Planner):
 
 
 class _Thresholds(Planner):
+    """The planner of kernels that find a threshold of each row."""
+
     def refusal(self) -> Diagnostic | None:
         """Why no kernel can compute the op, which has a threshold for each row."""
         node = next(n for n in self.nodes if n.op == NUCLEUS)
@@ -341,6 +345,8 @@ class _Thresholds(Planner):
 
 
 class _Placements(Planner):
+    """The planner of the derivatives of selections and sorts."""
+
     def refusal(self) -> Diagnostic | None:
         """Why no kernel can compute the op, which places values."""
         node = next(n for n in self.nodes if n.op in (PLACED, UNSORT))
@@ -370,7 +376,7 @@ class _Placements(Planner):
         return None
 
     def placed(self) -> Node:
-        """What the kernel writes, without a rounding to the output's type."""
+        """The value that the kernel writes, before it is rounded to the output's type."""
         value = self.statements[0].value
         return value.args[0] if value.op == "cast" and value.attr == self.spec.outputs[0].dtype else value
 

@@ -20,7 +20,7 @@ from codegen.plan.access import Access, Extent, Group, View, tokens_of
 from codegen.plan.launches import PlannedCall
 from codegen.plan.planner import Names, Planner
 from codegen.plan.rows.reducing import Reductions
-from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.reductions import InVectors
 from codegen.plan.rows.selecting import (
     BLOCK,
     IN_TURN,
@@ -40,21 +40,13 @@ HELD_BYTES = 128  # of a thread's elements and expensive values
 
 
 @dataclass(frozen=True)
-class RowStep(Reduction):
+class RowStep(InVectors):
     """The plan of a step that computes elements of rows, perhaps from statistics of these. It writes equal elements of
     a row with equal bits, as a selection needs them: no sum is rescaled by a thread's own maximum."""
 
     @functools.cached_property
     def sweeps(self) -> tuple[tuple[int, ...], ...]:
         return tuple((i,) for i in range(len(self.stages)))
-
-    @functools.cached_property
-    def by_runs(self) -> bool:
-        return False
-
-    @functools.cached_property
-    def whole_rows(self) -> bool:
-        return False
 
     @functools.cached_property
     def shifts(self) -> bool:

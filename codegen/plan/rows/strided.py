@@ -20,7 +20,7 @@ from codegen.graph.nodes import DTYPES, ROWS, Statement, lost_axes
 from codegen.graph.ops import ALONE, SCANS, TAKES
 from codegen.plan.launches import PlannedCall
 from codegen.plan.rows.reducing import Reductions
-from codegen.plan.rows.reductions import Reduction
+from codegen.plan.rows.reductions import InVectors
 from codegen.shared import RowLaunch
 from codegen.spec.spec import Array, Spec
 
@@ -33,16 +33,8 @@ LEAST_STRETCH = 16  # bytes of neighbouring elements: with fewer, blocks share s
 
 
 @dataclass(frozen=True)
-class Strided(Reduction):
+class Strided(InVectors):
     """The plan of an op that reduces along rows whose columns are stretches of memory."""
-
-    @functools.cached_property
-    def by_runs(self) -> bool:
-        return False
-
-    @functools.cached_property
-    def whole_rows(self) -> bool:
-        return False
 
     @property
     def own_arrays(self) -> int:

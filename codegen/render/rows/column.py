@@ -168,7 +168,7 @@ class WalkContext(FinishContext):
         return Settled(finish.name, self.results_of(finish), parts, self.rescaled(others))
 
     def results_of(self, finish: Finish) -> Places:
-        """What threads compute that have reduced all rows of a place."""
+        """The results that threads compute once they have reduced all rows of a place."""
         flags = {f for f in self.flags if f in finish.function.params}
         sums = [f"{s.name} = {self.reduced(s)}" for s in self.of_columns() if s.name in finish.function.params]
         texts = {**self.operand_texts("vec"), **{s.name: self.truth(s) for s in self.of_columns()}}
@@ -265,6 +265,7 @@ class WalkContext(FinishContext):
         return replace(super().run_of(access), parts=parts, whole=False, halves=False)
 
     def walk(self) -> Walk:
+        """The code that a thread runs for each vector of a row."""
         function, stores = self.walk_function(), self.vector_stores()
         names = [a.name for a in stores]
         values = self.operand_names(self.plan.columns, {*names, *function.params})

@@ -46,7 +46,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a thread wants registers for while it sweeps over a row: the row, and for each sweep the most values of a column that are alive
+    """The values that a thread wants registers for while it sweeps over a row: the row, and for each sweep the most values of a column that are alive
     at once, and what is left to later sweeps."""
 
     row: Held

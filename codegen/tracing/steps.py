@@ -122,7 +122,57 @@ def flatten(closed: Any, remat: bool = True, saves: Callable[[Any], bool] = lamb
     calls = CALLS | REMAT if remat else CALLS
     steps: list[Step] = []
     outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place(), saves)
-    return Flat(inputs, tuple(steps), outputs)
+    return Flat(inputs, tuple(_without_single(steps)), outputs)
+
+
+def _without_single(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, in which the first element along a dimension of size 1 is the array without the dimension: `x.take(0, axis=-1)`, as
+    optax's losses have it. So is its derivative, a scatter."""
+    first: set[Atom] = set()
+    for step in steps:
+        if step.name == "broadcast_in_dim" and step.outputs[0].shape == (1,) and _is_zero(step.inputs[0]):
+            first.add(step.outputs[0])
+        axis = _single(step) if step.name in ("gather", "scatter-add") and step.inputs[1] in first else None
+        if axis is None:
+            yield step
+            continue
+        avals = [v.aval for v in step.equation.invars]
+        without = functools.partial(_squeezed if step.name == "gather" else _joined, axis)
+        closed = jax.make_jaxpr(without)(*avals[:1], *avals[2:])
+        made: list[Step] = []
+        _inline(closed.jaxpr, closed.consts, (step.inputs[0], *step.inputs[2:]), made, CALLS, step.place)
+        made[-1] = replace(made[-1], outputs=step.outputs)
+        yield from (replace(s, place=step.place) for s in made)
+
+
+def _is_zero(atom: Atom) -> bool:
+    return isinstance(atom, Number) and atom.value == 0
+
+
+def _squeezed(axis: int, table: Any) -> Any:
+    return jax.lax.squeeze(table, (axis,))
+
+
+def _joined(axis: int, table: Any, value: Any) -> Any:
+    return table + jax.numpy.expand_dims(value, axis)
+
+
+def _single(step: Step) -> int | None:
+    """The dimension of size 1 along which a gather or a scatter has one index; None for others."""
+    numbers, table = step.params["dimension_numbers"], step.inputs[0].shape
+    if step.name == "gather":
+        axes, lost, window, other = (
+            numbers.start_index_map, numbers.collapsed_slice_dims, numbers.offset_dims, step.outputs[0].shape,
+        )  # fmt: skip
+    else:
+        axes, lost, window, other = (
+            numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims, numbers.update_window_dims,
+            step.inputs[2].shape,
+        )  # fmt: skip
+    if len(axes) != 1 or tuple(lost) != tuple(axes) or tuple(window) != tuple(range(len(other))):
+        return None
+    (axis,) = axes
+    return axis if table[axis] == 1 and (*table[:axis], *table[axis + 1 :]) == other else None
 
 
 def plain(steps: Iterable[Step]) -> Iterator[Step]:

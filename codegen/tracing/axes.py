@@ -294,30 +294,32 @@ class Axes:
         table, index, out = self.raw(step.inputs[0]), self.raw(step.inputs[1])[:-1], self.raw(step.outputs[0])
         if how is None:
             raise UserError("a gather of this form", GATHER)
-        if how.batched:  # take_along_axis: the index has all axes but one
-            for place, axis in enumerate(table):
-                if place != how.axis:
-                    self.union(axis, index[place if len(index) == len(table) or place < how.axis else place - 1])
-            for a, b in zip([a for a in index if a], [b for b in out if b], strict=False):
-                self.union(a, b)
+        numbers = step.params["dimension_numbers"]
+        if how.batched:  # as of take_along_axis: the index has all axes but one
+            for place, own in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+                self.union(table[place], index[own])
         else:  # the table's other axes, and the index's axes
             rest = [a for place, a in enumerate(table) if place != how.axis]
-            offsets = step.params["dimension_numbers"].offset_dims
-            for other, place in zip(rest, offsets, strict=True):
+            for other, place in zip(rest, numbers.offset_dims, strict=True):
                 self.union(other, out[place])
-            others = [b for place, b in enumerate(out) if place not in offsets]
-            for other, own in zip(index, others, strict=True):
-                self.union(other, own)
+        self._each(index, out, numbers.offset_dims)
+
+    def _each(self, index: Sequence[Axis | None], values: Sequence[Axis | None], window: Sequence[int]) -> None:
+        """Unite the dimensions of an index and of the values at it, which have those of a `window` besides."""
+        others = [a for place, a in enumerate(values) if place not in window]
+        for own, other in zip(index, others, strict=True):
+            self.union(own, other)
 
     def _scatter_add(self, step: Step) -> None:
         axis = added(step)
         if axis is None:
             raise UserError("a scatter-add of this form", SCATTER)
         self.together([step.inputs[0], step.outputs[0]])
-        rows = [a for place, a in enumerate(self.raw(step.inputs[0])) if place != axis and a]
-        for dims in (self.raw(step.inputs[1])[:-1], self.raw(step.inputs[2])):
-            for a, b in zip(rows, [b for b in dims if b], strict=True):
-                self.union(a, b)
+        numbers = step.params["dimension_numbers"]
+        table, index, value = (self.raw(v) for v in step.inputs)
+        for place, own in zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True):
+            self.union(table[place], index[own])
+        self._each(index[:-1], value, numbers.update_window_dims)
 
 
 TWICE = "use halves or interleaved pairs of it, not both"
@@ -353,13 +355,13 @@ def taken(step: Step) -> Taken | None:
     if len(numbers.start_index_map) != 1 or not isinstance(table, Value):
         return None
     axis = numbers.start_index_map[0]
-    if tuple(numbers.collapsed_slice_dims) != (axis,) or sizes[axis] != 1:
+    if sizes[axis] != 1 or tuple(numbers.collapsed_slice_dims) not in ((axis,), ()):
         return None
     others = [i for i in range(len(table.shape)) if i != axis]
     if list(numbers.operand_batching_dims) == others and all(s == 1 for s in sizes):
         return Taken(axis, True)
-    whole = all(sizes[i] == table.shape[i] for i in others) and not numbers.operand_batching_dims
-    return Taken(axis, False) if whole else None
+    whole = numbers.collapsed_slice_dims and all(sizes[i] == table.shape[i] for i in others)
+    return Taken(axis, False) if whole and not numbers.operand_batching_dims else None
 
 
 def filled(step: Step) -> bool | int | float | None:
@@ -382,7 +384,8 @@ def added(step: Step) -> int | None:
         return None
     (axis,) = numbers.scatter_dims_to_operand_dims
     others = tuple(i for i in range(len(table.shape)) if i != axis)
-    if numbers.operand_batching_dims != others or numbers.inserted_window_dims != (axis,) or numbers.update_window_dims:
+    one = tuple(numbers.inserted_window_dims) == (axis,) or len(numbers.update_window_dims) == 1
+    if tuple(numbers.operand_batching_dims) != others or not one:
         return None
     rows = math.prod(table.shape[i] for i in others)
     return axis if math.prod(index.shape) == math.prod(value.shape) == rows else None

@@ -110,6 +110,8 @@ class Formulas:
         if op == "sum" and len(args) == 1 and (simpler := self._simpler_sum(args[0], attr)) is not None:
             return simpler
         axes = frozenset().union(*(a.axes for a in args)) if args else frozenset()
+        if op == "take":  # the index's axes replace the table's axis, which may be one of them
+            axes = (args[0].axes - {attr}) | args[1].axes
         return self._new(op, args, attr, kind, self._axes(op, attr, axes))
 
     def _simpler_sum(self, term: Formula, over: frozenset[Axis]) -> Formula | None:
@@ -143,8 +145,6 @@ class Formulas:
             return axes - frozenset(attr)
         if op in ("index", "size"):
             return frozenset([attr]) if op == "index" else frozenset()
-        if op == "take":  # the index's axes replace the table's axis
-            return axes - {attr}
         return axes
 
     def rebuilt(self, formula: Formula, args: tuple[Formula, ...]) -> Formula:
@@ -320,7 +320,7 @@ def _picked(formulas: Formulas, formula: Formula) -> Formula | None:
                 return None
             (axis,) = formula.attr
             index = formulas.make("index", (), "int", axis)
-            places = [a for a in condition.args if a is not index]
+            places = [_unclipped(a, axis) for a in condition.args if a is not index]
             if (
                 len(places) == 1
                 and places[0].op == "input"
@@ -329,6 +329,12 @@ def _picked(formulas: Formulas, formula: Formula) -> Formula | None:
             ):
                 return _at(formulas, value, axis, places[0])
     return None
+
+
+def _unclipped(place: Formula, axis: Axis) -> Formula:
+    """A place along an axis, of which `take` reads the same element."""
+    ends = [a.attr for a in place.args[1:]] if place.op == "clip" else []
+    return place.args[0] if ends == [0, axis.size - 1] else place
 
 
 def _at(formulas: Formulas, formula: Formula, axis: Axis, place: Formula) -> Formula | None:

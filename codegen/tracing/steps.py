@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -122,27 +122,98 @@ def flatten(closed: Any, remat: bool = True, saves: Callable[[Any], bool] = lamb
     calls = CALLS | REMAT if remat else CALLS
     steps: list[Step] = []
     outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place(), saves)
-    return Flat(inputs, tuple(_without_single(steps)), outputs)
+    return Flat(inputs, tuple(_simpler(steps)), outputs)
 
 
-def _without_single(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, in which the first element along a dimension of size 1 is the array without the dimension: `x.take(0, axis=-1)`, as
-    optax's losses have it. So is its derivative, a scatter."""
-    first: set[Atom] = set()
+def _simpler(steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, in which two gathers, and their derivatives by scatters, are simpler ones. The first element along a dimension of size 1,
+    `x.take(0, axis=-1)` as in optax's losses, is the array without the dimension. And `x[jnp.arange(n), i]` has an index for each row, as
+    `jnp.take_along_axis` has."""
+    maker: dict[Atom, Step] = {}
     for step in steps:
-        if step.name == "broadcast_in_dim" and step.outputs[0].shape == (1,) and _is_zero(step.inputs[0]):
-            first.add(step.outputs[0])
-        axis = _single(step) if step.name in ("gather", "scatter-add") and step.inputs[1] in first else None
-        if axis is None:
+        maker |= dict.fromkeys(step.outputs, step)
+        how = _simplified(step, maker) if step.name in ("gather", "scatter-add") else None
+        if how is None:
             yield step
             continue
-        avals = [v.aval for v in step.equation.invars]
-        without = functools.partial(_squeezed if step.name == "gather" else _joined, axis)
-        closed = jax.make_jaxpr(without)(*avals[:1], *avals[2:])
+        function, arrays = how
+        closed = jax.make_jaxpr(function)(*(aval for _, aval in arrays))
         made: list[Step] = []
-        _inline(closed.jaxpr, closed.consts, (step.inputs[0], *step.inputs[2:]), made, CALLS, step.place)
+        _inline(closed.jaxpr, closed.consts, [atom for atom, _ in arrays], made, CALLS, step.place)
         made[-1] = replace(made[-1], outputs=step.outputs)
         yield from (replace(s, place=step.place) for s in made)
+
+
+def _simplified(step: Step, maker: Mapping[Atom, Step]) -> tuple[Callable[..., Any], Sequence[tuple[Atom, Any]]] | None:
+    """A function that does what a gather or a scatter does, and its arguments with their types; None where there is no simpler one."""
+    table, index, *value = ((atom, v.aval) for atom, v in zip(step.inputs, step.equation.invars, strict=True))
+    made = maker.get(index[0])
+    if made is None:
+        return None
+    if made.name == "broadcast_in_dim" and index[0].shape == (1,) and _is_zero(made.inputs[0]):
+        axis = _single(step)
+        return None if axis is None else (functools.partial(_joined if value else _squeezed, axis), (table, *value))
+    if made.name == "concatenate" and _is_of_rows(step, made, maker):
+        last = made.inputs[-1], made.equation.invars[-1].aval
+        return functools.partial(_at_rows, step.params), (table, last, *value)
+    return None
+
+
+def _dimensions(step: Step) -> tuple[tuple[int, ...], ...]:
+    """The dimensions of the array that a gather or a scatter indexes, those that its slices lack, and those of the slices."""
+    numbers = step.params["dimension_numbers"]
+    if step.name == "gather":
+        return tuple(map(tuple, (numbers.start_index_map, numbers.collapsed_slice_dims, numbers.offset_dims)))
+    found = numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims, numbers.update_window_dims
+    return tuple(map(tuple, found))
+
+
+def _is_of_rows(step: Step, index: Step, maker: Mapping[Atom, Step]) -> bool:
+    """Whether an index has the positions along all dimensions of an array but the last."""
+    numbers, table, columns = step.params["dimension_numbers"], step.inputs[0], index.inputs
+    every = tuple(range(len(table.shape)))
+    axes, lost, window = _dimensions(step)
+    if axes != every or lost != every or window or numbers.operand_batching_dims or len(columns) != len(every):
+        return False
+    if len({c.shape for c in columns}) > 1 or columns[0].shape != (*table.shape[:-1], 1):
+        return False
+    sharding = getattr(step.equation.invars[0].aval, "sharding", None)
+    explicit = sharding is not None and jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+    return not explicit and all(_positions(c, maker) == place for place, c in enumerate(columns[:-1]))
+
+
+def _positions(atom: Atom, maker: Mapping[Atom, Step]) -> int | None:
+    """The dimension along which an array of indices has the positions, as `jnp.arange` has; None for others."""
+    step = maker.get(atom)
+    if step is None:
+        return None
+    match step.name:
+        case "iota":
+            return int(step.params["dimension"])
+        case "convert_element_type":
+            return _positions(step.inputs[0], maker)
+        case "broadcast_in_dim":
+            before = _positions(step.inputs[0], maker)
+            if before is None:
+                return None
+            after = int(step.params["broadcast_dimensions"][before])
+            return after if step.inputs[0].shape[before] == atom.shape[after] else None
+        case "select_n" if len(step.inputs) == 3:  # what would count from the end, if it were negative
+            below = maker.get(step.inputs[0])
+            if below is not None and below.name == "lt" and below.inputs[0] is step.inputs[1]:
+                return _positions(step.inputs[1], maker) if _is_zero(below.inputs[1]) else None
+    return None
+
+
+def _at_rows(params: dict[str, Any], table: Any, index: Any, *value: Any) -> Any:
+    """The elements at an index for each row, or a value added to them."""
+    last, rows = table.ndim - 1, tuple(range(table.ndim - 1))
+    if value:
+        to = jax.lax.ScatterDimensionNumbers((), (last,), (last,), rows, rows)
+        return jax.lax.scatter_add(table, index, value[0], to, mode=params["mode"])
+    at = jax.lax.GatherDimensionNumbers((), (last,), (last,), rows, rows)
+    sizes, fill = (1,) * table.ndim, params["fill_value"]
+    return jax.lax.gather(table, index, at, sizes, mode=params["mode"], fill_value=fill)
 
 
 def _is_zero(atom: Atom) -> bool:
@@ -159,17 +230,9 @@ def _joined(axis: int, table: Any, value: Any) -> Any:
 
 def _single(step: Step) -> int | None:
     """The dimension of size 1 along which a gather or a scatter has one index; None for others."""
-    numbers, table = step.params["dimension_numbers"], step.inputs[0].shape
-    if step.name == "gather":
-        axes, lost, window, other = (
-            numbers.start_index_map, numbers.collapsed_slice_dims, numbers.offset_dims, step.outputs[0].shape,
-        )  # fmt: skip
-    else:
-        axes, lost, window, other = (
-            numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims, numbers.update_window_dims,
-            step.inputs[2].shape,
-        )  # fmt: skip
-    if len(axes) != 1 or tuple(lost) != tuple(axes) or tuple(window) != tuple(range(len(other))):
+    table, other = step.inputs[0].shape, (step.outputs[0] if step.name == "gather" else step.inputs[2]).shape
+    axes, lost, window = _dimensions(step)
+    if len(axes) != 1 or lost != axes or window != tuple(range(len(other))):
         return None
     (axis,) = axes
     return axis if table[axis] == 1 and (*table[:axis], *table[axis + 1 :]) == other else None

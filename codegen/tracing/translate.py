@@ -400,6 +400,8 @@ class Translator:
     def _index(self, step: Step, index: Formula, axis: Axis, clamped: bool) -> Formula:
         """The index of a gather or a scatter-add, from the start of the axis. One that is `clamped` may be outside."""
         make, number = self.formulas.make, self.formulas.number
+        if axis in index.axes and not clamped:
+            raise UserError("an index that has the axis along which it takes", "pass the array twice")
         place = unwrapped(index, axis.size)
         if place is not index and not self.from_start and not is_natural(place):
             if place.op == "input":  # it is made one from the start before: kernels read elements at an input alone

@@ -168,6 +168,14 @@ def test_indices_are_those_of_jax():
     assert "take(" in one.chain and "clip(" in one.chain and "argmax(" in one.chain
 
 
+def test_several_elements_of_a_row_are_taken_before_a_chain():
+    """The index has the axis along which it takes, as has the array with which the result is combined."""
+    fused = codegen.fuse(lambda x, i: jax.nn.softmax(x + jnp.take_along_axis(x, i, -1), -1))
+    table, index = X[0, :4], jnp.argsort(X[1, :4], -1)
+    close(fused(table, index), jax.nn.softmax(table + jnp.take_along_axis(table, index, -1), -1))
+    assert [r.chain for r in fused.report] == ["y = softmax(x0 + x1, axis=N)"]
+
+
 def test_a_value_that_float16_does_not_hold_is_infinite():
     """As where gradients are scaled: a step is left out unless they are finite."""
     a, b = (jnp.asarray(normal(4, 16, seed=i) * 300, jnp.float16) for i in range(2))

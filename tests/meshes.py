@@ -12,7 +12,6 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import generated
-from codegen.graph.emit import leaf_key
 from codegen.graph.nodes import topological
 from codegen.plan.gemms.tiles import Tile
 from codegen.runtime.call import arguments, views
@@ -21,7 +20,7 @@ from codegen.runtime.ops import op as op_module
 from codegen.runtime.ops.op import Op
 from codegen.runtime.sharding import shards
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import Within, evaluate, evaluate_outputs, leaf_values
+from codegen.runtime.xla.evaluate import Evaluation
 
 P = PartitionSpec
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
@@ -96,9 +95,8 @@ def stand_in(op: Op, key, donated, *operands, split=None):
         if name not in by_name and not known:
             arrays, params = op.arrays(key, operands), op.parameters(key, operands)
             roots = [s.value for s in op.statements]
-            known = shards.known_in_jnp(
-                op.planned, roots, arrays, params, key.types, op.compute(key), shards.Split(axes)
-            )
+            call = Evaluation(op.planned, arrays, params, axes, key.types, op.compute(key))
+            known = shards.known_in_jnp(call, roots, shards.Split(axes))
         part = by_name[name] if name in by_name else known[id(statistic.node)]
         part = part.astype("int32" if statistic.kind == "bool" else op.compute(key))
         count = np.prod(axes.shape(statistic.node.attr)) if statistic.op == "mean" else 1
@@ -121,10 +119,10 @@ def tiles_stand_in(op, key, operands, firsts):
         shape = by_position.with_every_axis(chain.plan.order, (str(node.attr),), axes)
         known[id(node)] = jnp.arange(axes.extents[node.attr]).reshape(shape) + firsts.get(node.attr, 0)
     stores = [a for a in chain.plan.stores if a.array in tile.outputs]
-    outputs = evaluate_outputs(chain, stores, arrays, params, axes, key.types, known, "float32")
+    call = Evaluation(chain, arrays, params, axes, key.types, "float32")
+    outputs = call.outputs(stores, known)
     made = {s.name: s.value for s in tile.statements}
-    leaves = leaf_values(chain, {leaf_key(n) for n in topological(made.values())}, arrays, params, axes, "float32")
-    folded = evaluate([made[f.value] for f in tile.folds], leaves, known, "float32", Within(chain, axes, key.types))
+    folded = call.values([made[f.value] for f in tile.folds], call.leaves(list(made.values()), {}), known)
     extents = [int(np.prod(axes.shape(names))) for names in (tile.batch, tile.rows, (tile.column,))]
     parts = []
     for fold, value in zip(tile.folds, folded, strict=True):

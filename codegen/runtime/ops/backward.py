@@ -37,6 +37,7 @@ from codegen.runtime.ops.staged import (
 )
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
+from codegen.runtime.xla.evaluate import Evaluation
 from codegen.runtime.xla.products import gradient, is_product, product
 from codegen.runtime.xla.scatter import Taken, table_gradient
 from codegen.spec.spec import Spec
@@ -238,7 +239,8 @@ class GemmForward(DerivedOp, GemmOp[..., Any]):
         more = self.spec.outputs[len(op.spec.outputs) :]
         stores = [a for a in own.plan.stores if a.array in more]
         params = op.parameters(key, operands)
-        found = shards.outputs_in_jnp(own, stores, arrays, params, key.types, "float32", split)
+        call = Evaluation(own, arrays, params, arguments.bind_axes(own.spec, arrays), key.types, "float32")
+        found = shards.outputs_in_jnp(call, stores, split)
         return tuple(found[array] for array in more)
 
 

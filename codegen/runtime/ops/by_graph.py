@@ -10,7 +10,7 @@ from codegen.runtime.call.arguments import Axes, Types
 from codegen.runtime.call.described import Key
 from codegen.runtime.ops.op import Op, P, R
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import evaluate_outputs, wide
+from codegen.runtime.xla.evaluate import Evaluation, wide
 
 
 class ByGraph(Op[P, R]):
@@ -29,5 +29,6 @@ class ByGraph(Op[P, R]):
         with wide(self.spec):
             axes = arguments.bind_axes(self.spec, arrays)
             read, params = by_position.widened(plan, arrays, self.compute(key)), self.parameters(key, operands)
-            found = evaluate_outputs(self.planned, plan.stores, read, params, axes, key.types, {}, self.compute(key))
+            call = Evaluation(self.planned, read, params, axes, key.types, self.compute(key))
+            found = call.outputs(plan.stores, {})
         return tuple(found[a] for a in self.spec.outputs)

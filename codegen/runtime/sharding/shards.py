@@ -21,14 +21,13 @@ from codegen.graph.nodes import ROWS, Node, lost_axes, topological
 from codegen.graph.online import TIES
 from codegen.graph.ops import REDUCTIONS
 from codegen.plan.access import Access, Plan, access_key
-from codegen.plan.op import Op as PlannedOp
 from codegen.plan.rows.access import Statistic
 from codegen.plan.rows.reductions import Reduction
 from codegen.plan.rows.scanning import Scan
 from codegen.runtime.call import arguments, views
 from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import Within, evaluate, evaluate_outputs, leaf_values, wide
+from codegen.runtime.xla.evaluate import Evaluation, wide
 from codegen.spec.spec import Array
 
 Shards = Mapping[str, tuple[str, ...]]  # from a factor (`partition.factors`) to the mesh axes that shard it
@@ -75,80 +74,63 @@ class Split:
 def in_jnp(op: CalledOp, key: Key, operands: Sequence[jax.Array], split: Split) -> tuple[jax.Array, ...]:
     """The outputs on one shard, in jnp, for a chain that needs more than its shard."""
     arrays = dict(zip(key.present, operands, strict=False))
-    found = outputs_in_jnp(
-        op.planned, op.plan.stores, arrays, op.parameters(key, operands), key.types, op.compute(key), split
-    )
+    axes, params = arguments.bind_axes(op.spec, arrays), op.parameters(key, operands)
+    call = Evaluation(op.planned, arrays, params, axes, key.types, op.compute(key))
+    found = outputs_in_jnp(call, op.plan.stores, split)
     return tuple(found[a] for a in op.spec.outputs)
 
 
-def outputs_in_jnp(
-    op: PlannedOp, stores: Sequence[Access], arrays: Mapping[str, Any], params: Mapping[str, Any], types: arguments.Types,
-    compute: str, split: Split,
-) -> dict[Array, jax.Array]:  # fmt: skip
+def outputs_in_jnp(call: Evaluation, stores: Sequence[Access], split: Split) -> dict[Array, jax.Array]:
     """The outputs that `stores` write, on one shard, in jnp; by array."""
-    with wide(op.spec):
-        axes = arguments.bind_axes(op.spec, arrays)
-        values = {(s.name, s.part): s.value for s in op.statements}
+    with wide(call.op.spec):
+        values = {(s.name, s.part): s.value for s in call.op.statements}
         roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
-        known = known_in_jnp(op, roots, arrays, params, types, compute, split)
-        return evaluate_outputs(op, stores, arrays, params, axes, types, known, compute)
+        return call.outputs(stores, known_in_jnp(call, roots, split))
 
 
-def known_in_jnp(
-    op: PlannedOp,
-    roots: Sequence[Node],
-    arrays: Mapping[str, Any],
-    params: Mapping[str, Any],
-    types: arguments.Types,
-    compute: str,
-    split: Split,
-) -> dict[int, jax.Array]:
+def known_in_jnp(call: Evaluation, roots: Sequence[Node], split: Split) -> dict[int, jax.Array]:
     """The results of the reductions that some values depend on, with every axis, and the positions and sizes that they use, by
     the identity of their nodes."""
-    plan, spec = op.plan, op.spec
-    axes = arguments.bind_axes(spec, arrays)
+    plan, axes = call.op.plan, call.axes
     nodes = list(topological(roots))
-    known = asked(op, nodes, arrays, axes, compute, split)
-    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
-    leaves, within = leaf_values(op, needed, arrays, params, axes, compute), Within(op, axes, types)
+    known = asked(call, nodes, split)
+    leaves = call.leaves(roots, known)
     for node in nodes:  # each after its arguments
         if node.op in REDUCTIONS:
-            (value,) = evaluate([node.args[0]], leaves, known, compute, within)
+            (value,) = call.values([node.args[0]], leaves, known)
             known[id(node)] = _whole(plan, node, _folded_apart(plan, node, value, axes), axes, split)
     return known
 
 
-def asked(
-    op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
-) -> dict[int, jax.Array]:
+def asked(call: Evaluation, nodes: Iterable[Node], split: Split) -> dict[int, jax.Array]:
     """The values of nodes that need more than the shard, by the nodes' identity: positions in the whole array, its
     sizes, and elements taken along sharded axes."""
-    known = _picked(op, nodes, arrays, axes, compute, split)
+    spec, plan = call.op.spec, call.op.plan
+    known = _picked(call, nodes, split)
     for node in nodes:
         axis = (str(node.attr),)
         if node.op == "size":
-            known[id(node)] = jnp.asarray(math.prod(split.axes.shape(axis)), op.spec.integer)
+            known[id(node)] = jnp.asarray(math.prod(split.axes.shape(axis)), spec.integer)
         elif node.op == "index" and split.across(axis):
-            own = split.places(axis[0], axes, op.spec.integer)
-            known[id(node)] = own.reshape(by_position.with_every_axis(op.plan.order, axis, axes))
+            own = split.places(axis[0], call.axes, spec.integer)
+            known[id(node)] = own.reshape(by_position.with_every_axis(plan.order, axis, call.axes))
     return known
 
 
-def _picked(
-    op: PlannedOp, nodes: Iterable[Node], arrays: Mapping[str, Any], axes: arguments.Axes, compute: str, split: Split
-) -> dict[int, jax.Array]:
+def _picked(call: Evaluation, nodes: Iterable[Node], split: Split) -> dict[int, jax.Array]:
     """The elements taken along sharded axes, by the identity of the nodes: each comes from the shard that has it."""
+    plan, spec, axes = call.op.plan, call.op.spec, call.axes
     known = {}
-    accesses = {access_key(op.plan, a): a for a in op.plan.loads if a.index_of and split.across((a.index_of[1],))}
+    accesses = {access_key(plan, a): a for a in plan.loads if a.index_of and split.across((a.index_of[1],))}
     for node in nodes:
         access = accesses.get(leaf_key(node))
         if access is not None and access.index_of is not None:
             index, axis = access.index_of
-            place = jnp.asarray(arrays[index]).astype(op.spec.integer)
+            place = jnp.asarray(call.arrays[index]).astype(spec.integer)
             last, own = math.prod(split.axes.shape((axis,))) - 1, math.prod(axes.shape((axis,)))
             place = jnp.clip(place, 0, max(last, 0)) - split.first(axis)
-            value = by_position.jnp_value(op.plan, access, {**arrays, index: place}, axes, compute, op.spec.integer)
-            here = by_position.index_value(op.plan, access, (place >= 0) & (place < own), axes)
+            value = by_position.jnp_value(plan, access, {**call.arrays, index: place}, axes, call.compute, spec.integer)
+            here = by_position.index_value(plan, access, (place >= 0) & (place < own), axes)
             there = jnp.where(here, value, 0).astype("int32" if value.dtype == bool else value.dtype)
             known[id(node)] = jax.lax.psum(there, split.across((axis,))).astype(value.dtype)
     return known
@@ -186,7 +168,8 @@ def finished(
             late = [a for a in spec.outputs if any(id(n) in known for n in topological(_values(op, a)))]
             stores = [a for a in plan.stores if a.array in late]
             params = op.parameters(key, operands)
-            outputs |= evaluate_outputs(op.planned, stores, arrays, params, axes, key.types, known, op.compute(key))
+            call = Evaluation(op.planned, arrays, params, axes, key.types, op.compute(key))
+            outputs |= call.outputs(stores, known)
     if isinstance(plan, Scan) and plan.across and split.across(plan.groups[-1].axes):
         outputs |= _summed_across(plan, results[-1], arguments.bind_axes(spec, arrays), key.types, split)
     return tuple(outputs.values())

@@ -19,7 +19,7 @@ from codegen.runtime.call.described import CalledOp, Key
 from codegen.runtime.sharding import shards
 from codegen.runtime.sharding.shards import Split
 from codegen.runtime.xla import by_position
-from codegen.runtime.xla.evaluate import evaluate_outputs, wide
+from codegen.runtime.xla.evaluate import Evaluation, wide
 
 
 def shapes(tile: Tile, axes: Axes, how: GemmLaunch) -> list[tuple[int, ...]]:
@@ -46,8 +46,9 @@ def finished(
     with wide(epilogue.spec):
         known = _totals(tile, plan.order, axes, results[len(outputs) :], split)
         nodes = nodes_of(epilogue.statements)
-        known |= shards.asked(epilogue, nodes, arrays, axes, "float32", split)
-        outputs |= evaluate_outputs(epilogue, stores, arrays, params, axes, key.types, known, "float32")
+        call = Evaluation(epilogue, arrays, params, axes, key.types, "float32")
+        known |= shards.asked(call, nodes, split)
+        outputs |= call.outputs(stores, known)
     return tuple(outputs[array] for array in epilogue.spec.outputs)
 
 

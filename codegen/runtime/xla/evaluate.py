@@ -83,45 +83,6 @@ def _single(draw: Callable[..., Any], wide: bool) -> Callable[..., Any]:
     return drawn
 
 
-def evaluate_outputs(
-    op: Op,
-    stores: Sequence[Access],
-    arrays: Mapping[str, Any],
-    params: Mapping[str, Any],
-    axes: Axes,
-    types: Types,
-    known: Mapping[int, jax.Array],
-    compute: str,
-) -> dict[Array, jax.Array]:
-    """The outputs that `stores` write, rounded to their dtypes. `known` nodes are given, and `arrays` give the rest."""
-    plan = op.plan
-    values = {(s.name, s.part): s.value for s in op.statements}
-    roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
-    needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
-    leaves = leaf_values(op, needed, arrays, params, axes, compute)
-    made = evaluate(roots, leaves, known, compute, Within(op, axes, types))
-    return scatter.stored(plan, stores, made, arrays, axes, types)
-
-
-def leaf_values(
-    op: Op,
-    needed: Collection[tuple[Any, ...]],
-    arrays: Mapping[str, Any],
-    params: Mapping[str, Any],
-    axes: Axes,
-    compute: str,
-) -> dict[tuple[Any, ...], jax.Array]:
-    """The `needed` values that a chain reads, and its parameters."""
-    spec, plan = op.spec, op.plan
-    leaves = {
-        access_key(plan, a): in_order(a, by_position.jnp_value(plan, a, arrays, axes, compute, spec.integer), spec.axes)
-        for a in plan.loads
-        if a.mode == "table" or access_key(plan, a) in needed
-    }
-    dtypes = {"float": compute, "int": spec.integer, "bool": "bool"}
-    return leaves | {("param", p.name): jnp.asarray(params[p.name], dtypes[p.kind]) for p in spec.params}
-
-
 def in_order(access: Access, value: jax.Array, order: Sequence[str]) -> jax.Array:
     """A value that a chain reads. A whole table has its axes in the spec's `order`, as the chain's nodes have them."""
     if access.mode != "table" or access.array is None:
@@ -131,12 +92,79 @@ def in_order(access: Access, value: jax.Array, order: Sequence[str]) -> jax.Arra
 
 
 @dataclass(frozen=True)
-class Within:
-    """The axes of an op's values, which have a dimension for each, and its arrays' types."""
+class Evaluation:
+    """A call of an op, or what one device computes of it, whose chain is evaluated: its arrays and parameters by name, the sizes of its
+    axes, its types, and the dtype in which floats are computed. Values have a dimension for each axis."""
 
     op: Op
+    arrays: Mapping[str, Any]
+    params: Mapping[str, Any]
     axes: Axes
     types: Types
+    compute: str
+
+    def outputs(self, stores: Sequence[Access], known: Mapping[int, jax.Array]) -> dict[Array, jax.Array]:
+        """The outputs that `stores` write, rounded to their dtypes. `known` has the values of some nodes, by identity."""
+        values = {(s.name, s.part): s.value for s in self.op.statements}
+        roots = [values[a.array.name, a.part] for a in stores if a.array is not None]
+        made = self.values(roots, self.leaves(roots, known), known)
+        return scatter.stored(self.op.plan, stores, made, self.arrays, self.axes, self.types)
+
+    def leaves(self, roots: Sequence[Node], known: Collection[int]) -> dict[tuple[Any, ...], jax.Array]:
+        """The values that `roots` read, unless they need only `known` nodes, and the parameters; by `leaf_key`."""
+        spec, plan = self.op.spec, self.op.plan
+        needed = {leaf_key(n) for n in topological(roots, lambda n: id(n) in known)}
+
+        def value(access: Access) -> jax.Array:
+            made = by_position.jnp_value(plan, access, self.arrays, self.axes, self.compute, spec.integer)
+            return in_order(access, made, spec.axes)
+
+        read = [a for a in plan.loads if a.mode == "table" or access_key(plan, a) in needed]
+        leaves = {access_key(plan, a): value(a) for a in read}
+        return leaves | {("param", p.name): jnp.asarray(self.params[p.name], self.dtypes[p.kind]) for p in spec.params}
+
+    @functools.cached_property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype that values of each kind are computed in."""
+        return {"float": self.compute, "int": self.op.spec.integer, "bool": "bool"}
+
+    def values(
+        self, roots: Sequence[Node], leaves: Mapping[tuple[Any, ...], Any], known: Mapping[int, jax.Array]
+    ) -> list[jax.Array]:
+        """The values of `roots`. `leaves` holds the values that they read, by `leaf_key`, and `known` those of some nodes, by identity.
+        Reductions and products are computed here in attention only; elsewhere they are known."""
+        types = dict(self.types.variables)
+        attention = self.op.plan.kind == "attention"
+        values: dict[int, Any] = dict(known)
+
+        def value(node: Node) -> Any:
+            if node.is_const:
+                return jnp.asarray(node.attr, self.dtypes[node.kind])
+            if leaf_key(node) in leaves:
+                return leaves[leaf_key(node)]
+            if node.op == "input":  # a table: only `pick` reads it
+                return None
+            args = [values[id(a)] for a in node.args]
+            if node.op == "pick":
+                return slopes.pick_along(leaves["table", node.args[0].attr], node, args[1:])
+            if node.op == "float":
+                return args[0].astype(self.compute)
+            if node.op == "cast":
+                return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(self.dtypes[node.kind])
+            if node.op in SCANS:
+                return self.scan(node, *args)
+            if isinstance(node.attr, Selected):
+                return self.selection(node, node.attr, *args).astype(self.dtypes[node.kind])
+            if node.op in REDUCTIONS and attention:
+                return self.reduced(node, args[0])
+            if node.op == "contract" and attention:
+                return self.product(node, *args)
+            return _FUNCTIONS[node.op](*args, floating=self.compute, integer=self.op.spec.integer)
+
+        for node in topological(roots, lambda n: id(n) in known or leaf_key(n) in leaves):
+            if id(node) not in values:
+                values[id(node)] = value(node)
+        return [values[id(root)] for root in roots]
 
     @functools.cached_property
     def dimensions(self) -> dict[str, tuple[int, ...]]:
@@ -199,47 +227,3 @@ class Within:
         made = sum_of_products(*operands, tuple(orders[0]), tuple(orders[1]), tuple(result), dtype)
         made = made.transpose([result.index(d) for d in sorted(result)])
         return jnp.expand_dims(made, tuple(d for d in range(left.ndim) if d not in result))
-
-
-def evaluate(
-    roots: Sequence[Node],
-    leaves: Mapping[tuple[Any, ...], Any],
-    given: Mapping[int, jax.Array],
-    compute: str,
-    within: Within,
-) -> list[jax.Array]:
-    """The values of `roots`. `leaves` holds the values that they read, by `leaf_key`, and `given` the known nodes, by identity.
-    Floats are computed in `compute`. Reductions and products are computed here in attention only; elsewhere they are known."""
-    integer, types = within.op.spec.integer, dict(within.types.variables)
-    attention = within.op.plan.kind == "attention"
-    typed = {"float": compute, "int": integer, "bool": "bool"}
-    values: dict[int, Any] = dict(given)
-
-    def value(node: Node) -> Any:
-        if node.is_const:
-            return jnp.asarray(node.attr, typed[node.kind])
-        if leaf_key(node) in leaves:
-            return leaves[leaf_key(node)]
-        if node.op == "input":  # a table: only `pick` reads it
-            return None
-        args = [values[id(a)] for a in node.args]
-        if node.op == "pick":
-            return slopes.pick_along(leaves["table", node.args[0].attr], node, args[1:])
-        if node.op == "float":
-            return args[0].astype(compute)
-        if node.op == "cast":
-            return cast(args[0], types.get(str(node.attr), str(node.attr))).astype(typed[node.kind])
-        if node.op in SCANS:
-            return within.scan(node, *args)
-        if isinstance(node.attr, Selected):
-            return within.selection(node, node.attr, *args).astype(typed[node.kind])
-        if node.op in REDUCTIONS and attention:
-            return within.reduced(node, args[0])
-        if node.op == "contract" and attention:
-            return within.product(node, *args)
-        return _FUNCTIONS[node.op](*args, floating=compute, integer=integer)
-
-    for node in topological(roots, lambda n: id(n) in given or leaf_key(n) in leaves):
-        if id(node) not in values:
-            values[id(node)] = value(node)
-    return [values[id(root)] for root in roots]

@@ -127,6 +127,12 @@ class Planned:
         if plan.kind != "elementwise" and len(modes) > 1 and loads:
             # along the row in vectors, or one element at its own place
             return widths == tuple(dict.fromkeys((self.whole(access), size)))
+        if plan.kind == "scan" and access in plan.crossed:
+            return not widths  # a kernel that adds up the blocks' parts writes them
+        if plan.kind == "scan" and loads and self.vec == 1 and plan.reads_states_together(access.array):
+            # elements of neighbouring states: 4 bytes where each element of the thread has its own, else a vector
+            most = 4 if plan.place in access.tokens else 16
+            return widths == (max(size, min(most, size * plan.states[-1][1])),)
         if self.ragged:
             return self.has_where_ragged(access, widths)
         if access.mode in ("flat", "tile", "turned"):

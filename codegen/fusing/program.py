@@ -23,7 +23,7 @@ from codegen.fusing.loops import merged
 from codegen.fusing.prepared import prepared
 from codegen.fusing.running import bound, read, steps_evaluated
 from codegen.tracing.naming import parameter_names
-from codegen.tracing.steps import Atom, Step, Value, flatten
+from codegen.tracing.steps import Atom, Number, Step, Value, flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,8 @@ def evaluate(program: Program, arguments: Sequence[Any], wanted: Wanted) -> list
             values |= zip(
                 item.outputs, done(item, [read(a, values) for a in item.inputs], program, wanted), strict=True
             )
-    return [read(a, values) for a in graph.flat.outputs]
+    found = ((a, read(a, values)) for a in graph.flat.outputs)
+    return [jax.numpy.asarray(value) if isinstance(a, Number) else value for a, value in found]
 
 
 def _where_differentiated(

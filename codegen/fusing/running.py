@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 from codegen.fusing.graph import FACTOR
@@ -14,8 +15,11 @@ from codegen.tracing.steps import Atom, Number, Step, Value
 
 
 def read(atom: Atom, values: Mapping[Value, Any]) -> Any:
-    """The value of a step's argument: a number, a known value, or a constant of the function."""
-    return jax.numpy.asarray(atom.value, atom.dtype) if isinstance(atom, Number) else values.get(atom, atom.constant)
+    """The value of a step's argument: a number, a known value, or a constant of the function. A number is an array of NumPy's:
+    outside jit, one of JAX's could be a NaN that `jax_debug_nans` reports."""
+    if isinstance(atom, Number):
+        return np.asarray(atom.value, jax.numpy.dtype(atom.dtype))
+    return values.get(atom, atom.constant)
 
 
 def steps_evaluated(steps: Sequence[Step], values: Mapping[Value, Any]) -> dict[Value, Any]:

@@ -525,3 +525,18 @@ def test_causal_attention_by_cudnn_is_the_op_of_attention(causal, size, taken, m
     (found,) = fused.report
     assert "softmax(where(seen, scores, -inf)" in found.chain  # tiles that nothing sees are skipped
     assert str(found).endswith("moves as many bytes")
+
+
+def test_numbers_of_a_function_pass_a_guard_of_transfers_and_checks_of_nan():
+    """A variance divides by a count that is computed when it is traced, and is NaN where that is 0."""
+
+    def scaled(x, w):
+        return norm(x, w) * jnp.var(w), 0.5
+
+    with jax.transfer_guard("disallow"):
+        jax.eval_shape(codegen.fuse(scaled), X, W)
+    fused = codegen.fuse(jax.jit(scaled))
+    with jax.debug_nans(True):
+        y, half = fused(X, W)
+    np.testing.assert_allclose(y, norm(X, W) * np.var(W), rtol=1e-5)
+    assert len(fused.report) == 1 and isinstance(half, jax.Array)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from codegen.errors import UserError
 from codegen.plan.gemms import joint
@@ -127,10 +129,20 @@ def whole_of(op: AnyOp, prefix: str, parts: dict[str, Any], saving: bool = False
 
 
 def in_jnp(stages: Iterable[Stage], key: Key, there: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The arrays of a call, by name, with those that the jnp forms of stages write."""
-    found = dict(there)
+    """The arrays of a call, by name, with those that the jnp forms of stages write. Floats that several stages read are converted to
+    the compute type once, so that their gradients are summed in it."""
+    key, found = replace(key, implementation="xla"), dict(there)
+    stages = tuple(stages)
+    readers = Counter(a.name for stage in stages for a in stage.spec.inputs)
+    wide: dict[tuple[str, str], jax.Array] = {}
     for stage in stages:
-        own, values = stage.call(key, found)
+        given, compute = dict(found), stage.compute(key)
+        if not isinstance(stage, GemmStage | AttentionStage):  # these multiply in the arrays' own types
+            tables = {access.into for access in stage.plan.stores}
+            for name in [a.name for a in stage.spec.inputs if readers[a.name] > 1 and a.name not in tables]:
+                if name in found and jnp.issubdtype(found[name].dtype, jnp.floating):
+                    given[name] = wide.setdefault((name, compute), found[name].astype(compute))
+        own, values = stage.call(key, given)
         found |= stage.named(stage.jnp_form(own, *values))
     return found
 

@@ -7,6 +7,7 @@ import pytest
 
 import generated
 from codegen.checking import testing
+from codegen.errors import UserError
 from codegen.plan.op import Staged
 from codegen.plan.rows.middle import in_stages
 from tests.making import make_op, spec_text
@@ -79,6 +80,17 @@ def test_derivatives_of_second_order():
 
     got = along(lambda x: NORM(x, SCALE, SHIFT, implementation="interpret"))
     np.testing.assert_allclose(got, along(reference), rtol=2e-4, atol=2e-4)
+
+
+def test_a_gradient_of_several_stages_in_jnp_is_rounded_once(tmp_path):
+    """The gradients of a softmax of two elements are opposite numbers. Those of its stages cancel: rounded before they are added, each
+    would lose most of its bits."""
+    chain = ("x: bfloat16[S, E]", "y: float32[E, K=2]", "y = top_k(softmax(x, axis=E), K, axis=S)", "y = x")
+    op = make_op(tmp_path, spec_text(*chain))
+    assert isinstance(op.backward, UserError)  # no kernel reads p[S, E] with a selection along S
+    x = jnp.array([[1.5, -2.25], [0.3, 2.7], [2.0, -1.1], [-0.6, 1.9]], jnp.bfloat16)
+    (dx,) = jax.vjp(lambda x: op(x, implementation="xla"), x)[1](jnp.array([[1.0, -0.7], [0.4, 1.3]]))
+    assert jnp.any(dx != 0) and jnp.array_equal(dx[:, 0], -dx[:, 1])
 
 
 def test_an_array_without_elements():

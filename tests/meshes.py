@@ -117,7 +117,7 @@ def tiles_stand_in(op, key, operands, firsts):
     known = {}
     for node in places:
         shape = by_position.with_every_axis(chain.plan.order, (str(node.attr),), axes)
-        known[id(node)] = jnp.arange(axes.extents[node.attr]).reshape(shape) + firsts.get(node.attr, 0)
+        known[id(node)] = jnp.arange(np.prod(shape)).reshape(shape) + firsts.get(node.attr, 0)
     stores = [a for a in chain.plan.stores if a.array in tile.outputs]
     call = Evaluation(chain, arrays, params, axes, key.types, "float32")
     outputs = call.outputs(stores, known)

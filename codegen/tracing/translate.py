@@ -213,6 +213,10 @@ class Translator:
             case "div" if kind == "int":
                 whole = make("sub", (args[0], make("rem", args, kind)), kind)
                 return make("floordiv", (whole, args[1]), kind)
+            case "population_count" if (
+                bits := DTYPES[step.inputs[0].dtype].bits
+            ) < 32:  # a negative number has more in int32
+                return make("popcount", (make("and", (args[0], number(2**bits - 1)), kind),), kind)
             case "square" if kind == "int":
                 return make("mul", (args[0], args[0]), kind)
         return make(SAME[step.name], args, kind)

@@ -229,11 +229,15 @@ def test_a_slice_of_nothing_is_an_error():
 
 
 def test_narrow_integers_that_wrap_are_refused():
-    """In the language, 3 - 5 of uint8 is 0. What stays within the type is traced."""
+    """In the language, 3 - 5 of uint8 is 0. What stays within the type is traced, and so are its bits."""
     a, b = like(4, 8, dtype="uint8"), like(4, 8, dtype="uint8")
     with pytest.raises(SpecError, match="sub in uint8, which wraps"):
         codegen.trace(lambda a, b: jnp.maximum(a - b, 3), a, b, op="difference")
     assert "y = maximum(a, b) & 15" in codegen.trace(lambda a, b: jnp.maximum(a, b) & 15, a, b, op="largest")
+    signed = like(4, 8, dtype="int8")
+    assert "y = popcount(i & 255)" in codegen.trace(jax.lax.population_count, signed, op="bits_set").replace(
+        "i_in", "i"
+    )
 
 
 def test_a_product_of_the_highest_precision_is_precise():

@@ -34,7 +34,8 @@ class Values:
 
     `calls` are the results of composite functions. `names` are the values' names in the old chain. `leaves` are inputs of the
     new spec, so they are not computed; `known` are values that earlier statements compute. `pinned` values are marked, each with
-    its types (`contraction.marks`). The keys are the identities of nodes.
+    its types (`contraction.marks`). The keys are the identities of nodes. `sizes` are those of axes that no array of the new
+    spec has.
     """
 
     statements: tuple[Statement, ...]
@@ -43,6 +44,7 @@ class Values:
     leaves: Mapping[int, Leaf] = field(default_factory=dict)
     known: Collection[int] = ()
     pinned: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @functools.cached_property
     def kept(self) -> dict[int, Call]:
@@ -187,6 +189,8 @@ class _Transfer:
         leaf = self.values.leaves.get(id(node), node.attr)
         if isinstance(leaf, Leaf):
             return self.reader.leaf(self.scope.inputs[leaf.name], leaf.part)
+        if node.op == "size" and node.attr in self.values.sizes:
+            return self.graph.const(self.values.sizes[str(node.attr)])
         if node.is_const:
             return self.graph.const(node.attr)  # type: ignore[arg-type]
         return None if node.args else self.graph.node(node.op, attr=node.attr, kind=node.kind, dims=node.dims)

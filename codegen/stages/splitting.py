@@ -22,14 +22,17 @@ def restricted(spec: Spec, title: str, values: Values, outputs: list[Array], mor
     axes = {axis for a in outputs for axis in a.axes} | {str(n.attr) for n in nodes if n.op in ("size", "index")}
     taken = {a.name for a in (*spec.arrays, *more)} | {p.name for p in spec.params}
     inputs = [*spec.inputs_for(read, more, axes)]
-    for axis in {str(n.attr): None for n in nodes if n.op == "size"}:  # of a fixed size: some array has to say so
+    sizes = dict[str, int]()
+    for axis in {str(n.attr): None for n in nodes if n.op == "size"}:  # of a fixed size: an array says so, or a number
         if not any(axis in a.axes for a in (*inputs, *more, *outputs)):
-            inputs += [a for a in spec.inputs if axis in a.axes and a.default is None][:1]
+            having = [a for a in spec.inputs if axis in a.axes and a.default is None][:1]
+            inputs += having
+            sizes |= {} if having else {axis: spec.extents[axis]}
     inputs = [*sorted(inputs, key=spec.inputs.index), *more]
     given = {axis for a in inputs for axis in a.axes}
     sized = tuple(_sized(a, {axis: size for axis, size in spec.extents.items() if axis not in given}) for a in outputs)
     part = replace(spec, inputs=tuple(inputs), outputs=sized, params=spec.params_of(nodes))
-    return derived_spec(part, title, values, taken)
+    return derived_spec(part, title, replace(values, sizes=sizes), taken)
 
 
 def _sized(array: Array, extents: Mapping[str, int]) -> Array:

@@ -94,12 +94,24 @@ reference: |
   v = w
 """
 )
+SIZE_OF_A_FIXED_AXIS_OF_A_GRADIENT = (
+    HEAD
+    + """\
+inputs: {x: "float32[B, S, N]", h0: "float32[B, K=4]"}
+outputs: {y: "float32[B, S, N]"}
+chain: |
+  h = scan(0.9, x, axis=S, initial=h0)
+  y = sum(h, axis=K)
+reference: x
+"""
+)
 TEXTS = [
     TERMS_THAT_CANCEL,
     ROWS_OF_AN_EPILOGUE,
     SIZE_OF_BLOCKS_IN_A_STAGE,
     SUM_OF_A_SCAN_ALONG_A_NEW_AXIS,
     SELECTION_ALONG_A_NEW_AXIS,
+    SIZE_OF_A_FIXED_AXIS_OF_A_GRADIENT,
 ]
 
 

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from gemm_epilogues import LAUNCHERS
 
-from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE, Tiles
+from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE
 from codegen.runtime.compiled import interpreted, kernels
+from codegen.shared import Tiles
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,12 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
 
 @dataclass(frozen=True)
 class _Rounding:
-    """How a call's gradients are rounded on the way, besides to their own types: the error of what is saved or multiplied in fewer bits,
-    and of sums in a narrow type, as parts of the largest gradient; whether products are of TF32; whether there are products."""
+    """The rounding errors within a call's gradients, as parts of the largest element."""
 
-    kept: float
-    summed: float
-    tf32: bool
-    multiplies: bool
+    kept: float  # of values that are saved or multiplied in fewer bits
+    summed: float  # of sums in a narrow type, in units of its epsilon
+    tf32: bool  # whether tensor cores multiply float32 as TF32
+    multiplies: bool  # whether there are products
 
     @classmethod
     def of(cls, given: GradientCall, implementation: str | None) -> _Rounding:

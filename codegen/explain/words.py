@@ -140,11 +140,8 @@ class ElementwiseWords:
             return name, f"whole vectors, from {where}", "element by element"
         if access.mode == "turned":
             last = self.plan.groups[access.tokens[-1]].axes[-1]  # type: ignore[index]
-            return (
-                name,
-                f"whole vectors along {last}: a thread's tile of several rows is transposed in registers",
-                "whole vectors at any alignment, except a row's first and last",
-            )
+            how = f"whole vectors along {last}: a thread's tile of several rows is transposed in registers"
+            return name, how, "whole vectors at any alignment, except a row's first and last"
         if access.mode == "scalar":
             return name, "one value for the whole vector", "one value per element"
         return name, "element by element: its neighbours are not neighbours in memory", "the same"

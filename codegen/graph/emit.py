@@ -232,10 +232,9 @@ class _Emitter:
         if leaf_key(node) in dialect.leaves:
             return dialect.leaves[leaf_key(node)], ATOM
         if node.op == "float":
-            own = dialect.written.get(id(node))
-            return own.format(self.text[id(node.args[0])]) if own else self.convert(
-                node.args[0], dialect.floating
-            ), ATOM
+            if own := dialect.written.get(id(node)):
+                return own.format(self.text[id(node.args[0])]), ATOM
+            return self.convert(node.args[0], dialect.floating), ATOM
         if node.op == "cast":
             return self.cast(node), ATOM
         if node.op in REDUCTIONS:

@@ -371,7 +371,7 @@ class Context:
         return [emit.literal(value), *([] if dtype == "cutlass.Float32" else [dtype])]
 
     def default_words(self, array: Array) -> list[str]:
-        """The same as arguments."""
+        """The default and its type as keyword arguments."""
         return [f"{name}={text}" for name, text in zip(("default", "dtype"), self.default(array), strict=False)]
 
     def guard(self, access: Access) -> str:

@@ -113,14 +113,11 @@ class _Centring:
 
     def variance(self, mean: Node, node: Node) -> Node:
         x, centre, rest = self.about[id(mean)]
-        difference = self.graph.elementwise("sub", x, centre)
-        squares = self.reduced(mean, self.graph.elementwise("mul", difference, difference))
-        own = self.graph.elementwise(
-            "maximum",
-            self.graph.elementwise("sub", squares, self.graph.elementwise("mul", rest, rest)),
-            self.graph.const(0.0),
-        )
-        own = self.times_count(own, node)
+        elementwise = self.graph.elementwise
+        difference = elementwise("sub", x, centre)
+        squares = self.reduced(mean, elementwise("mul", difference, difference))
+        own = elementwise("sub", squares, elementwise("mul", rest, rest))
+        own = self.times_count(elementwise("maximum", own, self.graph.const(0.0)), node)
         self.results.append((own, "squares" if node.op == "sum" else "var"))
         return own
 

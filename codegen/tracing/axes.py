@@ -305,7 +305,7 @@ class Axes:
         self._each(index, out, numbers.offset_dims)
 
     def _each(self, index: Sequence[Axis | None], values: Sequence[Axis | None], window: Sequence[int]) -> None:
-        """Unite the dimensions of an index and of the values at it, which have those of a `window` besides."""
+        """Unite the dimensions of an index with those of the values at it, except the dimensions `window` of a slice."""
         others = [a for place, a in enumerate(values) if place not in window]
         for own, other in zip(index, others, strict=True):
             self.union(own, other)

@@ -133,7 +133,7 @@ class Formulas:
         return self.make("where", (self.within(place, axis), value, term.args[2]), term.kind)
 
     def within(self, place: Formula, axis: Axis) -> Formula:
-        """Whether an axis has a place."""
+        """Whether a position is within an axis."""
         least, most = self.number(0), self.number(axis.size)
         return self.make(
             "and", (self.make("ge", (place, least), "bool"), self.make("lt", (place, most), "bool")), "bool"
@@ -332,7 +332,7 @@ def _picked(formulas: Formulas, formula: Formula) -> Formula | None:
 
 
 def _unclipped(place: Formula, axis: Axis) -> Formula:
-    """A place along an axis, of which `take` reads the same element."""
+    """A position that is clipped to an axis, without the clip: `take` clamps it anyway."""
     ends = [a.attr for a in place.args[1:]] if place.op == "clip" else []
     return place.args[0] if ends == [0, axis.size - 1] else place
 

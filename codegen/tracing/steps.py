@@ -127,9 +127,9 @@ def flatten(closed: Any, remat: bool = True, saves: Callable[[Any], bool] = lamb
 
 
 def _simpler(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, in which two gathers, and their derivatives by scatters, are simpler ones. The first element along a dimension of size 1,
-    `x.take(0, axis=-1)` as in optax's losses, is the array without the dimension. And `x[jnp.arange(n), i]` has an index for each row, as
-    `jnp.take_along_axis` has."""
+    """The steps, with simpler ones for two kinds of gathers, and for the scatters of their gradients. The first element along a dimension
+    of size 1 is the array without that dimension: `x.take(0, axis=-1)`, as in optax's losses. And `x[jnp.arange(n), i]` becomes a gather
+    with an index for each row, as of `jnp.take_along_axis`."""
     maker: dict[Atom, Step] = {}
     for step in steps:
         maker |= dict.fromkeys(step.outputs, step)

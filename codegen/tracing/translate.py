@@ -208,14 +208,13 @@ class Translator:
                 return make("own", args, kind, params["name"])
             case "is_finite" | "eq" if step.inputs[0].dtype == "float16" and args[0].op != "input":
                 if step.name == "is_finite" or (args[1].is_number and args[1].attr == math.inf):
-                    # as of scaled gradients: a value that float32 holds may be infinite in float16
+                    # A value that float32 holds may be infinite in float16, such as a scaled gradient
                     args = (make("cast", args[:1], "float", "float16"), *args[1:])
             case "div" if kind == "int":
                 whole = make("sub", (args[0], make("rem", args, kind)), kind)
                 return make("floordiv", (whole, args[1]), kind)
-            case "population_count" if (
-                bits := DTYPES[step.inputs[0].dtype].bits
-            ) < 32:  # a negative number has more in int32
+            case "population_count" if (bits := DTYPES[step.inputs[0].dtype].bits) < 32:
+                # A negative number has more bits in int32
                 return make("popcount", (make("and", (args[0], number(2**bits - 1)), kind),), kind)
             case "square" if kind == "int":
                 return make("mul", (args[0], args[0]), kind)

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from gemm_running import BASE, KINDS, STAGED, check
+from hopper_choice import choose
 
 import generated
 from codegen.language import sizes
-from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE, choose
+from codegen.plan.gemms.hopper_tiles import SQUARE, TABLE, WIDE
 from codegen.runtime.compiled.platform import current_arch
 
 pytestmark = pytest.mark.skipif(current_arch() != "sm_90a", reason="WGMMA is Hopper's")

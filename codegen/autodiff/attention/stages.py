@@ -1,5 +1,5 @@
-"""The backward of attention, as stages: kernels for values of rows, those of attention's gradients, and kernels for the other
-gradients."""
+"""The backward of attention as stages: kernels that compute values of rows, then the kernel of attention's own gradients, then kernels
+for the other gradients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def attention_backward(op: Op, taken: Collection[str]) -> tuple[Op, Backward, Op
 
 
 class _Stages(KernelValues):
-    """The kernels of these values."""
+    """The stages of the backward of an attention op."""
 
     def __init__(self, op: Op, plan: Attention, taken: Collection[str]):
         super().__init__(op, plan, taken)
@@ -98,8 +98,8 @@ class _Stages(KernelValues):
         return staged(how.spec, tuple(ops)), how, forward, lacking
 
     def reading(self, kept: Collection[str], written: Iterable[str]) -> Backward:
-        """How a backward reads the op's arrays that gives the gradients `kept`, and whose kernels have `written` computed indices at
-        which some of these are added."""
+        """The arrays that a backward with the gradients `kept` reads and writes. Its stages write the arrays `written`; computed indices
+        among these are outputs if a gradient is added at them."""
         scattered = tuple(s for s in self.how.scattered if s.output in kept)
         names = [*kept, *(name for name in written if name in {s.index for s in scattered})]
         full = self.how.spec if len(names) == len(self.how.spec.outputs) else only(self.how.spec, names)

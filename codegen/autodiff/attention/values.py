@@ -26,7 +26,7 @@ from codegen.spec.spec import Array
 
 
 class KernelValues:
-    """The gradients of an op that is attention: the products that kernels compute, and other values made of these (`rebuilt`)."""
+    """The gradients of an attention op. Its kernel computes the products, and `rebuilt` expresses other values in terms of them."""
 
     def __init__(self, op: Op, plan: Attention, taken: Collection[str]):
         self.op, self.spec, self.plan = op, op.spec, plan
@@ -238,5 +238,6 @@ class KernelValues:
 
 
 def demand(condition: object) -> None:
+    """Raises `UserError` unless the condition holds."""
     if not condition:
         raise UserError("no kernel for this gradient of attention")

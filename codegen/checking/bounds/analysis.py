@@ -271,9 +271,8 @@ class Analysis:
         """A sum of products, in any order. Tensor cores may truncate where others round, and flush denormals."""
         unit = 2 * (terms.count + 2) * self.how.unit + terms.lost
         beyond = terms.size * (1 + unit) > self.how.top
-        error = (
-            np.where(np.isfinite(terms.value), terms.size * unit, 0) + (terms.spread + terms.count + 1) * self.how.tiny
-        )
+        rounding = np.where(np.isfinite(terms.value), terms.size * unit, 0)
+        error = rounding + (terms.spread + terms.count + 1) * self.how.tiny
         return Bound(terms.value, np.where(beyond, np.inf, error), beyond)
 
     def factor(self, node: Node, bounds: Mapping[int, Bound]) -> Bound:

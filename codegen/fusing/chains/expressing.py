@@ -51,7 +51,7 @@ class Expressed:
 
 class Expressing:
     """Makes specs of chains. Equal steps share a spec: results are cached by the steps' form. With `rereading`, kernels of an op may
-    read its arrays again. With `from_start`, no index is negative, as a person promises who calls the op."""
+    read its arrays again. With `from_start`, callers of the op promise that no index is negative."""
 
     def __init__(self, rereading: bool = False, from_start: bool = True) -> None:
         self._rereading, self._from_start = rereading, from_start

@@ -1,4 +1,4 @@
-"""The part of a group of steps that is worth an op, once XLA computes within its kernels what the op need not write."""
+"""The part of a group of steps that an op should compute. XLA computes the other steps within its own kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from codegen.tracing.steps import Value
 
 @dataclass(frozen=True)
 class Part:
-    """The steps of a chain that its op computes, of those of a group, and the results that it writes."""
+    """The steps of a group that an op computes (`places`), the results that it writes, and what it costs."""
 
     group: frozenset[int]
     places: frozenset[int]

@@ -42,7 +42,8 @@ def chains(graph: StepGraph, expressing: Expressing, sequences: bool = False) ->
 
 
 def _chain(graph: StepGraph, expressing: Expressing, part: Part) -> Chain | None:
-    """The chain of a part, if it is worth an op; of its whole group where the rest is no op, as attention without the order of its result's dimensions."""
+    """The chain of a part, or None if an op would save too little. If no kernel computes the part, the whole group is tried: attention
+    needs the transpose of its result, for example."""
     found = expressing.expressed(graph, part.places, part.results)
     made = found.made
     if made is None and part.places != part.group:

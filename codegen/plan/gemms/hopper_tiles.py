@@ -12,7 +12,6 @@ once for each tile.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from codegen.graph.nodes import DTYPES
 from codegen.shared import STAGED_ROWS, Tiles
@@ -152,12 +151,6 @@ def options(
             if not refusal(one, a, b, b_is_nk=b_is_nk, paired=paired, K=K, N=held):
                 found[one] = cycles(one, M, columns, K * size, L, epilogue.work) * (1 if one.splits == 1 else DOUBT)
     return found
-
-
-def choose(M: int, N: int, K: int, L: int = 1, **more: Any) -> Tiles | None:
-    """The tiles among the `options` with the least estimated time; None if none fits."""
-    found = options(M, N, K, L, **more)
-    return min(found, key=lambda t: found[t], default=None)
 
 
 def _staged(tiles: Tiles, reads: int, parts: int) -> Tiles | None:

@@ -158,10 +158,8 @@ class Reduction(AlongRows):
         per_row = call.schedule.get("threads_per_row", fewest_threads(columns, most))
         if per_row > WARP:
             return None
-        threads, count = (
-            max(1, call.schedule.get("threads", cost.LEAST_THREADS) // per_row) * per_row,
-            -(-columns // per_row),
-        )
+        threads = max(1, call.schedule.get("threads", cost.LEAST_THREADS) // per_row) * per_row
+        count = -(-columns // per_row)
         room = (
             threads // per_row * self.slot_bytes(call, per_row * count, 2, single=True) + threads * count * needs.sums
         )

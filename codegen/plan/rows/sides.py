@@ -140,11 +140,8 @@ class Sides(Planner):
             if lacks and not once:
                 what = f"over {', '.join(axes)} a value that varies along {', '.join(own)} and not along {', '.join(lacks)}"
                 alone = "this reduction" if set(lacks) & set(rows) else f"what varies along {', '.join(lacks)}"
-                return (
-                    node,
-                    f"no kernel reduces {what}",
-                    f"make {alone} an op of its own, and take its result as an input",
-                )
+                hint = f"make {alone} an op of its own, and take its result as an input"
+                return node, f"no kernel reduces {what}", hint
         most = WARP * self.least_vector(columns)
         for node in self.along:
             axes = lost_axes(node)

@@ -134,11 +134,9 @@ class MiddleContext(FinishContext):
 
     def position_text(self, access: Access, group: int, width: str, integer: str) -> str:
         own = self.coordinate(group)
-        return (
-            f"reduce.count_up({own}, {width}).to({integer})"
-            if group == self.plan.vector_group
-            else full(width, own, integer)
-        )
+        if group == self.plan.vector_group:
+            return f"reduce.count_up({own}, {width}).to({integer})"
+        return full(width, own, integer)
 
     def loaded_text(self, access: Access, width: str) -> str:
         name, v = self.fragment(access), "v" if self.plan.is_held(access) else "0"

@@ -38,8 +38,8 @@ def sums_by_index(
     `outer` and `columns`, and perhaps further axes, along which all keys share the same values. Sums are computed in
     float32, or in float64 if the values are float64. With `ordered`, kernels add wherever they can; otherwise XLA's
     scatter adds where it is estimated to be faster. With `clamp`, keys may have any integer type, and a key out of range
-    means the nearest row. Where keys have no further axes, the values may be multiplied by
-    `factors` of the keys' shape. The sums are added to `into`, if it is given, before they are rounded."""
+    means the nearest row. Where keys have no further axes, the values may be multiplied by `factors` of the keys' shape.
+    The sums are added to `into`, if it is given, before they are rounded."""
     values = values if values.dtype.itemsize > 1 else values.astype("float32")
     narrow = jnp.dtype(result).itemsize < 2  # the kernels write no such types
     how = _How(implementation, rows, "float32" if narrow else result, ordered, clamp)

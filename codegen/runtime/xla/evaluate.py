@@ -206,10 +206,8 @@ class Evaluation:
     def product(self, node: Node, left: jax.Array, right: jax.Array) -> jax.Array:
         """The product of two factors in their own types, summed in the compute type."""
         arrays = {a.name: a for a in self.op.spec.arrays}
-        lost, own = (
-            self.of(lost_axes(node)),
-            [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args],
-        )
+        lost = self.of(lost_axes(node))
+        own = [self.of([a for a in self.op.plan.order if a in n.dims]) for n in node.args]
         dtypes = [type_of(side, arrays) for side in node.args]
         # On a CPU, XLA only has products in which the shared axes come first, and whose result is not transposed
         both = [d for d in own[0] if d in own[1] and d not in lost]

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from codegen.autodiff.backward import Derived, backward_of
-from codegen.checking.testing import Case, Types, check_case, check_gradient, check_gradient_case, check_op
+from codegen.checking.draw import Case
+from codegen.checking.gradients import check_gradient_case
+from codegen.checking.testing import check_case, check_gradient, check_op
 from codegen.graph.nodes import topological
 from codegen.pipeline import read_op
 from codegen.plan.attention import AttentionBackward
+from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 from tests.turns import EVERY, some
 

@@ -47,10 +47,8 @@ def test_equal_elements_share_the_gradient_of_a_running_maximum(tmp_path):
     x, w, gate, dy = (jnp.asarray(a, jnp.bfloat16) for a in (x, np.ones(rows), gate, dy))
     _, pull = jax.vjp(lambda x, w, g: op(x, w=w, gate=g, implementation="interpret"), x, w, gate)
     found = np.asarray(pull(dy)[2], float)[:, [first, second]]
-    wide, activated = (
-        np.asarray(dy, float),
-        np.asarray(jax.nn.gelu(jnp.asarray(x, "float32"), approximate=False), float),
-    )
+    wide = np.asarray(dy, float)
+    activated = np.asarray(jax.nn.gelu(jnp.asarray(x, "float32"), approximate=False), float)
     later = wide[:, second:].sum(1) / 2
     wanted = np.stack([wide[:, first:second].sum(1) + later, later], 1) * activated[:, [first]]
     np.testing.assert_allclose(found, wanted, rtol=2**-7, atol=0.05)

@@ -9,10 +9,12 @@ from codegen.checking.agreement import Disagreement, Report
 from codegen.checking.bounds.analysis import Analysis, dimensions_of
 from codegen.checking.bounds.products import product
 from codegen.checking.bounds.records import Arithmetic, Bound
-from codegen.checking.testing import Case, Types, check_case, check_op
+from codegen.checking.draw import Case
+from codegen.checking.testing import check_case, check_op
 from codegen.checking.verify import as_row, verify
 from codegen.graph.nodes import Leaf
 from codegen.pipeline import read_op
+from codegen.runtime.call.arguments import Types
 from tests.making import make_jnp_op, make_op, spec_text
 
 RIVALS = {  # a row of x: where its largest element is certain, within the float32 rounding of x * 3 + 1

@@ -7,8 +7,10 @@ import pytest
 
 from codegen.checking.bounds.intervals import distance, reach
 from codegen.checking.bounds.twins import FUNCTIONS
+from codegen.checking.draw import Case
 from codegen.checking.expected import error_bounds
-from codegen.checking.testing import Case, Types, check_case
+from codegen.checking.testing import check_case
+from codegen.runtime.call.arguments import Types
 from tests.making import make_jnp_op, make_op, spec_text
 
 ONE = [

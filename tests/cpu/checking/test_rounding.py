@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import generated
-from codegen.checking.gradients import gradient_call
+from codegen.checking.agreement import Disagreement
+from codegen.checking.draw import Case
+from codegen.checking.gradients import check_gradient_case, gradient_call
 from codegen.checking.rounding import UNIT, rounded_apart
-from codegen.checking.testing import Case, Disagreement, Types, check_case, check_gradient_case
+from codegen.checking.testing import check_case
 from codegen.interpret import approximations
+from codegen.runtime.call.arguments import Types
 from tests.making import make_op, spec_text
 from tests.turns import some
 

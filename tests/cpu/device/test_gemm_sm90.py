@@ -9,15 +9,17 @@ import cutlass.cute as cute
 import pytest
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from gemm_running import Product
+from hopper_choice import choose
 from making import make_op
 
 from codegen.graph.nodes import DTYPES
 from codegen.measuring.compiled.compile import compile_kernel
 from codegen.measuring.compiled.variants import variants
-from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Epilogue, Tiles, choose, refusal
+from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Epilogue, refusal
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.cubins import read_cubin
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
+from codegen.shared import Tiles
 
 SPILLS = 32  # bytes of stack for a value or two that are needed between tiles
 

@@ -7,9 +7,11 @@ import pytest
 
 import generated
 from codegen import targets
-from codegen.checking.testing import Case, Types, check_case
+from codegen.checking.draw import Case
+from codegen.checking.testing import check_case
 from codegen.measuring.times.bench import make_inputs, typical
 from codegen.plan.rows.launching import walking
+from codegen.runtime.call.arguments import Types
 from codegen.runtime.compiled import interpreted
 
 ROWS, COLUMNS = 50, 2048

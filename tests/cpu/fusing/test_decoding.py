@@ -62,11 +62,8 @@ def of_jax(q, k, v, lengths):
 
 
 FORMS = (a_row, no_row, repeated, of_groups, heads_first, to_a_position, of_jax)
-Q, K, V = (
-    random(BATCH, 1, HEADS, SIZE),
-    random(BATCH, COLUMNS, HEADS, SIZE, seed=1),
-    random(BATCH, COLUMNS, HEADS, SIZE, seed=2),
-)
+Q = random(BATCH, 1, HEADS, SIZE)
+K, V = (random(BATCH, COLUMNS, HEADS, SIZE, seed=seed) for seed in (1, 2))
 ARGUMENTS = Q, K, V, jnp.asarray([5, 24], jnp.int32)
 
 

@@ -26,10 +26,8 @@ TEXT = spec_text(
 @pytest.mark.parametrize("sizes", [{"B": 1, "S": 1, "H": 1, "D": 1}, {"B": 2, "S": 5, "H": 3, "D": 24}])
 def test_queries_keys_and_values_of_one_array(sizes, tmp_path):
     """Rows of one element had more slots of shared memory in a block than there is."""
-    op, case = (
-        make_op(tmp_path, TEXT),
-        Case(Types((("T", "float16"),)), (), tuple(sizes.items()), (), (), False, 1.0, 0),
-    )
+    op = make_op(tmp_path, TEXT)
+    case = Case(Types((("T", "float16"),)), (), tuple(sizes.items()), (), (), False, 1.0, 0)
     check_case(op, "interpret", case)
     check_gradient_case(op, "interpret", case)
 

@@ -82,11 +82,8 @@ def test_one_part_beside_a_product(tmp_path, arch, monkeypatch):
     text = spec_text(
         "x: bfloat16[M, K]; w: bfloat16[K, N]; s: float32[M, N, 1]", "y: float32[M, N]", "y = (x @ w) * s[0]", ""
     )
-    x, w, s = (
-        jnp.asarray(X[:, :16], jnp.bfloat16),
-        jnp.asarray(X[:, :64].T @ X[:, :16], jnp.bfloat16).T,
-        X[:, :64, None],
-    )
+    x, s = jnp.asarray(X[:, :16], jnp.bfloat16), X[:, :64, None]
+    w = jnp.asarray(X[:, :64].T @ X[:, :16], jnp.bfloat16).T
     y = make_op(tmp_path, text)(x, w, s, implementation="interpret")
     exact = (np.asarray(x, np.float32) @ np.asarray(w, np.float32)) * s[..., 0]
     np.testing.assert_allclose(y, exact, rtol=1e-4, atol=1e-4)

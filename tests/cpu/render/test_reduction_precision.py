@@ -8,8 +8,9 @@ import pytest
 from making import make_op
 
 import generated
+from codegen.checking.agreement import Disagreement
 from codegen.checking.expected import cpu_options
-from codegen.checking.testing import Disagreement, check_gradient
+from codegen.checking.testing import check_gradient
 from tests.turns import some
 
 IMPLEMENTATIONS = ["xla", "interpret"]

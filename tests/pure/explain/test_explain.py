@@ -11,12 +11,13 @@ from rich.console import Console
 
 from codegen.errors import UserError
 from codegen.explain.launching import bindings, launched
-from codegen.explain.report import GPUS, explain, graph, unfused_bytes
+from codegen.explain.report import explain, graph, unfused_bytes
 from codegen.explain.svg import draw
 from codegen.explain.tables import as_text, size_text, time_text
 from codegen.language.sizes import default_shape, parse_shape
 from codegen.plan.rows.scanning import Scan
 from codegen.render.package import find_specs
+from codegen.targets import GPUS
 from tests.places import SPECS
 from tests.pure.explaining import costs, library, made, run
 from tests.turns import some

@@ -81,10 +81,8 @@ reference: |
 
 def test_elements_that_are_compared_with_their_maximum_are_computed_once_in_jnp():
     """XLA computes elements again in each of its kernels, and may round them otherwise: none would be the maximum."""
-    barrier, text = (
-        "jax.lax.optimization_barrier(",
-        HEAD + "  z = exp(x)\n  y = z - max(z, axis=...) * a\nreference: x\n",
-    )
+    barrier = "jax.lax.optimization_barrier("
+    text = HEAD + "  z = exp(x)\n  y = z - max(z, axis=...) * a\nreference: x\n"
     stages = render_op(read_op("specs/met.yaml", text)).split("\ndef ")
     meeting = [s for s in stages if "_xla(" in s.partition("\n")[0] and ("jnp.max(" in s or " == " in s)]
     assert len(meeting) >= 3 and all(barrier in s for s in meeting), meeting

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from hopper_choice import choose
 
 from codegen.graph.nodes import DTYPES
 from codegen.plan.gemms.hopper_tiles import (
@@ -13,11 +14,10 @@ from codegen.plan.gemms.hopper_tiles import (
     TABLE,
     WIDE,
     Epilogue,
-    Tiles,
-    choose,
     loses,
     refusal,
 )
+from codegen.shared import Tiles
 
 TILES = Tiles(128, 128, 64, 4)
 

@@ -52,9 +52,10 @@ class RowAccess(Context):
         return [f"{', '.join(names)} = {', '.join(sources)}"] if names else []
 
     def extent_source(self, group: int) -> str:
-        found = self.extent_in((*self.spec.inputs, *self.spec.outputs), group)
-        assert found, f"no array has group {group}"
-        return found
+        """The kernel's text for a group's size: an array's that is always there, or the number that the spec fixes."""
+        if found := self.extent_in((*self.spec.inputs, *self.spec.outputs), group):
+            return found
+        return str(math.prod(self.spec.extents[axis] for axis in self.groups[group].axes))
 
     def row_lines(self) -> list[str]:
         """The coordinates of the row, if several groups make its position."""

@@ -105,6 +105,16 @@ chain: |
 reference: x
 """
 )
+REDUCTION_OF_AN_OPTIONAL_INPUT = (
+    HEAD
+    + """\
+inputs: {x: "float32[B]", h: "float32[B, K=4] = -1.0"}
+outputs: {y: "float32[B]"}
+chain: |
+  y = x + max(h, axis=K)
+reference: x
+"""
+)
 TEXTS = [
     TERMS_THAT_CANCEL,
     ROWS_OF_AN_EPILOGUE,
@@ -112,6 +122,7 @@ TEXTS = [
     SUM_OF_A_SCAN_ALONG_A_NEW_AXIS,
     SELECTION_ALONG_A_NEW_AXIS,
     SIZE_OF_A_FIXED_AXIS_OF_A_GRADIENT,
+    REDUCTION_OF_AN_OPTIONAL_INPUT,
 ]
 
 

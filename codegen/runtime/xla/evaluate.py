@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from codegen.graph.contraction import rounding
 from codegen.graph.emit import leaf_key
-from codegen.graph.nodes import Node, Selected, along_of, lost_axes, topological
-from codegen.graph.ops import NUCLEUS, OPS, REDUCTIONS, SCANS, SELECTIONS
+from codegen.graph.nodes import Node, Selected, along_of, lost_axes, nodes_of, topological
+from codegen.graph.ops import NUCLEUS, OPS, PINNED, REDUCTIONS, SCANS, SELECTIONS
 from codegen.language.formula.products import type_of
 from codegen.plan.access import Access, access_key
 from codegen.plan.op import Op
@@ -159,7 +160,10 @@ class Evaluation:
                 return self.reduced(node, args[0])
             if node.op == "contract" and attention:
                 return self.product(node, *args)
-            return _FUNCTIONS[node.op](*args, floating=self.compute, integer=self.op.spec.integer)
+            made = _FUNCTIONS[node.op](*args, floating=self.compute, integer=self.op.spec.integer)
+            if node.op == PINNED:  # XLA would compute it again in each of its kernels, with other bits
+                return jax.lax.optimization_barrier(made)
+            return slopes.settled(made) if id(node) in self.settled else made
 
         for node in topological(roots, lambda n: id(n) in known or leaf_key(n) in leaves):
             if id(node) not in values:
@@ -174,6 +178,12 @@ class Evaluation:
             start = sum(map(len, found.values()))
             found[axis] = tuple(range(start, start + len(self.axes.shape((axis,)))))
         return found
+
+    @functools.cached_property
+    def settled(self) -> frozenset[int]:
+        """The identities of the values in pinned ones that are rounded separately, as in the jnp form's text."""
+        made = rounding(nodes_of(self.op.statements))
+        return made.products | made.functions
 
     def of(self, axes: Sequence[str]) -> tuple[int, ...]:
         return tuple(d for axis in axes for d in self.dimensions[axis])

@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codegen.autodiff.backward import backward_of
 from codegen.checking import draw, testing
 from codegen.checking.bounds.analysis import Analysis, dimensions_of
 from codegen.checking.bounds.records import Arithmetic, depth
+from codegen.graph.nodes import nodes_of
+from codegen.graph.ops import PINNED
 from codegen.pipeline import read_op
 from codegen.runtime.call import arguments
+from codegen.runtime.sharding import shards
+from codegen.runtime.xla.evaluate import Evaluation
 from tests.making import make_jnp_op, make_op, spec_text
 from tests.turns import EVERY, some
 
@@ -463,3 +468,21 @@ def test_the_place_along_two_axes_is_that_of_the_flattened_row(tmp_path):
         j, k = op(x, implementation=implementation)
         np.testing.assert_array_equal(j, x.reshape(5, 21).argmax(-1))
         np.testing.assert_array_equal(k, x.reshape(5, 21).argmin(-1))
+
+
+def test_a_value_that_another_kernel_compares_is_computed_once(tmp_path):
+    """Where a shard is evaluated node by node: XLA may compute the value again, with other bits than those of its maximum."""
+    op = make_op(
+        tmp_path, spec_text("x: float32[..., N]; w: float32[N]", "y: float32[N]", "y = max(x * w + w, axis=...)")
+    )
+    first = backward_of(op.planned).op.plan.stages[0]
+    arrays = {a.name: jnp.ones((2, 3)[-len(a.dims) :]) for a in first.spec.inputs}
+
+    def outputs(arrays):
+        call = Evaluation(first, arrays, {}, arguments.bind_axes(first.spec, arrays), arguments.Types(()), "float32")
+        return call.outputs(
+            first.plan.stores, shards.known_in_jnp(call, nodes_of(first.statements), shards.Split(call.axes))
+        )
+
+    pinned = sum(n.op == PINNED for n in nodes_of(first.statements))
+    assert str(jax.make_jaxpr(lambda x: [*outputs(x).values()])(arrays)).count("optimization_barrier") == pinned > 0

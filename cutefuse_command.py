@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from importlib import metadata
 
 
 def main() -> None:
-    """Run the command line. Exit status 2 where the package `codegen` is not this program's."""
+    """Run the command line. Exit status 2 where the package `codegen` is not this program's, and 130 where Ctrl-C ended it."""
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> None:
     other = _other()
     if not _is_whole():
         where = f"the distribution {other}, another program, is installed" if other else "another program is installed"
@@ -22,13 +28,15 @@ def main() -> None:
         sys.exit(2)
     if other:
         print(f"warning: {other}, another program, has files in cutefuse's package `codegen`", file=sys.stderr)
-    from codegen.__main__ import main
+    from codegen.cli.program import run
 
-    main()
+    run()
 
 
 def _other() -> str:
     """The foreign distribution named codegen, with its version; "" where there is none."""
+    from importlib import metadata  # slow, and Ctrl-C has no traceback from here on
+
     try:
         return f"codegen {metadata.version('codegen')}"
     except metadata.PackageNotFoundError:

@@ -57,13 +57,11 @@ def _check_gradients(op: AnyOp, implementation: str | None, case: Case, constant
         b = np.where(beyond, np.asarray(stored(b, x.dtype.name), np.float64), b)
         size = np.where(beyond & np.isinf(b), 0, np.abs(b))  # a stored infinity has no allowed error
         for allowed in rounding.allowances(given, name, size):
-            if a.shape == b.shape and _within(a, b, allowed):
+            wrong = difference(a, b, allowed)
+            if not wrong:
                 break
         else:
-            worst = float(np.nanmax(np.abs(a - b) / allowed)) if a.shape == b.shape else float("inf")
-            raise Disagreement(
-                f"{op.spec.op} ({implementation}): the gradient of {name!r} is off by {worst:.3g} times what is allowed; {case}"
-            )
+            raise Disagreement(f"{op.spec.op} ({implementation}): the gradient of {name!r} {wrong}; {case}")
 
 
 @dataclass(frozen=True)
@@ -276,6 +274,17 @@ def _tf32(x: np.ndarray) -> np.ndarray:
     return np.ldexp(np.round(mantissa * 2.0**11) / 2.0**11, exponent)
 
 
-def _within(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> bool:
+def difference(a: np.ndarray, b: np.ndarray, allowed: np.ndarray) -> str:
+    """How a gradient differs from the reference's by more than is allowed, in words; "" where it does not."""
     with np.errstate(invalid="ignore"):  # infinity minus infinity
-        return bool(np.all((np.abs(a - b) <= allowed) | same(a, b)))
+        apart = np.abs(a - b)
+    wrong = ~((apart <= allowed) | same(a, b))
+    if not np.any(wrong):
+        return ""
+    alone = np.isnan(a) != np.isnan(b)
+    if np.any(alone):
+        place = tuple(int(i) for i in np.argwhere(alone)[0])
+        where = f" at [{', '.join(map(str, place))}]" if place else ""
+        share = f"one of the two is NaN in {np.count_nonzero(alone)} of {a.size} elements"
+        return f"is {a[place]:.3g}{where}, but the reference's is {b[place]:.3g} ({share})"
+    return f"is off by {float(np.max(apart[wrong] / allowed[wrong])):.3g} times what is allowed"

@@ -4,6 +4,8 @@ names are hidden options, for the scripts that use them."""
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -67,6 +69,8 @@ def print_error(error: Exception) -> None:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:  # Python's own text begins with the error's number
         paths = " -> ".join(str(path) for path in (error.filename, error.filename2) if path is not None)
+        if not paths and error.errno == errno.ENOENT:  # of os.getcwd
+            paths = " ".join(("the current folder", os.environ.get("PWD", ""))).strip()
         text = f"{paths}: {error.strerror}" if paths else error.strerror
     print(f"error: {printable(text, keep=chr(10))}", file=sys.stderr)
 

@@ -28,7 +28,8 @@ def show(*things: Any) -> None:
 
 
 def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:
-    """The items, and whether they are complete: Ctrl-C or SIGTERM ends them early. Shows a progress bar where stderr is a terminal."""
+    """The items, and whether they are complete: Ctrl-C or SIGTERM ends them early. Before the first item, it ends the program. Shows a
+    progress bar where stderr is a terminal."""
     from rich.console import Console
     from rich.progress import track
 
@@ -39,6 +40,9 @@ def gather(items: Iterable[T], total: int, words: str) -> tuple[list[T], bool]:
         for item in track(items, words, total=total, console=console, transient=True, disable=not console.is_terminal):
             found.append(item)
     except KeyboardInterrupt:
+        if not found:
+            print("interrupted", file=sys.stderr)
+            sys.exit(INTERRUPTED)
         return found, False
     finally:
         signal.signal(signal.SIGTERM, before)

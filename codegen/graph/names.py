@@ -42,8 +42,11 @@ MAX_NAME = 64
 
 def op_name_error(name: str) -> UserError | None:
     """The error for a name that an op cannot have, if any."""
+    taken = f"{shown(name)} cannot name an op: pytest would"
     if name.startswith("test"):  # also where a test module imports it
-        return UserError(f"{shown(name)} cannot name an op: pytest would run it as a test", "pick another name")
+        return UserError(f"{taken} run it as a test", "pick another name")
+    if name == "conftest":
+        return UserError(f"{taken} load its module as settings", "pick another name")
     return name_error(name, "an op", PACKAGE_NAMES)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from codegen.errors import Diagnostic, Later, UserError, shown
 from codegen.graph.names import RESERVED, fresh
-from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, topological
+from codegen.graph.nodes import Chain, Leaf, Node, Put, Statement, lost_axes, topological
 from codegen.language.formula.calls import functions, put
 from codegen.language.formula.operations import with_article
 from codegen.language.formula.reader import part_names, reader
@@ -133,12 +133,22 @@ def check_target(spec: Spec, target: ast.Name, part: int | None, assigned: Conta
         raise Placed(target, UserError(f"{name!r} is {output}; its parts are assigned one by one", part_names(output)))
 
 
+def _other_product(value: Node, extra: Sequence[str]) -> str:
+    """The rest of a hint, where a product within a value is not over an axis of `extra` that both its factors have; else ""."""
+    for node in topological([value]):
+        kept = [axis for axis in extra if node.op == "contract" and all(axis in arg.dims for arg in node.args)]
+        if kept:
+            return f"; the product is over {', '.join(lost_axes(node))}: dot(a, b, axis={kept[0]}) is over {kept[0]}"
+    return ""
+
+
 def stored(spec: Spec, scope: Scope, output: Array, value: Node, tree: ast.expr, at: Put | None = None) -> Node:
     """The value that an output stores: constants get the output's kind, and the axes are checked."""
     kind = spec.kind(output)
     extra = [axis for axis in value.dims if axis not in written_axes(spec, output, at)]
     if extra:
         hint = f"reduce over {', '.join(extra)}, or declare {output.name!r} with {'it' if len(extra) == 1 else 'them'}"
+        hint += _other_product(value, extra)
         message = f"{output.name!r} is {output} but this varies along {', '.join(extra)}"
         raise Placed(tree, UserError(message, hint))
     if "bool" in (kind, value.kind) and kind != value.kind:

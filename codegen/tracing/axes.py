@@ -127,7 +127,7 @@ class Axes:
         elif axis.parts is None:
             axis.parts = parts
         elif replace(axis.parts, axis=None) != replace(parts, axis=None):
-            raise UserError("an axis is cut in two ways", TWICE)
+            raise UserError("an axis is cut in two ways", TWICE if axis.parts.alone == parts.alone else NEIGHBOURS)
         else:
             self.union(axis.parts.axis, parts.axis)
 
@@ -323,6 +323,9 @@ class Axes:
 
 
 TWICE = "use halves or interleaved pairs of it, not both"
+NEIGHBOURS = (
+    "in a spec, shift(x, axis=N) is the element before. It gives `fill` at the end of the axis, and does not wrap round"
+)
 SLICE = "the language has equal parts of an axis, x[..., :D] and x[..., D:] or x[..., ::2] and x[..., 1::2]"
 UNEQUAL = "the language joins equal parts alone"
 RESHAPE = "the language names axes: reshape the argument before the call, and the result after it"

@@ -64,6 +64,16 @@ def source_of(function: Callable[..., Any], names: Sequence[str], outputs: Seque
     return lines
 
 
+class NoSize(UserError):
+    """The size of an axis is in no input's shape."""
+
+    def __init__(self, axis: Axis):
+        super().__init__(
+            f"an axis of {axis.size} elements that no input has", "pass an array that has this axis as an argument"
+        )
+        self.axis = axis
+
+
 class Printer(Text):
     """Formulas in jnp. Every value has the rows and all named axes in the layout's order, those it lacks of size 1."""
 
@@ -170,7 +180,7 @@ class Printer(Text):
                 if dim.axis is axis:
                     text = f"{array.name}.shape[{place - len(array.dims)}]"
                     return f"{text} // {dim.parts.count}" if dim.parts else text
-        raise UserError("an axis that no input has", "")
+        raise NoSize(axis)
 
     def raw(self, formula: Formula) -> tuple[str, list[Axis], bool]:
         """An input, or a part of one, as it is: its text, its named axes, and whether it has the rows."""

@@ -18,9 +18,9 @@ from codegen.tracing.formulas import Formula, walk, with_less_work, with_masks
 from codegen.tracing.layout import ArrayOf, Layout, array_of, layouts
 from codegen.tracing.naming import assigned_names
 from codegen.tracing.patterns import recognised
-from codegen.tracing.reference import Printer
+from codegen.tracing.reference import NoSize, Printer
 from codegen.tracing.steps import Step, Value, plain
-from codegen.tracing.translate import Translator, is_exact, translated
+from codegen.tracing.translate import NotExpressed, Translator, is_exact, translated
 from codegen.tracing.write import Writer, used_names
 
 EXACT, ROUNDED = 1e-6, 2.0**-8  # how far constants may be from a pattern's: those of bfloat16 are rounded
@@ -153,6 +153,9 @@ def _spec_of(request: Request, single: Sequence[Value]) -> Made:
                 except (SpecError, UserError) as found:
                     error = found
     assert error is not None
+    if isinstance(error, NoSize):
+        step = next(s for s in plain(request.steps) if any(error.axis in axes.all(value) for value in s.outputs))
+        raise NotExpressed(step, error.message, error.hint)
     raise error
 
 

@@ -459,7 +459,7 @@ def test_the_command_shows_names_escaped(folder, monkeypatch, capsys):
 
 
 def test_the_command_needs_neither_jax_nor_cutlass(folder):
-    code = "import sys\nfrom codegen.__main__ import app\napp(['cache'], standalone_mode=False)\nprint({'jax', 'cutlass'} & sys.modules.keys())"
+    code = "import sys\nfrom codegen.cli.program import app\napp(['cache'], standalone_mode=False)\nprint({'jax', 'cutlass'} & sys.modules.keys())"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"

@@ -159,7 +159,7 @@ def test_the_reference_lists_every_dtype():
 
 
 def test_every_command_is_listed():
-    from codegen.__main__ import app
+    from codegen.cli.program import app
 
     commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
     listed = set(re.findall(r"^\| `codegen (\w+)` ", COMMANDS.read_text(), re.MULTILINE))

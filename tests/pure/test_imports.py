@@ -56,7 +56,7 @@ MAY_IMPORT = {
     " runtime.call runtime.compiled runtime.ops",
     "cli": "errors extras targets cache library graph spec language plan tuning pipeline render explain"
     " tracing fusing runtime.compiled runtime.ops checking measuring",
-    "__main__": "errors extras cli",
+    "__main__": "cli",
 }
 WITHOUT_GPU_LIBRARIES = [*list(MAY_IMPORT)[: list(MAY_IMPORT).index("device")], "interpret"]
 GPU_LIBRARIES = {"jax", "jaxlib", "cutlass", "cuda"}

@@ -12,7 +12,7 @@ import pytest
 import generated
 from codegen.checking.agreement import Disagreement
 from codegen.checking.draw import Case
-from codegen.checking.gradients import check_gradient_case, gradient_call
+from codegen.checking.gradients import check_gradient_case, difference, gradient_call
 from codegen.checking.rounding import UNIT, rounded_apart
 from codegen.checking.testing import check_case
 from codegen.interpret import approximations
@@ -71,6 +71,20 @@ def test_a_wrong_gradient_of_one_column_is_found(tmp_path):
     case = Case(Types(()), (3,), (("N", 1),), (), (), False, 1.0, 0)
     with pytest.raises(Disagreement, match="the gradient of 'x' is off by"):
         check_gradient_case(op, "interpret", case)
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        ([1, 2, np.nan, np.inf], ""),
+        ([1, np.nan, np.nan, np.inf], "is nan at [1], but the reference's is 2 (one of the two is NaN in 1 of 4 elements)"),
+        ([1, 2, 4, np.inf], "is 4 at [2], but the reference's is nan (one of the two is NaN in 1 of 4 elements)"),
+        ([1, 2.5, np.nan, np.inf], "is off by 2 times what is allowed"),
+        ([1, 2.5, np.nan, -np.inf], "is off by inf times what is allowed"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_wrong_gradient(got, words):
+    assert difference(np.array(got), np.array([1, 2, np.nan, np.inf]), np.array([0.25, 0.25, np.nan, 0.25])) == words
 
 
 def test_gradients_where_the_forward_saves_what_all_rows_need(tmp_path):

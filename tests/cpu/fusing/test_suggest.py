@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from codegen.__main__ import app
 from codegen.cli.options import UsageError
+from codegen.cli.program import app
 from codegen.fusing.known import known
 from codegen.fusing.suggest import disagreement, suggestions
 from codegen.pipeline import read_op

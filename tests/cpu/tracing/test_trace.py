@@ -12,8 +12,8 @@ from jax.interpreters import mlir
 from typer.testing import CliRunner
 
 import codegen
-from codegen.__main__ import app
 from codegen.cli.options import UsageError
+from codegen.cli.program import app
 from codegen.errors import SpecError
 from codegen.tracing import patterns, translate
 
@@ -222,10 +222,22 @@ def test_what_the_language_lacks_is_an_error_at_its_own_line():
     assert error.span.path == __file__ and error.source[error.span.column - 1 :].startswith("jnp.sort")
 
 
-def test_a_slice_of_nothing_is_an_error():
-    """As the last step of an associative scan has it."""
-    with pytest.raises(SpecError, match="a slice of 0 of 1 elements"):
-        codegen.trace(lambda x: jnp.exp(x[:, :0]), like(4, 1), op="nothing")
+@pytest.mark.parametrize(
+    ("function", "message", "hint", "place"),
+    [
+        # As the last step of an associative scan has it
+        (lambda x: jnp.exp(x[:, :0]), "a slice of 0 of 8 elements", "the language has equal parts", "x[:, :0]"),
+        (lambda x: x[:, :, None] + jnp.arange(5.0), "an axis of 5 elements that no input has", "pass an", "jnp.arange"),
+        (lambda x: jnp.roll(x, 1, -1) + x, "an axis is cut in two ways", "in a spec, shift(x, axis=N)", "jnp.roll"),
+        (lambda x: x[:, ::2] + x[:, 4:], "an axis is cut in two ways", "use halves or interleaved", "x[:, 4:]"),
+    ],
+)
+def test_an_error_stands_at_the_step(function, message, hint, place):
+    with pytest.raises(SpecError) as found:
+        codegen.trace(function, like(4, 8), op="made")
+    (error,) = found.value.diagnostics
+    assert error.message == message and error.hint.startswith(hint)
+    assert error.source[error.span.column - 1 :].startswith(place)
 
 
 def test_narrow_integers_that_wrap_are_refused():

@@ -4,10 +4,14 @@ import inspect
 import re
 import shutil
 import sys
+from types import ModuleType
 
 import pytest
 
-from codegen.__main__ import _formatted, app
+import codegen.__main__
+import cutefuse_command
+from codegen.cli.printing import gather
+from codegen.cli.program import _formatted, app
 from codegen.errors import suggested
 from tests.places import ROOT, SPECS
 from tests.pure.building import HERE, contents, process, write_specs
@@ -195,6 +199,36 @@ def test_an_op_that_is_not_there(run, tmp_path):
     assert second == "  `codegen list WORD` searches the ops"
     message = run("explain", "specs/rmsnorm.yaml", "--specs", str(SPECS)).err
     assert message.startswith("error: no op 'specs/rmsnorm.yaml' in") and "without its file, as 'rmsnorm'" in message
+
+
+def test_a_deleted_folder_is_named(run, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setenv("PWD", str(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    assert run("build").err == f"error: the current folder {tmp_path / 'gone'}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("main", [cutefuse_command.main, codegen.__main__.main])
+def test_ctrl_c_while_modules_are_imported(main, monkeypatch):
+    class Interrupted(ModuleType):
+        def __getattr__(self, name):
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "codegen.cli.program", Interrupted("program"))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+
+
+def test_ctrl_c_before_the_first_result(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(SystemExit) as end:
+        gather(interrupted(), 2, "verifying")
+    assert (end.value.code, *capsys.readouterr()) == (130, "", "interrupted\n")
 
 
 def test_the_ops_of_the_examples_are_current(run, monkeypatch):

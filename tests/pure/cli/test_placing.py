@@ -333,7 +333,7 @@ def test_a_lock_that_its_holder_writes_to_is_known(tmp_path, monkeypatch, first)
 
 BUILDER = """
 import contextlib, io, sys
-from codegen.__main__ import app
+from codegen.cli.program import app
 
 for _ in range(int(sys.argv[2])):
     with contextlib.redirect_stdout(io.StringIO()):

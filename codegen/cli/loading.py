@@ -86,12 +86,14 @@ def load_function(text: str) -> Any:
 
 
 def arguments_of(text: str) -> tuple[Any, ...]:
-    """What the function MODULE:NAME returns, as arguments. Raises `UsageError`."""
+    """The arguments that the function MODULE:NAME returns. Raises `UsageError`."""
     function = load_function(text)
     try:
         found = function()
+    except (MissingExtra, SpecError):
+        raise
     except Exception as error:
-        raise UsageError(f"{text} cannot be called without arguments{raised(error)}") from None
+        raise UsageError(f"{text}, called without arguments, failed{raised(error)}") from None
     return found if isinstance(found, tuple) else (found,)
 
 

@@ -83,7 +83,7 @@ def test_an_error_names_the_file_that_was_asked_for(run, tmp_path):
         ("suggest sums:f --arguments sums:f --like x=float32[8]", "--arguments and --like both give the function's arguments"),
         (
             "suggest sums:f --arguments HERE/sums.py:g",
-            "HERE/sums.py:g cannot be called without arguments at HERE/sums.py:3: ZeroDivisionError: division by zero",
+            "HERE/sums.py:g, called without arguments, failed at HERE/sums.py:3: ZeroDivisionError: division by zero",
         ),
     ],
 )  # fmt: skip

@@ -111,6 +111,7 @@ class Gradients(Adjoints):
         return Array(fresh(self.taken, "places"), dtype, self.spec.dims(index.dims) if read else dims)
 
     def index_of(self, taken: Taken) -> str:
+        """The name of the array that holds the index of a `take`."""
         return self.places[id(taken.index)].name if isinstance(taken.index, Node) else taken.index
 
 

@@ -189,6 +189,7 @@ class Saving(Gradients):
         return found | self.held_statistics({**saved, **found})
 
     def name_saved(self, node: Node) -> str:
+        """The name of a saved value that is not an output."""
         name = self.named.get(id(node))
         return name if name and name not in self.held else fresh(self.taken, f"{name or 'product'}_saved")
 

@@ -36,6 +36,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def axis_word(name: str) -> str:
+    """An axis as a person would call it."""
     return "rows (...)" if name == ROWS else name
 
 
@@ -56,8 +57,10 @@ def value_name(plan: Plan, access: Access) -> str:
 
 
 def coordinate_words(access: Access) -> tuple[str, str]:
+    """How a position or a size is accessed: in any call, and in a ragged one."""
     return "the position itself, no memory" if access.mode == "index" else "the size itself, no memory", "the same"
 
 
 def along(axes: Iterable[str]) -> str:
+    """Axes as a person would call them: rows (...) x N."""
     return " x ".join(axis_word(axis) for axis in axes)

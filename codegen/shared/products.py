@@ -1,4 +1,4 @@
-"""How the main loops of matrix products cut these into tiles."""
+"""The tiles of matrix products, and what else their kernels are compiled for."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ class _Stages(KernelValues):
         self.pairs: dict[str, Node] = {}  # the terms of gradients with rows and columns, by output
 
     def stages(self) -> tuple[Op, Backward, Op | None, frozenset[str]]:
+        """The result of `attention_backward`."""
         plan, spec = self.plan, self.spec
         weights, slopes = self.rebuilt(self.weights), self.rebuilt(self.slopes)
         if self.sums:
@@ -179,11 +180,13 @@ class _Stages(KernelValues):
         return term if found and not self.uses_sums([self.rebuilt(term)]) else None
 
     def sum_of(self, name: str) -> Node:
+        """The sum over the rows, or over the columns, of an output's terms."""
         term, dims = self.rebuilt(self.sums[name]), [a for d in self.dims_of_sum(name) for a in d.names]
         lost = tuple(a for a in term.dims if a not in dims)
         return self.graph.node("sum", (term,), lost, kind="float", dims=dims)
 
     def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
+        """The axes of such a sum: those of the batch, and the row or the column."""
         plan = self.plan
         like, own = (plan.q, plan.row) if name in self.along_rows else (plan.k, plan.column)
         return self.spec.dims(a for a in like.axes if a in {*plan.batch, own})
@@ -202,6 +205,7 @@ class _Stages(KernelValues):
     def spec_of(
         self, name: str, statements: list[Statement], outputs: list[Array], leaves: Mapping[int, Leaf], pool: list[Array]
     ) -> Spec:  # fmt: skip
+        """The spec of a stage. Its inputs are the arrays of `pool` that its statements read, directly or as one of `leaves`."""
         spec = self.spec
         values = Values(tuple(statements), self.graph.calls, self.reverse.named, leaves)
         nodes = list(topological((s.value for s in statements), values.is_leaf))

@@ -60,6 +60,7 @@ class KernelValues:
         return found[0]
 
     def input(self, name: str, like: Node) -> Node:
+        """A value that is read from an array, with the axes of another value."""
         return self.graph.node("input", attr=Leaf(name), kind=like.kind, dims=like.dims)
 
     # The products of the gradients
@@ -101,6 +102,7 @@ class KernelValues:
         return value.attr
 
     def is_leaf(self, node: Node) -> bool:
+        """Whether the forward saves a value."""
         return id(node) in self.leaves
 
     # What kernels compute instead

@@ -284,6 +284,7 @@ class Analysis:
         return replace(own, error=own.error + spacing(own.value, self.dtype_of(value)))
 
     def dtype_of(self, factor: Node) -> str:
+        """The dtype in which a factor of a product is multiplied."""
         value = as_multiplied(factor)
         if isinstance(value.attr, Leaf):
             return self.arrays[value.attr.name]

@@ -44,6 +44,7 @@ def depth(count: int) -> float:
 
 
 def nowhere() -> np.ndarray:
+    """The flag of a value without doubt."""
     return np.zeros((), bool)
 
 
@@ -101,7 +102,7 @@ class Bound:
 @dataclass(frozen=True)
 class Terms:
     """A contraction: its value, the sums of its terms' and of its factors' magnitudes (both over finite ones), and the number of
-    terms. Tensor cores may lose a `part` of the first sum in addition to float32's roundings."""
+    terms. Tensor cores may lose the part `lost` of the first sum in addition to float32's roundings."""
 
     value: np.ndarray
     size: np.ndarray

@@ -45,6 +45,7 @@ class Groups:
         self._reread: dict[frozenset[int], int] = {}  # what the kernels of a group's op move besides its arrays
 
     def groups(self) -> list[frozenset[int]]:
+        """All groups, in the order of their first steps."""
         return sorted({id(g): g for g in self.group.values()}.values(), key=min)
 
     def join_steps(self) -> None:
@@ -152,6 +153,7 @@ class Groups:
         return {m for p in places for m in self.before[p] if m in self.group and self.is_product(m)}
 
     def is_product(self, place: int) -> bool:
+        """Whether a step is a matrix product."""
         return self.graph.steps[place].name == "dot_general"
 
     def join_products(self) -> None:
@@ -272,6 +274,7 @@ class Groups:
         return self._saved_alone[places]
 
     def cost(self, places: frozenset[int]) -> Cost:
+        """The cost of steps as one op."""
         if places not in self._costs:
             self._costs[places] = cost(self.graph, places)
         return self._costs[places]

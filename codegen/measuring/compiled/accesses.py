@@ -103,4 +103,5 @@ def operands(found: list[tuple[str, list[str]]], names: list[str]) -> tuple[Oper
 
 
 def widest_first(widths: Iterable[int]) -> tuple[int, ...]:
+    """Each width once, in descending order."""
     return tuple(sorted(set(widths), reverse=True))

@@ -100,6 +100,7 @@ class Sides(Planner):
         )
 
     def places(self) -> list[int]:
+        """The possible values of `place`, the preferred one first."""
         found = [len(self.axes) - max(len(lost_axes(n)) for n in self.along)] if self.along else []
         sets = [lost_axes(n) for n in self.over if lost_axes(n) != self.axes]
         if sets:
@@ -120,6 +121,7 @@ class Sides(Planner):
 
     @property
     def placed(self) -> set[object]:
+        """The axes whose positions or sizes the chain uses, or along which it takes."""
         return {n.attr for n in self.nodes if n.op in ("index", "size", "take")}
 
     def unfit(self, place: int) -> tuple[Node, str, str] | None:

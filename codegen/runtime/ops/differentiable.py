@@ -29,21 +29,34 @@ class Gradient(Protocol):
     """The interface of a generated backward to its op."""
 
     @property
-    def spec(self) -> Spec: ...
+    def spec(self) -> Spec:
+        """The spec of the backward."""
+
     @property
     def generated(self) -> tuple[Any, ...]:
         """The ops that are generated for gradients: the backward is the last; before it, the ops that run with it or replace it."""
 
-    def way(self, key: Key, perturbed: Sequence[bool]) -> str: ...
-    def by(self, way: str) -> Gradient: ...
+    def way(self, key: Key, perturbed: Sequence[bool]) -> str:
+        """The way in which gradients of the `perturbed` operands are computed."""
+
+    def by(self, way: str) -> Gradient:
+        """The backward that computes gradients in this way."""
+
     def saved(
         self, key: Key, plain: Callable[..., tuple[Any, ...]], operands: tuple[Any, ...]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]: ...
-    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple[Any, ...]) -> tuple[Any, ...]: ...
-    def unpacked(self, key: Key, residuals: tuple[Any, ...]) -> tuple[str, dict[str, Any]]: ...
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The outputs of a call, which `plain` computes too, and the values that are saved for the gradients."""
+
+    def packed(self, key: Key, way: str, values: dict[str, Any], operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The residuals of a call."""
+
+    def unpacked(self, key: Key, residuals: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+        """The way of a call, and its values by name."""
+
     def pull(
         self, key: Key, values: dict[str, Any], cotangents: tuple[Any, ...], copies: bool = False
-    ) -> tuple[Any, ...]: ...
+    ) -> tuple[Any, ...]:
+        """The gradients of the operands."""
 
 
 class DifferentiableOp(CalledOp, Protocol):

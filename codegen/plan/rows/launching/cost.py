@@ -46,8 +46,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The values that a thread wants registers for while it sweeps over a row: the row, and for each sweep the most values of a column that are alive
-    at once, and what is left to later sweeps."""
+    """The values that a thread wants registers for while it sweeps over a row: the row, and for each sweep the most values of a column
+    that are alive at once, and the values that later sweeps need."""
 
     row: Held
     sweeps: Sequence[tuple[int, Held]]

@@ -310,11 +310,13 @@ def _is_plain(value: Any) -> bool:
 
 
 def _records(value: Any) -> Iterator[type]:
-    """The types of a constant that is a record, and of those in it."""
+    """The types of all records in a constant: of itself, of its fields, and of members of tuples."""
     if is_dataclass(value):
         yield type(value)
-        for f in fields(value):
-            yield from _records(getattr(value, f.name))
+        value = tuple(getattr(value, f.name) for f in fields(value))
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _records(part)
 
 
 def _compiler(arch: str) -> str:
@@ -399,7 +401,7 @@ def _reached(launch: Callable[..., None], records: tuple[type, ...]) -> tuple[li
         seen.add(id(value))
         if isinstance(value, ModuleType | type):
             if not _is_foreign(value.__name__ if isinstance(value, ModuleType) else value.__module__):
-                found += vars(value).values()
+                found += [*vars(value).values(), *getattr(value, "__bases__", ())]
             continue
         value = value.fget if isinstance(value, property) else value
         if _is_foreign(getattr(value, "__module__", None)) or not callable(value):

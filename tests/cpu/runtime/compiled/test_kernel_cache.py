@@ -284,6 +284,10 @@ def test_every_field_of_a_launch_and_its_source_are_part_of_the_key():
     assert records == (shared.Walk, shared.RowLaunch)
     assert shared.rows.__file__ in kernels._sources(faulty_kernels.double, records)[0]
     assert shared.rows.__file__ not in kernels._sources(faulty_kernels.double)[0]
+    steps = shared.StepsLaunch(4, False, 128, 32, 1, 8, steps=(row,))
+    assert tuple(kernels._records(steps)) == (shared.StepsLaunch, shared.RowLaunch)
+    inheriting = type("Inheriting", (shared.RowLaunch,), {})
+    assert shared.rows.__file__ in kernels._sources(faulty_kernels.double, (inheriting,))[0]
     assert key(replace(row, vec=object())) is None  # nothing distinguishes it from others
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from codegen.errors import SpecError
 from codegen.graph.nodes import Node, topological
-from codegen.graph.ops import TAKES
+from codegen.graph.ops import IN_STAGES, TAKES
 from codegen.plan.attention import WRITTEN, AttentionPlan
 from codegen.plan.op import Op
 from codegen.spec.spec import Spec
@@ -30,11 +30,21 @@ def attending(spec: Spec, kernel: Kernel, derived: Callable[[Spec], Op]) -> Stag
         with contextlib.suppress(SpecError):
             # Rows that the kernel takes from pages itself are not copied; only their places are computed before
             places = [n for n in dict.fromkeys(f.args[0].args[1] for f in taken) if n.op != "input"]
-            before = [*places, *_results(spec, products, given)]
+            before = [*places, *_reduced(given), *_results(spec, products, given)]
             found = cut_around(spec, kernel, derived, before, {id(n) for n in (*given, *taken)})
             if found is not None and any(isinstance(op.plan, AttentionPlan) for op in found.ops):
                 return found
     return None
+
+
+def _reduced(weights: Sequence[Node]) -> list[Node]:
+    """The reductions, scans and selections that attention's weights are made of besides products: a forget gate's running sum. The
+    kernel reads the last of them as arrays."""
+    found = [
+        n for n in topological(weights, lambda n: n.op == "contract") if n.op in IN_STAGES and not products_of([n])
+    ]
+    inside = {id(n) for node in found for n in topological([node]) if n is not node}
+    return [n for n in found if id(n) not in inside]
 
 
 def _results(spec: Spec, products: Sequence[Node], weights: Sequence[Node]) -> list[Node]:

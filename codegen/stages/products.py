@@ -106,6 +106,7 @@ class _Around(Cutting):
         """Makes a node one that a stage may write."""
         if id(node) not in self.results:
             self.results[id(node)] = self.result(node)
+        if not any(n is node for n in self.reductions):
             self.reductions.append(node)
 
     def one_or_more(self, spec: Spec) -> Op:

@@ -172,6 +172,33 @@ def test_whole_tiles_of_biases_at_an_arrays_places(tmp_path, monkeypatch, arch):
     check_gradient_case(op, "interpret", made)
 
 
+@pytest.mark.parametrize(
+    ("chain", "reference", "before"),
+    [
+        (
+            "c = cumsum(log_sigmoid(f), axis=S); s = where(index(S) <= index(Q), (q @ k) * 0.5 - c, -inf); o = softmax(s, axis=S) @ v",
+            "c = jnp.cumsum(jax.nn.log_sigmoid(f), -1)[..., None, :]; seen = jnp.arange(k.shape[-2]) <= jnp.arange(q.shape[-2])[:, None]; "
+            "p = jax.nn.softmax(jnp.where(seen, x * 0.5 - c, -jnp.inf))",
+            ["scan"],
+        ),
+        (
+            "s = (2 * (q @ k) - sum(square(k), axis=D) - sum(square(q), axis=D)) * mean(f, axis=S); o = softmax(s, axis=S) @ v",
+            "s = 2 * x - jnp.sum(k * k, -1)[..., None, :] - jnp.sum(q * q, -1)[..., None]; "
+            "p = jax.nn.softmax(s * jnp.mean(f, -1)[..., None, None])",
+            ["row", "row", "row"],
+        ),
+    ],
+    ids=["forgetting", "distances"],
+)
+def test_scans_and_sums_in_scores_are_written_before_attention(tmp_path, chain, reference, before):
+    text = attention(chain, reference, "f: float32[..., S]").replace("float16, ", "")
+    op = make_op(tmp_path, text + "\ndomain: {q: [-1, 1], k: [-1, 1], f: [-1, 1]}")
+    assert [stage.plan.kind for stage in op.plan.stages] == [*before, "attention"]
+    assert isinstance(op.backward, Derived) and "attention" in [s.plan.kind for s in op.backward.op.plan.stages]
+    check_op(op, "interpret" if EVERY else "xla")
+    check_gradient(op, "interpret" if EVERY else "xla")
+
+
 def test_computed_queries_keys_and_values(tmp_path):
     """Stages write them before attention's kernel; the backward gives their gradients to that of these stages."""
     text = attention(

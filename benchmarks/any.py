@@ -127,7 +127,7 @@ def described(op: Any, shape: dict[str, int]) -> dict[str, Any]:
     takes the call. An op of several kernels has the launches of all its stages."""
     import jax
 
-    from codegen.explain.report import fused_bytes
+    from codegen.explain.traffic import fused_bytes
     from codegen.language.sizes import array_bytes, array_shape
     from codegen.measuring.compiled import limits
     from codegen.measuring.compiled.compile import resources_of_call

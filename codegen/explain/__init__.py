@@ -4,6 +4,8 @@ In reading order:
   report      the whole report as data: graph, bytes, accesses, launches
   launching   one call's launch
   backward    the backward and the stages of an op
+  traffic     the bytes that kernels move
+  sums        sums by index after the stages
   phrases     what the words of all plans share
   words       a plan in words
   selections  the words of selections

@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from codegen.autodiff.backward import Derived, backward_of
 from codegen.errors import UserError
+from codegen.explain import sums
 from codegen.explain.backward import backward, stages
 from codegen.explain.estimate import work
 from codegen.explain.launching import (
@@ -31,17 +32,17 @@ from codegen.explain.launching import (
     spacing_of,
 )
 from codegen.explain.masks import mask
+from codegen.explain.traffic import busiest, moved_bytes
 from codegen.explain.words import words
-from codegen.graph.nodes import DTYPES, Leaf, Node, Statement, axes_text, dims_text, lost_axes, topological
+from codegen.graph.nodes import DTYPES, Leaf, Node, axes_text, dims_text, lost_axes, topological
 from codegen.graph.ops import NUCLEUS, REDUCTIONS, SELECTIONS, UNSORT
-from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, array_shape, elements
 from codegen.plan.attention import AttentionPlan
 from codegen.plan.gemms import joint
 from codegen.plan.gemms.tiles import Product
 from codegen.plan.launches import Tuned
 from codegen.plan.limits import lacks
-from codegen.plan.op import Gemm, Op, Staged, products_in, stages_of
+from codegen.plan.op import Gemm, Op, Staged, Summed, products_in, stages_of
 from codegen.plan.rows.reductions import Reduction
 from codegen.spec.spec import Array
 from codegen.targets import GPUS, Gpu, Work
@@ -120,31 +121,6 @@ def _leaf(node: Node) -> str:
 # Bytes
 
 
-def fused_bytes(binding: Binding, shape: Shape, statements: Sequence[Statement]) -> int:
-    """The bytes that a kernel of this chain moves: each input and output once, and only the gathered elements of a table."""
-    tables: dict[str, int] = {}
-    whole = {s.value.attr.name for s in statements if isinstance(s.value.attr, Leaf)}
-    for node in topological(s.value for s in statements):
-        for place, value in enumerate(node.args):
-            if isinstance(value.attr, Leaf) and node.op in ("take", "pick") and place == 0:
-                tables[value.attr.name] = tables.get(value.attr.name, 0) + elements(node.dims, shape)
-            elif isinstance(value.attr, Leaf):
-                whole.add(value.attr.name)
-    total, puts = 0, {s.name: s.at for s in statements if s.at}
-    whole |= {at.index for at in puts.values()}
-    for array in binding.spec.arrays:
-        if array.name in {at.table for at in puts.values()}:
-            continue  # the elements that stay are not touched
-        if (at := puts.get(array.name)) is not None:
-            own = written_axes(binding.spec, array, at)
-            total += DTYPES[binding.dtype(array)].bytes_of(elements(own, shape))
-            continue
-        size = array_bytes(array, shape, binding.dtype(array))
-        taken = DTYPES[binding.dtype(array)].bytes_of(tables.get(array.name, 0))
-        total += size if array.name in whole or not taken else min(size, taken)
-    return total
-
-
 def unfused_bytes(op: Op, binding: Binding, shape: Shape) -> int:
     return sum(read + written for read, written in _traffic(op, binding, shape))
 
@@ -215,7 +191,7 @@ def accesses(op: Op) -> list[dict[str, Any]]:
             {**row, "array": names.get((i, row["array"]), row["array"]), "stage": i + 1}
             for i, stage in enumerate(op.plan.stages)
             for row in accesses(stage)
-        ]
+        ] + [row for summed in op.plan.summed for row in sums.accesses(op, summed)]
     rows: list[dict[str, Any]] = []
     words_of = words(op.plan)
     for stored, found in ((False, op.plan.loads), (True, op.plan.stores)):
@@ -236,9 +212,12 @@ def accesses(op: Op) -> list[dict[str, Any]]:
     return rows
 
 
-def ragged_words(op: Op) -> str:
-    """How the kernel handles sizes that are not a multiple of the vector width."""
-    op = launched(op)
+def ragged_words(op: Op, shape: Shape) -> str:
+    """How the kernel that moves the most bytes handles sizes that are not a multiple of the vector width."""
+    one = busiest(op, next(bindings(op.spec)), shape)
+    if isinstance(one, Summed):
+        return "the vector width divides the columns of a row"
+    op = launched(one)
     if any(DTYPES[d].packed for a in op.spec.arrays for d in op.spec.dtypes(a)):
         return "the vector width divides the last axis, since two 4-bit numbers share a byte; an odd number of them is left to XLA"
     long = {**dict.fromkeys(op.spec.axes, 4096), **op.spec.extents}  # short rows may have no vectors
@@ -288,17 +267,19 @@ def _kept(op: Op, names: list[str]) -> list[Array]:
     return [arrays[name] for name in names if name in arrays]
 
 
-def moved_bytes(op: Op, binding: Binding, shape: Shape) -> int:
-    """The bytes that the op's kernels move: what a stage writes and another reads is moved twice."""
-    found = [fused_bytes(replace(binding, spec=s.spec), shape, s.statements) for s in stages_of(op)]
-    moved = sum(n // spacing_of(op, i, shape) for i, n in enumerate(found))
-    for sums in op.plan.summed if isinstance(op.plan, Staged) else ():  # values, indices, and the table twice
-        table = op.spec.array(sums.at.table)
-        given = sums.values in op.spec.inputs
-        own = [(sums.values, "" if given else sums.values.dtype), (op.spec.array(sums.at.index), "")]
-        own += [(table, ""), (table, ""), *([(sums.factors, sums.factors.dtype)] if sums.factors else [])]
-        moved += sum(array_bytes(a, shape, dtype or binding.dtype(a)) for a, dtype in own)
-    return moved
+def _launch(op: Op, binding: Binding, shape: Shape, arch: str | None = None) -> dict[str, Any]:
+    """The launch of the kernel that moves the most bytes. Where there are several, `of` says which one it is."""
+    op = as_called(op, binding, shape, arch)
+    one = busiest(op, binding, shape)
+    if isinstance(one, Summed):
+        facts = sums.launch_facts(op, one, binding, shape)
+        assert facts is not None
+        return facts
+    if not isinstance(op.plan, Staged):
+        return launch_facts(op, binding, shape, arch)
+    several = len(op.plan.stages) + len(op.plan.summed) > 1
+    of = {"of": f"stage {op.plan.stages.index(one) + 1}"} if several else {}
+    return of | launch_facts(replace(one, tuning=op.tuning), binding, shape, arch)
 
 
 def products(op: Op, shape: Shape) -> list[tuple[Product, int]]:
@@ -393,9 +374,7 @@ def cost(op: Op, binding: Binding, shape: Shape) -> dict[str, Any]:
     """The part of the report for one choice of dtypes: launches, bytes, instructions, and the least time on each GPU."""
     called = as_called(op, binding, shape)
     fused = moved_bytes(called, binding, shape)
-    facts, clustered = (
-        launch_facts(as_called(op, binding, shape, arch), binding, shape, arch) for arch in (None, "sm_90a")
-    )
+    facts, clustered = (_launch(op, binding, shape, arch) for arch in (None, "sm_90a"))
     keeps = saved(op)["names"]
     instructions, many = _instructions(called, binding, shape), max(elements(op.spec.axes, shape), 1)
     limits = {g.name: _limits(op, binding, fused, products(op, shape), g, instructions) for g in GPUS}
@@ -467,7 +446,7 @@ def explain(op: Op, shape: Shape) -> dict[str, Any]:
         ],
         "stages": stages(op),
         "accesses": accesses(op),
-        "ragged": ragged_words(op),
+        "ragged": ragged_words(op, shape),
         "kernels": {"fused": op.plan.kernels, "unfused": unfused_kernels(op)},
         "scaled": [asdict(s) for s in op.plan.scaled] if isinstance(op.plan, Staged) else [],
         "saved": saved(op),

@@ -143,7 +143,9 @@ def _arrays(report: dict[str, Any]) -> Table:
 
 def _costs(report: dict[str, Any]) -> Group:
     """A row for each number and a column for each choice of types, split into tables that fit 80 columns."""
-    lines = _LAUNCH_OF_ROWS if "threads_a_row" in report["costs"][0]["launch"] else _LAUNCH
+    first = report["costs"][0]["launch"]
+    lines = _LAUNCH_OF_ROWS if "threads_a_row" in first else _LAUNCH
+    lines = {"of": "launch of", **lines} if "of" in first else lines
     columns: list[tuple[str, list[str]]] = []
     for cost in report["costs"]:
         types, moved = _types_text(cost["types"]), cost["bytes"]

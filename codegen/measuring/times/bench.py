@@ -27,8 +27,8 @@ import numpy as np
 from codegen.checking.draw import whole_range
 from codegen.explain.backward import summed_bytes
 from codegen.explain.launching import Binding
-from codegen.explain.report import fused_bytes
 from codegen.explain.tables import time_text
+from codegen.explain.traffic import fused_bytes
 from codegen.graph.nodes import DTYPES
 from codegen.language.sizes import Shape, array_shape
 from codegen.measuring.compiled import limits

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from codegen.explain.launching import Binding
-from codegen.explain.report import fused_bytes
+from codegen.explain.traffic import fused_bytes
 from codegen.measuring.compiled.tasks import kernels_named, load_package
 from codegen.measuring.times import bench
 from codegen.measuring.times.calls import WRONG, compiled, differences

@@ -15,7 +15,7 @@ import generated
 from codegen import __main__ as command_line
 from codegen.checking import draw
 from codegen.explain.launching import Binding
-from codegen.explain.report import fused_bytes
+from codegen.explain.traffic import fused_bytes
 from codegen.language.sizes import bench_shapes, default_shape
 from codegen.measuring.times import bench, results
 from codegen.measuring.times.bench import make_inputs, measure, sets_of, typical

@@ -7,7 +7,7 @@ import pytest
 
 import generated
 from codegen.explain.launching import bindings, blocks_of, launch_of
-from codegen.explain.report import fused_bytes
+from codegen.explain.traffic import fused_bytes
 from codegen.graph.nodes import ROWS, put_inputs, topological
 from codegen.language.sizes import default_shape
 from codegen.measuring import explained

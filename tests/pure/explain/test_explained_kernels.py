@@ -54,6 +54,22 @@ def test_bytes_of_a_reduction():
     assert cost["bytes"]["fused"] == 2 * 64 + 2 * 64
 
 
+def test_the_launch_is_of_the_kernel_that_moves_most():
+    """Of two products the larger. Of one stage and a sum by index the sum, whose arrays are listed too."""
+    arrays = "x: T[M, K]; u: T[K, F]; v: T[F, N]", "y: T[M, N]"
+    two = made("h = relu(x @ u); y = h @ v", *arrays, "types: {T: [bfloat16]}")
+    for columns, results, stage in ((4096, 64, 1), (64, 4096, 2)):
+        _, cost = costs(two, {"M": 4096, "K": columns, "F": 4096, "N": results}, T="bfloat16")
+        assert cost["launch"]["of"] == f"stage {stage}"
+    report, cost = costs(library("combine_experts"), {"S": 8192, "E": 65536, "D": 2048}, T="float32")
+    launch = cost["launch"]
+    # A block has 256 threads along D, each with vectors of 4 in four rows; D is two blocks; one more is for what is left
+    assert (launch["of"], launch["vector"], launch["blocks"]) == ("the sum by token", 4, 2 * 8192 // 4 + 1)
+    assert launch["vector_bytes"] == {"y": 16, "out": 16}
+    assert [(a["array"], a["stored"]) for a in report["accesses"][-2:]] == [("y", False), ("out", True)]
+    assert report["ragged"] == "the vector width divides the columns of a row"
+
+
 def test_launch_of_rows():
     op = made("y = softmax(x, axis=N)", "x: float32[..., N]", "y: float32[..., N]")
     _, cost = costs(op, {"...": 1000, "N": 256})

@@ -19,7 +19,7 @@ from codegen.tracing.formulas import Formula, Formulas, mapped
 from codegen.tracing.steps import traced
 from codegen.tracing.translate import translated
 
-# Each is no other constant of a pattern
+# Each differs from all other constants of the patterns
 SCALARS = {"lo": 0.25, "hi": 0.75, "negative_slope": 0.375, "alpha": 0.625, "b": 0.875, "d": 7}
 
 # name in the language: forms in JAX. A parameter of SCALARS stands for a number; those of ARRAYS have these shapes and types

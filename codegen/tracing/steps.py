@@ -121,7 +121,7 @@ def flatten(closed: Any, remat: bool = True, saves: Callable[[Any], bool] = lamb
     inputs = tuple(_value(v) for v in closed.jaxpr.invars)
     calls = CALLS | REMAT if remat else CALLS
     steps: list[Step] = []
-    with jax.transfer_guard("allow"):  # what is computed of numbers is no transfer of the function's
+    with jax.transfer_guard("allow"):  # tracing computes with numbers: the function transfers nothing
         outputs = _inline(closed.jaxpr, closed.consts, inputs, steps, calls, Place(), saves)
         return Flat(inputs, tuple(_simpler(steps)), outputs)
 

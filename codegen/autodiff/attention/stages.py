@@ -54,7 +54,7 @@ class _Stages(KernelValues):
         weights, slopes = self.rebuilt(self.weights), self.rebuilt(self.slopes)
         if self.sums:
             raise UserError(
-                f"the gradients of scores need a sum along {plan.column} that is no part of sum(d{plan.o.name} * {plan.o.name})"
+                f"the gradients of scores need a sum along {plan.column} that is not part of sum(d{plan.o.name} * {plan.o.name})"
             )
         own = [plan.q.name, plan.k.name, plan.v.name]
         ops = self.of_places()

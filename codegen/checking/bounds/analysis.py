@@ -241,7 +241,7 @@ class Analysis:
         return value, np.where(condition.error > 0, other, error)
 
     def function_of(self, node: Node, args: list[Bound]) -> tuple[np.ndarray, np.ndarray]:
-        """The value of an operation and its error from the arguments', with that of its approximation, not yet `rounded`."""
+        """The value of an operation, and its error from the arguments' errors and its approximation, before it is `rounded`."""
         function = self.evaluate(node)
         values = [a.value for a in args]
         value, error = reach(node.op, function, values, [a.error for a in args])

@@ -79,7 +79,7 @@ class Groups:
                     self.try_to_join(self.group[maker], self.group[place])
 
     def join_makers(self, place: int) -> None:
-        """Join a step with those before it that are no products."""
+        """Join a step with the steps before it, except products."""
         for maker in sorted(self.before[place], reverse=True):
             if maker in self.group and not self.is_product(maker):
                 self.try_to_join(self.group[maker], self.group[place])

@@ -96,8 +96,8 @@ TABLE = (
 
 
 @dataclass(frozen=True)
-class Epilogue:
-    """The work besides the product for which tiles are chosen."""
+class EpilogueNeeds:
+    """The needs of an epilogue, for which the tiles of a product are chosen."""
 
     work: int = 12  # instructions for each accumulator
     reads: int = 0  # bytes that are read for each output, of arrays with the output's shape
@@ -119,7 +119,7 @@ class Epilogue:
 
 
 def options(
-    M: int, N: int, K: int, L: int = 1, epilogue: Epilogue = Epilogue(), *, a: str = "bfloat16", b: str = "bfloat16",
+    M: int, N: int, K: int, L: int = 1, epilogue: EpilogueNeeds = EpilogueNeeds(), *, a: str = "bfloat16", b: str = "bfloat16",
     b_is_nk: bool = False, paired: str = "", processors: int = 132,
 ) -> dict[Tiles, float]:  # fmt: skip
     """The tiles that fit a product of M x N outputs, and the cycles that each should take."""

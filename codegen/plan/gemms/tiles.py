@@ -203,7 +203,7 @@ class Tile:
             and all(map(self.whole, tiled))
             and all(N * width % 16 == 0 for width in widths)
         )
-        epilogue = hopper_tiles.Epilogue(
+        epilogue = hopper_tiles.EpilogueNeeds(
             self.all_work, sum(widths), ragged, boxes and not ragged, folds=any(f.along for f in self.folds),
             keeps=any(not f.along or f.rescaled for f in self.folds), over_rows=sum(not f.along for f in self.folds),
             segment=self.segment(call.extents) * (2 if self.paired else 1),

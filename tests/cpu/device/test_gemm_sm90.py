@@ -15,7 +15,7 @@ from making import make_op
 from codegen.graph.nodes import DTYPES
 from codegen.measuring.compiled.compile import compile_kernel
 from codegen.measuring.compiled.variants import variants
-from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, Epilogue, refusal
+from codegen.plan.gemms.hopper_tiles import SHARED, SQUARE, TABLE, WIDE, EpilogueNeeds, refusal
 from codegen.runtime.compiled import interpreted
 from codegen.runtime.compiled.cubins import read_cubin
 from codegen.runtime.compiled.platform import COMPILE_OPTIONS, compiling_for
@@ -135,6 +135,6 @@ def test_parts_of_pairs_come_together(tmp_path):
 def test_statistics_of_columns_pass_through_shared_memory():
     """There is room for the statistics of some tiles' columns."""
     for count in range(1, 9):
-        tiles = choose(4096, 4096, 4096, epilogue=Epilogue(folds=True, keeps=True, over_rows=count))
+        tiles = choose(4096, 4096, 4096, epilogue=EpilogueNeeds(folds=True, keeps=True, over_rows=count))
         assert tiles is None or count * tiles.tile_n <= 16 * tiles.piece
-    assert choose(4096, 4096, 4096, epilogue=Epilogue(folds=True, keeps=True, over_rows=5)) is not None
+    assert choose(4096, 4096, 4096, epilogue=EpilogueNeeds(folds=True, keeps=True, over_rows=5)) is not None

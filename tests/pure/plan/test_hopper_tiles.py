@@ -13,7 +13,7 @@ from codegen.plan.gemms.hopper_tiles import (
     SQUARE,
     TABLE,
     WIDE,
-    Epilogue,
+    EpilogueNeeds,
     loses,
     refusal,
 )
@@ -90,7 +90,7 @@ def test_refusals_say_why(tiles, a, b, more, words):
     ],
 )
 def test_choices_that_measured_best(shape, work, reads, expected):
-    tiles = choose(*shape, epilogue=Epilogue(work=work, reads=reads))
+    tiles = choose(*shape, epilogue=EpilogueNeeds(work=work, reads=reads))
     assert tiles is not None and (tiles.tile_m, tiles.tile_n) == expected
 
 
@@ -114,15 +114,15 @@ def test_where_a_library_is_faster(shape, loses_there):
     """As measured: few outputs of very many terms each, unless the epilogue is long."""
     for work in (7, 22, 40):
         for L in (1,) if loses_there else (1, 3):
-            tiles = choose(*shape, L, epilogue=Epilogue(work=work))
+            tiles = choose(*shape, L, epilogue=EpilogueNeeds(work=work))
             assert tiles is not None
             assert bool(loses(tiles, *shape, L, a="bfloat16", paired="", work=work)) == loses_there
 
 
 def test_the_epilogue_decides_how_registers_are_used():
-    assert choose(8192, 8192, 1024, epilogue=Epilogue(work=22)) == replace(WIDE, rolled=True)
-    assert choose(8192, 8192, 8192, epilogue=Epilogue(work=22, folds=True)) == replace(WIDE, rolled=True)
-    crowded = choose(8192, 8192, 1024, epilogue=Epilogue(work=7, folds=True, keeps=True))
+    assert choose(8192, 8192, 1024, epilogue=EpilogueNeeds(work=22)) == replace(WIDE, rolled=True)
+    assert choose(8192, 8192, 8192, epilogue=EpilogueNeeds(work=22, folds=True)) == replace(WIDE, rolled=True)
+    crowded = choose(8192, 8192, 1024, epilogue=EpilogueNeeds(work=7, folds=True, keeps=True))
     assert crowded is not None and crowded.accumulators <= 160
 
 
@@ -147,18 +147,18 @@ def test_nothing_is_chosen_where_nothing_fits():
 def test_operands_in_tiles_are_read_further_ahead():
     """They are prefetched into shared memory; if TMA cannot copy them, as late as possible, in a loop with fewer
     accumulators."""
-    tiles = choose(8192, 8192, 8192, epilogue=Epilogue(reads=2, boxes=True))
+    tiles = choose(8192, 8192, 8192, epilogue=EpilogueNeeds(reads=2, boxes=True))
     assert tiles == replace(WIDE, ahead=2, rolled=True, staged=16 * 64 * 2)
-    assert choose(8192, 8192, 8192, epilogue=Epilogue(reads=2, boxes=True, folds=True)) == tiles
+    assert choose(8192, 8192, 8192, epilogue=EpilogueNeeds(reads=2, boxes=True, folds=True)) == tiles
     for ragged in (False, True):
-        tiles = choose(8192, 8192, 8192, epilogue=Epilogue(reads=2, ragged=ragged))
+        tiles = choose(8192, 8192, 8192, epilogue=EpilogueNeeds(reads=2, ragged=ragged))
         assert tiles is not None and tiles.rolled and not tiles.staged and tiles.accumulators == 128
 
 
 @pytest.mark.parametrize("reads", [1, 2, 4, 6, 8, 16, 40])
 @pytest.mark.parametrize("paired", ["", "halves", "interleaved"])
 def test_there_is_room_for_operands(reads, paired):
-    tiles = choose(8192, 8192, 8192, epilogue=Epilogue(reads=reads, boxes=True), paired=paired)
+    tiles = choose(8192, 8192, 8192, epilogue=EpilogueNeeds(reads=reads, boxes=True), paired=paired)
     assert tiles is not None and tiles.shared(2, 2) <= SHARED
     assert tiles.staged == 0 or (tiles.staged >= 16 * tiles.piece * reads // 2 and tiles.rolled)
 
@@ -166,7 +166,7 @@ def test_there_is_room_for_operands(reads, paired):
 def test_columns_results_leave_registers():
     """With one reduction over rows, tiles have 256 columns; with two, half as many columns and as many accumulators."""
     one, two = (
-        choose(4096, 4096, 4096, epilogue=Epilogue(reads=2, boxes=True, keeps=True, over_rows=n)) for n in (1, 2)
+        choose(4096, 4096, 4096, epilogue=EpilogueNeeds(reads=2, boxes=True, keeps=True, over_rows=n)) for n in (1, 2)
     )
     assert one is not None and two is not None
     assert one.tile_n > 128 >= two.tile_n and two.accumulators == 128

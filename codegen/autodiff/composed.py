@@ -51,7 +51,8 @@ def parts_of(op: Op) -> list[Op]:
     own = {a.name: a for stage in attends for a in stage.spec.outputs}
     between = {a.name: a for stage in attends for a in stage.spec.inputs if a.name in held}
     before = {id(n) for n in topological(held[name] for name in between)}
-    later = [stage for stage in stages if stage not in attends and not _is_before(stage, held, before)]
+    ahead = _before([stage for stage in stages if stage not in attends], held, before)
+    later = [stage for stage in stages if stage not in (*attends, *ahead)]
     earlier = {a.name for stage in stages if stage not in (*attends, *later) for a in stage.spec.outputs}
     if any(id(held.get(name)) in before for name in own) or earlier & outputs:
         return []
@@ -104,9 +105,15 @@ def _with_values_apart(op: Op, taken: set[str]) -> tuple[Op, Array, Node, str] |
     return one_kernel(replace(made, inputs=(*made.inputs, copy))), copy, keys, plan.k.name
 
 
-def _is_before(stage: Op, held: Mapping[str, Node], before: Collection[int]) -> bool:
-    """Whether a stage only writes values that others, by their identities `before` attention, are computed from."""
-    return all(a.name in held and id(held[a.name]) in before for a in stage.spec.outputs)
+def _before(stages: Sequence[Op], held: Mapping[str, Node], before: Collection[int]) -> list[Op]:
+    """The stages that only write values that others, by their identities `before` attention, are computed from, or what only such
+    stages read: all elements of a selection, whose smallest is such a value."""
+    found, read = list[Op](), set[str]()
+    for stage in reversed(stages):
+        if all(a.name in read or (a.name in held and id(held[a.name]) in before) for a in stage.spec.outputs):
+            found.append(stage)
+            read |= {a.name for a in stage.spec.inputs}
+    return found
 
 
 def _rounding_once(attention: Op) -> Op:

@@ -115,6 +115,17 @@ chain: |
 reference: x
 """
 )
+SELECTED_KEYS_OF_ATTENTION = (
+    HEAD
+    + """\
+inputs: {q: "bfloat16[..., Q, D]", k: "bfloat16[..., S, D]", v: "bfloat16[..., S, E]", b: "float32[..., S]"}
+outputs: {o: "bfloat16[..., Q, E]"}
+chain: |
+  least = min(top_k(b, K=3, axis=S), axis=K)
+  o = softmax(where(b >= least, q @ k, -inf), axis=S) @ v
+reference: q
+"""
+)
 TEXTS = [
     TERMS_THAT_CANCEL,
     ROWS_OF_AN_EPILOGUE,

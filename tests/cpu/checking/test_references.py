@@ -1,10 +1,14 @@
 """References as users write them: they widen to float32, and can't compute arrays of size 0."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from codegen.checking import testing
 from codegen.checking.agreement import Disagreement
 from codegen.checking.draw import Case
+from codegen.checking.expected import error_bounds, reference_values
 from codegen.checking.gradients import check_gradient_case
 from codegen.checking.testing import check_case, check_gradient, check_op
 from codegen.checking.verify import verify
@@ -39,6 +43,19 @@ def test_a_wrong_reference_that_widens_is_found():
         check_case(op, "xla", case((3,), 40))
     with pytest.raises(Disagreement):
         check_gradient_case(op, "xla", case((3,), 40))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_reference_reads_the_smallest_numbers_as_they_are(dtype):
+    """A kernel divides them, where XLA on a CPU makes NaN of 0 / 0: either is right."""
+    op = make_jnp_op(
+        spec_text("x: T[..., N]", "y: T[..., N]", "y = x / x", "y = x / x", types="{T: [float32, bfloat16]}")
+    )
+    x = jnp.full((1, 4), jnp.finfo(dtype).smallest_subnormal, dtype)
+    with jax.enable_x64(True):
+        (expected,), (bound,) = reference_values(op, [x], {}, "float64"), error_bounds(op, case((1,), 4, dtype), [x])
+    np.testing.assert_array_equal(expected, 1)
+    np.testing.assert_array_equal(bound.error, np.inf)
 
 
 def test_a_reference_is_not_called_where_all_outputs_are_empty():

@@ -26,7 +26,7 @@ from codegen.checking.expected import cpu_options, error_bounds, reference_value
 from codegen.checking.gradients import check_gradient_case
 from codegen.errors import UserError
 from codegen.graph.nodes import Leaf, nodes_of, topological
-from codegen.graph.ops import TAKES
+from codegen.graph.ops import REDUCTIONS, TAKES
 from codegen.plan.limits import lacks
 from codegen.runtime.call import views
 from codegen.runtime.call.arguments import Types
@@ -183,10 +183,12 @@ def _check_case(
     op: AnyOp, implementation: str | None, arch: str, case: Case, report: Report, run: Callable[..., Any] | None
 ) -> None:
     with jax.enable_x64(True), interpreted.interpreting_for(arch), walking_far(implementation, case):
-        by_xla = implementation in (None, "xla") and any(n.op in BY_EXP for n in nodes_of(op.spec.read.statements))
+        used = {n.op for n in nodes_of(op.spec.read.statements)}
+        by_xla = implementation in (None, "xla") and any(name in BY_EXP for name in used)
         made, args, keywords, expected, narrow, bounds = _expected(op, case, by_xla)
         call = functools.partial(run or op, **keywords, implementation=implementation)
-        if implementation == "xla" and op.plan.extremes and not on_gpu():
+        joined = used & REDUCTIONS.keys() and used & {"maximum", "minimum"}  # XLA on a CPU may join them
+        if implementation == "xla" and (op.plan.extremes or joined) and not on_gpu():
             call = jax.jit(call, compiler_options=cpu_options())
         outputs = call(*args)
         outputs = tuple(outputs) if len(op.spec.outputs) > 1 else (outputs,)

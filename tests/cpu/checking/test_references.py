@@ -58,6 +58,13 @@ def test_a_reference_reads_the_smallest_numbers_as_they_are(dtype):
     np.testing.assert_array_equal(bound.error, np.inf)
 
 
+def test_sums_of_maxima_keep_nan_on_a_cpu():
+    """XLA on a CPU may join both in one function that drops NaN."""
+    text = spec_text("x: float32[A, B, N]", "y: float32[A, N]", "y = sum(maximum(x, 0), axis=B)",
+                     "y = jnp.sum(jnp.maximum(x, 0), axis=1)")  # fmt: skip
+    check_case(make_jnp_op(text), "xla", Case(Types(()), (), (("A", 9), ("B", 60), ("N", 31)), (), (), True, 1.0, 0))
+
+
 def test_a_reference_is_not_called_where_all_outputs_are_empty():
     """It could not infer the number of rows."""
     op = normalised(

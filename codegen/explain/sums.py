@@ -14,22 +14,11 @@ from codegen.shared import TallyLaunch
 
 def accesses(op: Op, sums: Summed) -> list[dict[str, Any]]:
     """How a sum accesses its values and its output, in words."""
-    how = (
-        f"{sums.at.how} by {sums.at.index}: rows in the order of their indices"
-        if sums.at.how == "add"
-        else "XLA's scatter"
-    )
+    how = f"add by {sums.at.index}: rows in the order of their indices" if sums.at.how == "add" else "XLA's scatter"
     output = op.spec.array(sums.output)
+    common = {"mode": "index", "how": how, "ragged": "the same"}
     return [
-        {
-            "value": a.name,
-            "array": a.name,
-            "type": str(a),
-            "stored": a is output,
-            "mode": "index",
-            "how": how,
-            "ragged": "the same",
-        }
+        {"value": a.name, "array": a.name, "type": str(a), "stored": a is output} | common
         for a in (sums.values, output)
     ]
 

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.explain import sums
-from codegen.explain.launching import (
-    Binding,
-    spacing_of,
-)
+from codegen.explain.launching import Binding, spacing_of
 from codegen.graph.nodes import DTYPES, Leaf, Statement, topological
 from codegen.language.chain import written_axes
 from codegen.language.sizes import Shape, array_bytes, elements

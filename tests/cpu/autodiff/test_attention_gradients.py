@@ -90,7 +90,7 @@ def test_weights_with_factors_of_their_keys(tmp_path):
         ("s = q @ k; e = exp(s - max(s, axis=S)); o = e / (sum(e, axis=S) + 1) @ v", "o: T[..., Q, E]", "'add' takes a row's largest"),
         (
             "s = q @ k; e = exp(s - max(s, axis=S)); o = (e * reciprocal(sum(e, axis=S)) * gate * gate) @ v", "o: T[..., Q, E]",
-            "a sum along S that is no part of",
+            "a sum along S that is not part of",
         ),
     ],
     ids=["the largest score", "an absolute term", "a sum before"],

@@ -106,8 +106,8 @@ def _with_values_apart(op: Op, taken: set[str]) -> tuple[Op, Array, Node, str] |
 
 
 def _before(stages: Sequence[Op], held: Mapping[str, Node], before: Collection[int]) -> list[Op]:
-    """The stages that only write values that others, by their identities `before` attention, are computed from, or what only such
-    stages read: all elements of a selection, whose smallest is such a value."""
+    """The stages that write nothing but values needed before attention. `before` has the identities of these values. A value that
+    only such a stage reads counts too: the elements of a selection, of which a later stage takes the smallest."""
     found, read = list[Op](), set[str]()
     for stage in reversed(stages):
         if all(a.name in read or (a.name in held and id(held[a.name]) in before) for a in stage.spec.outputs):

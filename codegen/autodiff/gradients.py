@@ -1,4 +1,4 @@
-"""The outputs of a backward: the gradients of inputs and parameters, and those of elements that are taken from tables at indices."""
+"""The outputs of a backward: the gradients of inputs and parameters, and of the elements that it takes from tables by index."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Gradients(Adjoints):
 
 
 def _only_sizes(value: Node, axes: Collection[str]) -> list[str]:
-    """The axes of whose sizes a value is the product; none if it is something else, or of other axes."""
+    """The axes, if a value is the product of their sizes. Empty if it is another value, or has sizes of other axes."""
     nodes = [n for n in topological([value]) if n.op not in ("float", "mul")]
     sizes = [str(n.attr) for n in nodes if n.op == "size" and n.attr in axes]
     return sizes if len(sizes) == len(nodes) == sum(n.op == "mul" for n in topological([value])) + 1 else []

@@ -69,7 +69,7 @@ class Case:
 
 
 def attention_of(op: AnyOp, gradients: bool) -> tuple[Attention, ...]:
-    """The plans of attention of an op, and those of its backward too if `gradients`."""
+    """The attention plans of an op. With `gradients`, its backward's plans follow."""
     own = attention_in(op.plan)
     return (*own, *attention_in(op.backward.op.plan)) if gradients and isinstance(op.backward, Derived) else own
 

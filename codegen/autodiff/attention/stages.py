@@ -186,7 +186,7 @@ class _Stages(KernelValues):
         return self.graph.node("sum", (term,), lost, kind="float", dims=dims)
 
     def dims_of_sum(self, name: str) -> tuple[Axis, ...]:
-        """The axes of such a sum: those of the batch, and the row or the column."""
+        """The axes of the sum with this name: the axes of the batch, and the row or the column."""
         plan = self.plan
         like, own = (plan.q, plan.row) if name in self.along_rows else (plan.k, plan.column)
         return self.spec.dims(a for a in like.axes if a in {*plan.batch, own})

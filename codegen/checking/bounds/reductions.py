@@ -91,5 +91,5 @@ def _product(
     # 0 times infinity, and the sign of an infinity, where a factor or a partial product may be 0
     zero = (size <= error).any(axes, keepdims=True) | (multiply(np.minimum(size, 1)) < how.tiny)
     beyond = (largest > how.top) | (zero & np.isinf(x).any(axes, keepdims=True))
-    # Where even float64 may overflow on the way, the reference is no more exact than the chain
+    # If a partial product may overflow in float64 too, the reference is as wrong as the chain
     return Bound(value, np.where(beyond, np.inf, bound), (overflow | beyond) & np.isfinite(largest))
